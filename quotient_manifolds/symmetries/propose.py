@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.detect import looks_like_attention
-from quotient_manifolds.symmetries.exchanges import find_exchanges
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.linear_scale import LinearScale, find_linear_scales
-from quotient_manifolds.symmetries.logits import find_logit_shifts
-from quotient_manifolds.symmetries.neuron_scale import find_neuron_scales
-from quotient_manifolds.symmetries.norm_constant import find_norm_constants
-from quotient_manifolds.symmetries.norm_scale import NormScale
-from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
-from quotient_manifolds.symmetries.post_norm import UnseenDirection
-from quotient_manifolds.symmetries.rotations import find_rotations
-from quotient_manifolds.symmetries.score_shifts import find_score_shifts
-from quotient_manifolds.symmetries.streams import find_head_means, find_means
+from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
-from quotient_manifolds.symmetries.trace import Trace
-from quotient_manifolds.symmetries.traced_pairs import find_pairs
-from quotient_manifolds.symmetries.weight_length import find_weight_lengths
+from quotient_manifolds.symmetries.wires.gauges import Gauge
+from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
+from quotient_manifolds.symmetries.wires.records import freedoms
+from quotient_manifolds.symmetries.wires.run import Run
+from quotient_manifolds.symmetries.wires.shifting import Owner
 
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
@@ -54,7 +47,7 @@ def did_not_run(name: str) -> str:
 
 def proposals(
     model: nn.Module, batch: Any, evaluate: Evaluate | None, declared: Symmetries | None
-) -> Iterator[tuple[Symmetries, Trace]]:
+) -> Iterator[tuple[Symmetries, Run]]:
     """Yield what a recorded run leaves free, and the run: one on the first examples, if these run, and one on all."""
     check_model(model)
     check_eval(model)
@@ -66,7 +59,7 @@ def proposals(
     check_weights(params, declared.moved)
     for some in first_examples(batch):
         try:
-            trace = Trace(model, some, evaluate)
+            trace = Run(model, some, evaluate)
         except RUN_ERRORS:  # a loss may insist on the size of the batch
             continue
         yield _found_in(trace, declared, model), trace
@@ -74,10 +67,10 @@ def proposals(
     yield _found_in(trace, declared, model), trace
 
 
-def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Trace:
+def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:
     """Return the run on a batch. Raises ValueError, in one sentence, where the model does not run on it."""
     try:
-        return Trace(model, batch, evaluate)
+        return Run(model, batch, evaluate)
     except RUN_ERRORS as error:
         said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         raise ValueError(
@@ -85,62 +78,41 @@ def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Trace:
         ) from error
 
 
-def find_freedoms(
-    trace: Trace, moved: Collection[str] | None = None
-) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return what is free in a recorded computation, in the order in which it is folded, and what is not, and why.
+def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+    """Return what is free in a run beside pairs, in the order in which it is folded, and what has no one place, and why.
 
-    moved: the parameters of symmetric pairs, if these are known. These are proposals: what the recorded inputs do not
-    reach is not seen. `canonical` tries each of them.
+    pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
     """
-    scaled = list(find_linear_scales(trace))
-    found, refused = find_norms(trace, [each.scale for each in scaled])
-    scales = [norm for norm in found if isinstance(norm, (NormScale, LinearScale))]
-    means = list(find_means(trace, [each for each in scaled if each.scale in found]))
-    unseen = [one for each in found if isinstance(each, (NormScale, UnseenDirection)) for one in each.unseen]
-    found += [*means, *find_head_means(trace, unseen), *find_exchanges(trace, means)]
-    found += [*find_logit_shifts(trace, found), *find_score_shifts(trace)]
-    rotations = list(find_rotations(trace, scales, found, moved))
-    found += [each for each in rotations if isinstance(each, Freedom)]
-    refused += [each for each in rotations if isinstance(each, Refused)]
-    found += [*find_neuron_scales(trace, moved or ()), *find_weight_lengths(trace)]
-    return tuple(found), tuple(refused)
+    walk, found = run.walk, pairs or pairs_of(run.walk)
+    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
+    free = freedoms(walk, found.blocks, found.scales, biases)
+    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
+    why = "its parameters do not tell one basis from another: eigenvalues agree"
+    return (
+        tuple(each for each in free if each not in undecided),
+        tuple(Refused(each.name, each.kind, why) for each in undecided),
+    )
 
 
-def _found_in(trace: Trace, declared: Symmetries, model: nn.Module) -> Symmetries:
-    """Return what a run leaves free; all of it is refused if an operation is called as nobody thought of."""
-    match, freedoms, refused = Match(), tuple[Freedom, ...](), tuple[Refused, ...]()
-    try:
-        match = find_pairs(trace)
-    except RUN_ERRORS as error:
-        refused = (_not_understood("pairs", error),)
-    match = match.beside(declared)
-    params, touched = dict(model.named_parameters()), {name for pair in match.pairs for name in pair.names}
+def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]:
+    """Yield the numbers of a view as what shifts start from."""
+    w = params[view.name]
+    places = view.read({view.name: torch.arange(w.numel()).view(w.shape)})
+    yield from (("bias", view.name, place) for place in places.reshape(-1).tolist())
+
+
+def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
+    """Return what a run leaves free."""
+    params = dict(model.named_parameters())
+    pairs = pairs_of(run.walk)
+    free, others = find_freedoms(run, pairs)
+    run.walk.forget()
+    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
+    touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
-    try:
-        freedoms, others = find_freedoms(trace, touched)
-    except RUN_ERRORS as error:
-        others = (_not_understood("norm", error),)
-    freedoms = _with_constants(trace, match, freedoms)
     rest = tuple(name for name in params if name not in touched)
     unrecognised = _unfollowed(dict(model.named_modules()), match)
-    refused = (*match.refused, *refused, *others)
-    return Symmetries(match.pairs, rest, unrecognised, refused, match.translations, freedoms)
-
-
-def _not_understood(kind: str, error: Exception) -> Refused:
-    return Refused("the model", kind, f"what it computes is not understood: {first_line(error)}")
-
-
-def _with_constants(trace: Trace, match: Match, found: tuple[Freedom, ...]) -> tuple[Freedom, ...]:
-    """Return the freedoms with the constants of keys and values; those of values go on to biases that are folded later.
-
-    They are folded next to the norms.
-    """
-    norms = [index for index, each in enumerate(found) if isinstance(each, NormScale)]
-    constants = find_norm_constants(trace, match.pairs, found) if norms else ()
-    after = max(norms, default=-1) + 1
-    return (*found[:after], *constants, *found[after:])
+    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others), match.translations, free)
 
 
 def _unfollowed(modules: Mapping[str, nn.Module], found: Match) -> tuple[str, ...]:

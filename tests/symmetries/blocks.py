@@ -341,7 +341,7 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     with torch.no_grad():
         for w in model.parameters():
             if w.ndim < 2 or bool((w == w.reshape(-1)[0]).all()):
-                w += 0.3 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+                w.add_(0.3 * torch.randn(w.shape, generator=generator, dtype=w.dtype))
         first = inputs(generator)
         enough = 1.3 * sum(w.numel() for w in model.parameters()) / (model(first).numel())
         x = torch.cat([first, *(inputs(generator) for _ in range(int(enough) + 8))])
@@ -359,7 +359,8 @@ def _centre(model: nn.Module, x: Tensor) -> None:
             handle.remove()
             layers = {name: mlp.get_submodule(name) for name in mlp.thresholds}
             total = torch.stack([sign * layers[name](before[0]) for name, sign in mlp.thresholds.items()]).sum(0)
-            mlp.up.bias -= total.reshape(-1, HIDDEN).median(0).values
+            assert isinstance(mlp.up.bias, Tensor)
+            mlp.up.bias.sub_(total.reshape(-1, HIDDEN).median(0).values)
 
 
 def truth(model: nn.Module, x: Tensor) -> Truth:

@@ -22,7 +22,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "temperature of scores": (175, "key biases under a number that is learned"),
     "tied table and head": (143, "not known"),
     "two streams": (120, "not known"),
-    "BatchNorm": (8, "a mean that is subtracted"),
 }
 """How many are found where it is fewer than there are, and why."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.traced_pairs import find_pairs
 from quotient_manifolds.symmetries.translations import Translation
-from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
+from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.walk import Walk
 from studies import fibres
 from tests.handwritten_models import handwritten
@@ -74,31 +76,34 @@ def shifted(shift: Translation) -> tuple[object, ...]:
     """What a translation is: each number of the bias with the column that carries it on, and where that is made up."""
     output = None if shift.output is None else (shift.output.name, tuple(entries(shift.output).flat))
     bias = entries(shift.bias).reshape(len(entries(shift.bias)), -1).tolist()
-    columns = heads(shift.weight) if shift.weight else [[None] * len(each) for each in bias]
+    columns: list[Any] = heads(shift.weight) if shift.weight else [[None] * len(each) for each in bias]
     moved = frozenset(pair for both in zip(bias, columns, strict=True) for pair in zip(*both, strict=True))
     return shift.name, shift.kind, shift.pair, shift.bias.name, moved, output
 
 
-def walked(model: nn.Module, batch: Any) -> Pairs:
-    return pairs_of(Walk(record(replica(model, {}, doubled), private_batch(batch, doubled), answer)))
+def walked(model: nn.Module, batch: Any) -> Walk:
+    return Walk(record(replica(model, {}, doubled), private_batch(batch, doubled), answer))
 
 
-def models() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
-    found: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
-    for name, case in BY_NAME.items():
-        found[name] = lambda case=case: (case.build(), case.inputs())
-    for name in handwritten():
-        found[f"hand {name}"] = lambda name=name: handwritten()[name]
-    for name in fibres.names():
-        found[f"small {name}"] = lambda name=name: fibres.small_model(name)
-    return found
+def model_of(name: str) -> tuple[nn.Module, Any]:
+    """A model, and its first examples."""
+    if name in BY_NAME:
+        model, batch = BY_NAME[name].build(), BY_NAME[name].inputs()
+    elif name.startswith("hand "):
+        model, batch = handwritten()[name.removeprefix("hand ")]
+    else:
+        model, batch = fibres.small_model(name.removeprefix("small "))
+    return model.eval(), (first_examples(batch) or [batch])[0]
 
 
-@pytest.mark.parametrize("name", models())
+NAMES = (*BY_NAME, *(f"hand {name}" for name in handwritten()), *(f"small {name}" for name in fibres.names()))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_walk_has_the_pairs_and_translations_of_the_finder(name: str) -> None:
-    model, batch = models()[name]()
-    batch = (first_examples(batch) or [batch])[0]
-    old, new = find_pairs(Trace(model.eval(), batch)), walked(model, batch)
+    model, batch = model_of(name)
+    walk = walked(model, batch)
+    old, new = find_pairs(Trace(model, batch)), pairs_of(walk)
     assert len({each.name for each in new.pairs}) == len(new.pairs)
     one, other = (
         {**{known(p): f"{p.name} {p.group}" for p in m.pairs}, **{shifted(t): t.name for t in m.translations}}
@@ -106,3 +111,10 @@ def test_a_walk_has_the_pairs_and_translations_of_the_finder(name: str) -> None:
     )
     less, more = {one[key] for key in one.keys() - other.keys()}, {other[key] for key in other.keys() - one.keys()}
     assert (less, more) == DIFFERENT.get(name, (set(), set()))
+    everything = dimension(find_blocks(walk), walk.scales.components())
+    left = dimension(new.taken.left_of_blocks(find_blocks(walk)), new.taken.left_of_scales(walk.scales.components()))
+    assert left + sum(pair.group_dimension for pair in new.pairs) == everything
+
+
+def dimension(blocks: Iterable[Block], components: Iterable[Component]) -> int:
+    return sum(each.dimension for each in blocks) + sum(each.basis.shape[1] for each in components)

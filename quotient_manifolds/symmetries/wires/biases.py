@@ -52,7 +52,7 @@ def _added(walk: Walk) -> dict[int, Vector]:
     """Return the bias that is added to what a linear map answers, by the first node of the answer."""
     biases = {n: vector for vector in walk.vectors if not vector.gain for n in vector.outs[0]}
     answers = {linear.outs[0][0] for linear in walk.linears}
-    found = {}
+    found: dict[int, Vector] = {}
     for flow in walk.flows:
         for names in flow.terms[0].tolist() if flow.kind == "sum" else ():
             for n in answers.intersection(names):

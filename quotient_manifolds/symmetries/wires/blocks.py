@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,10 @@ class Block:
                 yield skew * m / m[:, None]
 
 
-def find_blocks(walk: Walk) -> list[Block]:
-    """Return the blocks of channels that may mix."""
-    return [*_blocks(walk, walk.turns, mean=False), *_blocks(walk, walk.means, mean=True)]
+def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
+    """Return the blocks of channels that may mix: those without constants that are added to them, or those with."""
+    found = [*_blocks(walk, walk.turns, mean=False), *_blocks(walk, walk.means, mean=True)]
+    return [each for each in found if offset == bool(np.isin(each.classes.find(walk.offsets())[0], each.roots).any())]
 
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
@@ -177,14 +178,38 @@ class Places:
             yield places, w[:, None] * part / w
 
 
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """Hold a direction X of a block, or of log-scales: its tangent, and X c for constants c that are added to channels."""
+
+    label: str
+    tangent: dict[str, Tensor]
+    offsets: dict[int, float]
+
+
 def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield a tangent for every direction of every block, and of every solution of the log-scales."""
+    for each in _directions(walk, find_blocks(walk), walk.scales):
+        yield each.label, each.tangent
+
+
+def offset_directions(walk: Walk) -> Iterator[Direction]:
+    """Yield directions that need a shift beside them, for constants that are added to their channels."""
+    if any(flow.kind == "offset" for flow in walk.flows):
+        for each in _directions(walk, find_blocks(walk, offset=True), walk.loose):
+            if each.offsets or each.label != "scale":  # scales that need none are among those without
+                yield each
+
+
+def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator[Direction]:
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
-    for block in find_blocks(walk):
+    offsets = [flow for flow in walk.flows if flow.kind == "offset"]
+    for block in blocks:
         linears = [(each, Places(block, each.outs[0]), Places(block, each.takes)) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
-        vectors = [(each, [Places(block, row) for row in each.outs]) for each in walk.vectors if not each.gain]
-        vectors = [each for each in vectors if any(each[1])]
+        vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
+        vectors = [each for each in vectors if each[1]]
+        constants = [(flow, Places(block, flow.outs.tolist())) for flow in offsets]
         for X in block.generators():
             tangent = zeros(walk)
             done: set[Any] = set()
@@ -199,17 +224,22 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 for places, part in ins.of(X):
                     change[:, :, places] -= W[:, :, places] @ part
                 linear.entries.add_to(tangent, change)
-            for vector, rows in vectors:
+            for vector, out in vectors:
                 if vector.entries.key in done:
                     continue
                 done.add(vector.entries.key)
-                change = torch.zeros_like(values[id(vector)])
-                for place, row in enumerate(rows):
-                    for places, part in row.of(X):
-                        change[place, places] += part @ values[id(vector)][place, places]
+                b = values[id(vector)]
+                change = torch.zeros_like(b)
+                for places, part in out.of(X):
+                    change.view(-1)[places] += part @ b.reshape(-1)[places]
                 vector.entries.add_to(tangent, change)
-            yield f"{block.kind} {len(block.roots)}", tangent
-    for solution in solutions(walk.scales):
+            moved: dict[int, float] = {}
+            for flow, constant in constants:
+                for places, part in constant.of(X):
+                    c = torch.from_numpy(flow.plus[places])
+                    moved.update((int(flow.outs[i]), x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
+            yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
+    for solution in solutions(scales):
         tangent = zeros(walk)
         done = set()
         for each in (*walk.linears, *walk.vectors):
@@ -230,7 +260,13 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             ins = torch.tensor([solution.get(n, 0.0) for n in each.takes], dtype=torch.float64)
             each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
         if any(bool(part.any()) for part in tangent.values()):
-            yield "scale", tangent
+            moved = {
+                n: solution[n] * c
+                for flow in offsets
+                for n, c in zip(flow.outs.tolist(), flow.plus.tolist(), strict=True)
+                if solution.get(n, 0.0) * c
+            }
+            yield Direction("scale", tangent, moved)
 
 
 def solutions(scales: Scales) -> Iterator[dict[int, float]]:

@@ -45,19 +45,21 @@ class Part:
 
 @dataclass(eq=False)
 class Bundle:
-    """Hold channels that one group acts on: one after the other in `nodes`, which may be many for a channel.
+    """Hold channels that one group acts on: nodes, of which of them they are, and -1 where the inverse acts.
 
-    sign: -1 where the inverse acts. places: by part and side, 0 where the group acts and 1 where its inverse does, for
-    each channel where it stands in the part. of: the block or the component of scales that it comes from.
+    block: the block that they are, None if they are one channel with a scale. places: by part and side, 0 where the
+    group acts and 1 where its inverse does, for each channel where it stands in the part. bent: the group acts in other
+    ways in some places, by factors that differ.
     """
 
     acts: Literal["linear", "complex", "scale"]
     size: int
     nodes: Array
+    channel: Array
     sign: Array
-    of: Block | Component
+    block: Block | None = None
     places: dict[tuple[int, bool], list[list[int]]] = field(default_factory=dict)
-    bent: bool = False  # the group acts in other ways in some places, by weights that differ
+    bent: bool = False
 
     @property
     def start(self) -> int:
@@ -68,7 +70,8 @@ def parts_of(walk: Walk) -> list[Part]:
     """Return where channels stand in parameters: what uses the same entries in the same way is there once."""
     found, known = list[Part](), set()
     families: dict[object, int] = {}
-    for each in (*walk.linears, *walk.vectors):
+    sources: tuple[Linear | Vector, ...] = (*walk.linears, *walk.vectors)
+    for each in sources:
         if each.entries.key in known or (isinstance(each, Vector) and each.gain):
             continue
         known.add(each.entries.key)
@@ -103,7 +106,7 @@ def _elements(entries: Entries, axis: int) -> tuple[Array, Array | None]:
     layout = entries.layout
     if layout.is_meta:
         where = [torch.arange(n) * step for n, step in zip(layout.shape, layout.stride(), strict=True)]
-        first = where.pop(axis) + layout.storage_offset()
+        first = where.pop(axis) + int(layout.storage_offset())
         rows = torch.zeros(1, dtype=torch.long)
         for each in where:
             rows = (rows[:, None] + each).reshape(-1)
@@ -159,10 +162,17 @@ def _of_blocks(walk: Walk, blocks: list[Block], parts: list[Part]) -> list[Bundl
     order = order[np.argsort(owner[order], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
     found = [
-        Bundle("linear" if block.kind == "linear" else "complex", len(block.roots), nodes, sign[nodes], block)
+        Bundle(
+            "linear" if block.kind == "linear" else "complex",
+            len(block.roots),
+            nodes,
+            channel[nodes],
+            sign[nodes],
+            block,
+        )
         for block, nodes in zip(blocks, groups, strict=True)
     ]
-    _place(walk, found, parts, channel, weight)
+    _place(walk, found, parts, weight)
     return [each for each, is_free in zip(found, free.tolist(), strict=True) if is_free]
 
 
@@ -175,7 +185,8 @@ def _of_component(component: Component, written: Array, gains: Array) -> Iterato
     for vector in _reduced(basis, [*first, *np.flatnonzero(written[names] & ~gains[names])], len(first)):
         there = np.abs(vector) > SMALL
         if there.any() and bool((np.abs(np.abs(vector[there]) - 1) < SMALL).all()):
-            yield Bundle("scale", 1, names[there], np.sign(vector[there]), component)
+            nodes = names[there]
+            yield Bundle("scale", 1, nodes, np.zeros(len(nodes), np.int64), np.sign(vector[there]))
 
 
 def _reduced(basis: Array, order: Iterable[int], skipped: int) -> list[Array]:
@@ -196,14 +207,11 @@ def _reduced(basis: Array, order: Iterable[int], skipped: int) -> list[Array]:
     return [each for each, number in zip(found, pivots, strict=True) if number >= skipped]
 
 
-def _place(
-    walk: Walk, bundles: list[Bundle], parts: list[Part], channel: Array | None = None, weight: Array | None = None
-) -> None:
+def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array | None = None) -> None:
     """Write into bundles, which have no node in common, where their channels stand."""
-    owner, sign = np.full(walk.count, -1), np.ones(walk.count)
-    channel = np.zeros(walk.count, np.int64) if channel is None else channel
+    owner, sign, channel = np.full(walk.count, -1), np.ones(walk.count), np.zeros(walk.count, np.int64)
     for number, bundle in enumerate(bundles):
-        owner[bundle.nodes], sign[bundle.nodes] = number, bundle.sign
+        owner[bundle.nodes], sign[bundle.nodes], channel[bundle.nodes] = number, bundle.sign, bundle.channel
     for number, part in enumerate(parts):
         inside = np.flatnonzero(owner[part.nodes] >= 0)
         nodes = part.nodes[inside]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 import torch
+from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
@@ -39,31 +40,28 @@ class At:
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
+    def __init__(self, walk: Walk, still: Collection[Any] = ()) -> None:
+        """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
+        self.walk, self.still = walk, frozenset(still)
         self._seen: Array | None = None
-        self._last: tuple[Any, At] | None = None
+        self._last: At | None = None
 
-    def at(self, params: Params) -> At:
+    def at(self, params: Mapping[str, Tensor]) -> At:
         """Return what is unseen and unreached at these parameters."""
-        if self._last is not None and self._last[0] == self._stamp(params, self._last[1].values.asked):
-            return self._last[1]
+        if self._last is not None and self._last.values.hold(params):
+            return self._last
         values = Values(self.walk, params)
         unreached = Unreached(self.walk, values)
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
             self._seen = found.unseen.seen.copy()
-        self._last = self._stamp(params, values.asked), found
+        self._last = found
         return found
 
     def again(self) -> Constants:
         """Forget what was evaluated last, but for what is seen."""
         self._last = None
         return self
-
-    @staticmethod
-    def _stamp(params: Params, names: set[str]) -> Any:
-        return tuple((name, id(params[name]), params[name]._version) for name in sorted(names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +83,7 @@ class UnseenOutput(Freedom):
         """Return the number of directions."""
         return {"outputs that nothing reads": self.dimension}
 
-    def count(self, params: Params) -> int:
+    def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
         W, kernels = self._read(params)
         return sum(K.shape[1] * W.shape[2] for _, K in kernels)
@@ -105,7 +103,7 @@ class UnseenOutput(Freedom):
             W[axis] += noise if control else K @ (K.T @ noise)
         self._write(params, W)
 
-    def _read(self, params: Params) -> tuple[Array, list[tuple[int, Array]]]:
+    def _read(self, params: Mapping[str, Tensor]) -> tuple[Array, list[tuple[int, Array]]]:
         """Return rows (r, channels, columns), and for each r an orthonormal basis of what is unseen."""
         unseen, first = self.constants.at(params).unseen, self.uses[0]
         W = first.entries.read(params).cpu().numpy()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import zeros
+from quotient_manifolds.symmetries.wires.blocks import offset_directions, zeros
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
@@ -70,14 +70,8 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 tangent = zeros(walk)
                 vector.entries.add_to(tangent, change)
                 yield "unseen bias", tangent
-    shifts = Shifts(walk, values, unseen, unreached)
-    for component in shifts.system.components():
-        coefficients = np.zeros((shifts.count + 1, component.dimension))
-        coefficients[component.unknowns] = component.basis
-        for size in shifts.evaluate(coefficients).T:
-            tangent = zeros(walk)
-            shifts.add_to(tangent, size)
-            yield "shift", tangent
+    for tangent in Shifts(walk, values, unseen, unreached, offset_directions(walk)).tangents():
+        yield "shift", tangent
 
 
 def uses(several: list[Any]) -> list[list[Any]]:

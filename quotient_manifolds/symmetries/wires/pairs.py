@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -23,10 +23,9 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.translations import Translation
 from quotient_manifolds.symmetries.wires.biases import translations_of
-from quotient_manifolds.symmetries.wires.blocks import Block
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bundles, parts_of
 from quotient_manifolds.symmetries.wires.labels import Labels
-from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Array, Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
@@ -34,14 +33,12 @@ _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two p
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Hold pairs, translations of their biases and what is refused, and the blocks and scales that pairs use up."""
+    """Hold pairs, translations of their biases, what is refused, and the blocks and scales that pairs use up."""
 
     pairs: tuple[SymmetricPair, ...] = ()
     translations: tuple[Translation, ...] = ()
     refused: tuple[Refused, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    scales: tuple[tuple[Component, Array], ...] = ()
-    """Components of log-scales, each with the solution, on its unknowns, that a pair of neurons has."""
+    taken: Taken = field(default_factory=Taken)
 
 
 @dataclass(eq=False)
@@ -82,20 +79,12 @@ def pairs_of(walk: Walk) -> Pairs:
         for name, entries in _entries(each):
             owned.setdefault(name, []).append((each.pair.name, entries))
     kept = [each for each in found if each in kept]
-    used = [bundle for each in kept for bundle in each.bundles]
     return Pairs(
         tuple(each.pair for each in kept),
         tuple(translations_of(walk, [(each.pair, each.views) for each in kept])),
         tuple(dict.fromkeys(refused)),
-        tuple(each.of for each in used if isinstance(each.of, Block)),
-        tuple((each.of, _solution(each)) for each in used if isinstance(each.of, Component)),
+        Taken.by(bundle for each in kept for bundle in each.bundles),
     )
-
-
-def _solution(bundle: Bundle) -> Array:
-    vector = np.zeros(len(bundle.of.unknowns))
-    vector[np.searchsorted(bundle.of.unknowns, bundle.nodes)] = bundle.sign
-    return vector
 
 
 def _alike(bundles: Sequence[Bundle], labels: Labels) -> list[list[Bundle]]:
@@ -116,38 +105,41 @@ def _pairs(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) -
 
 
 def _pair(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) -> Found | None:
+    """Return the pair of these heads, None if the numbers of one of its parts stand in no order that a view has."""
     kind, turned = labels.kind(group[0]), labels.turned(group[0])
     sides: tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]] = ([], [])
-    order: Array | None = None  # of channels in each head
-    heads: Array | None = None
-    for keys in zip(*(labels.places(each) for each in group), strict=True):
-        own, side = [parts[number] for number, _ in keys], keys[0][1] ^ turned
-        part = own[0]
-        if any(not np.array_equal(part.rows, each.rows) for each in own[1:]):
-            return None
-        first = np.stack(
-            [each.first[np.array(one.places[key])] for each, one, key in zip(own, group, keys, strict=True)]
-        ).swapaxes(1, 2)  # (heads, g, h)
-        order = first[:, 0].argsort(1) if order is None else order
-        first = np.take_along_axis(first, order[:, None], 2)
-        heads = first[:, 0, 0].argsort() if heads is None else heads
-        views = _views(walk, part, first[heads])
+    keys = list(zip(*(labels.places(each) for each in group), strict=True))
+    first = [_first(parts, group, each) for each in keys]  # (heads, g, h)
+    columns = first[0][:, 0].argsort(1)
+    heads = first[0][:, 0].min(1).argsort()
+    for key, numbers in zip(keys, first, strict=True):
+        own = [parts[number] for number, _ in key]
+        views = _views(walk, own, np.take_along_axis(numbers, columns[:, None], 2)[heads])
         if views is None:
             return None
-        sides[side].extend((part, view) for view in views)
-    views_of = sides[::-1] if kind == ADAPTER else sides
-    G, H = (Factor(tuple(view for _, view in side)) for side in views_of)
+        sides[key[0][1] ^ turned].extend((own[0], view) for view in views)
+    G, H = (Factor(tuple(view for _, view in side)) for side in (sides[::-1] if kind == ADAPTER else sides))
     acts: Group = "GL(1, C)" if group[0].acts == "complex" else "GL+(1)" if labels.positive(group[0]) else "GL(h)"
     name = labels.name(group[0], kind) + " rotary" * (acts == "GL(1, C)")
     return Found(SymmetricPair(name, kind, G, H, acts), [group[i] for i in heads.tolist()], sides)
 
 
-def _views(walk: Walk, part: Part, first: Array) -> list[StridedView] | None:
+def _first(parts: list[Part], group: list[Bundle], keys: Sequence[tuple[int, bool]]) -> Array:
+    """Return the first entries (heads, g, h) of rows: g of them for each head."""
+    places = (np.array(bundle.places[key]) for bundle, key in zip(group, keys, strict=True))
+    rows = [parts[number].first[each] for (number, _), each in zip(keys, places, strict=True)]
+    return np.stack(rows).swapaxes(1, 2)
+
+
+def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView] | None:
     """Return the view of all rows (heads, g, h), or one for each g."""
-    numel, rows = walk.parameters[part.name].numel(), torch.from_numpy(part.rows)
+    part, rows = parts[0], parts[0].rows
+    if rows is None or any(not np.array_equal(rows, each.rows) for each in parts[1:] if each.rows is not None):
+        return None
+    numel, behind = walk.parameters[part.name].numel(), torch.from_numpy(rows)
 
     def view(some: Array) -> StridedView | None:
-        return StridedView.of(part.name, numel, torch.from_numpy(np.ascontiguousarray(some)), rows)
+        return StridedView.of(part.name, numel, torch.from_numpy(np.ascontiguousarray(some)), behind)
 
     whole = view(first)
     found = [whole] if whole is not None else [view(first[:, [g]]) for g in range(first.shape[1])]

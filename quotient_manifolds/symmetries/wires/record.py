@@ -6,7 +6,7 @@ by its identity: neither views nor buffers that are used again can be confused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,11 +64,14 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, kept: Collection[int]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
+        self.kept = kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and id(args[0]) in self.kept:
+            raise ValueError("the model must not write to its own weights while it runs. Found that it does")
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
@@ -105,7 +108,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
         state = {f"inner.{name}": w for name, w in {**parameters, **buffers}.items()}
         return torch.func.functional_call(called, state, (given,))
 
-    called, recorder = Called(), _Recorder()
+    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()})
     apply = torch.autograd.Function.__dict__["apply"]
     fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
     torch.backends.mha.set_fastpath_enabled(False)

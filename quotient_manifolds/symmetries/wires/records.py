@@ -6,45 +6,51 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import shifts_of
+from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
 
 
-def freedoms(walk: Walk, taken: Sequence[Block] = (), scales: Collection[int] = ()) -> list[Freedom]:
+def freedoms(
+    walk: Walk,
+    taken: Sequence[Block] = (),
+    scales: Sequence[tuple[Component, Array]] = (),
+    biases: Collection[Owner] = (),
+) -> list[Freedom]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale; scales: channels of neurons that pairs scale.
+    taken: blocks whose channels pairs mix and scale; scales: solutions of log-scales that pairs of neurons have;
+    biases: numbers that translations move.
     """
     blocks = find_blocks(walk)
     held = _nodes(walk, taken)
-    walk.scales.equal(np.array([*held.tolist(), *scales])[:, None], np.ones((len(held) + len(scales), 1)))
+    walk.scales.equal(held[:, None], np.ones((len(held), 1)))
+    for component, solution in scales:
+        walk.scales.equal(component.unknowns[None], solution[None])
     gone = {block.roots for block in taken}
     for block in blocks:
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
             walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
     scaled = scalings(walk, walk.scales.components())
-    found = sorted(scaled, key=lambda each: not any(vector.gain for vector in each.vectors))
-    params = dict(walk.parameters)
-    _settle(walk, found, params)
+    found = sorted(scaled, key=lambda each: not each.tells)
+    _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
-    told = [each for each in found if any(vector.gain for vector in each.vectors)]
+    told = [each for each in found if each.tells]
     turns = list(gauges(walk, left, told, {*held.tolist()}))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(walk, params), *lengths, *rest]
+    return [*told, *means, *_constant(walk, biases), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -52,24 +58,23 @@ def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
     return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
 
 
-def _settle(walk: Walk, found: Sequence[Scaling], params: Params) -> None:
-    """Bring scales to their place, in copies, and give the classes of channels the weights that they have there."""
+def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
+    """Give the classes of channels the weights that they have where gains are at their place."""
     size = np.zeros(walk.count)
     for each in found:
-        for name in each.names:
-            params[name] = params[name].detach().to(torch.float64, copy=True)
-        z, start = each.to_place(params), 0
+        z, start = each.by_gains(walk.parameters), 0
         for component in each.components:
             d = component.basis.shape[1]
             size[component.unknowns] += component.basis @ z[start : start + d]
             start += d
     for classes in (walk.turns, walk.means):
         classes.rescale(size)
+    walk.notes["source", "size"] = size
 
 
-def _constant(walk: Walk, params: Params) -> Iterator[Freedom]:
+def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
-    constants = Constants(walk)
+    constants, params = Constants(walk, biases), walk.parameters
     constants.at(params)  # tells what is seen
     at = constants.again().at(params)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):

@@ -143,6 +143,12 @@ class Scales:
         self._rows: list[tuple[Array, Array]] = []
         self._named: list[Array] = []
 
+    def copy(self) -> Scales:
+        """Return the same equations, to which others can be added."""
+        made = Scales()
+        made._rows, made._named = [*self._rows], [*self._named]
+        return made
+
     def name(self, unknowns: Array) -> None:
         """Say that there are these unknowns, whatever equations they stand in."""
         self._named.append(np.asarray(unknowns, np.int64))

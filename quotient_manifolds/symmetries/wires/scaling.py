@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 import torch
+from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.pair import Params
@@ -40,7 +41,7 @@ class ScaledWeight:
         rows, columns = (torch.from_numpy(np.exp(each)).to(W.device) for each in (self.rows @ z, -(self.columns @ z)))
         self.entries.write(params, W * rows[:, None] * columns)
 
-    def lengths(self, params: Params) -> tuple[Array, Sparse]:
+    def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the lengths of rows and columns that are scaled, and how log-scales change them."""
         W = self.entries.read(params).cpu().numpy()
         rows, columns = (np.flatnonzero(np.diff(each.indptr)) for each in (self.rows, self.columns))
@@ -61,7 +62,7 @@ class ScaledVector:
         v = self.entries.read(params)
         self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)).to(v.device))
 
-    def lengths(self, params: Params) -> tuple[Array, Sparse]:
+    def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the sizes of gains, and how log-scales change them."""
         return _log(np.abs(self.entries.read(params).cpu().numpy())), self.exponents
 
@@ -126,17 +127,27 @@ class Scaling(Freedom):
         """Go to the one place in the orbit, in place."""
         self.to_place(params)
 
+    @property
+    def tells(self) -> bool:
+        """Say whether there are gains that tell the place."""
+        return any(each.gain for each in self.vectors)
+
+    def by_gains(self, params: Mapping[str, Tensor]) -> Array:
+        """Return the log-scales by which gains come to 1, as nearly as they can."""
+        gains = [each.lengths(params) for each in self.vectors if each.gain]
+        if not gains:
+            return np.zeros(self.dimension)
+        sizes, matrix = np.concatenate([g for g, _ in gains]), scipy.sparse.vstack([B for _, B in gains]).tocsc()
+        return self._solve(matrix, sizes, None)
+
     def to_place(self, params: Params) -> Array:
         """Go to the one place in the orbit, in place, and return the log-scales that lead there."""
-        total = np.zeros(self.dimension)
-        gains = [each.lengths(params) for each in self.vectors if each.gain]
-        told = np.zeros((0, self.dimension))
-        if gains:
-            sizes, matrix = np.concatenate([g for g, _ in gains]), scipy.sparse.vstack([B for _, B in gains]).tocsc()
-            total += self._solve(matrix, sizes, None)
+        total = self.by_gains(params)
+        if self.tells:
             self.apply(params, total)
-            told = matrix
-        free = [_null_space(told[:, block]) if len(gains) else np.eye(len(block)) for block in self.blocks]
+        told = scipy.sparse.vstack([each.exponents for each in self.vectors if each.gain] or [Sparse((0, len(total)))])
+        told = told.tocsc()
+        free = [_null_space(told[:, block]) for block in self.blocks]
         if any(each.size for each in free):
             for _ in range(SWEEPS):
                 found = [each.lengths(params) for each in self.weights]

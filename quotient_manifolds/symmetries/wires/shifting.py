@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
@@ -111,18 +112,20 @@ class Solved:
     factors: dict[Owner, float]
 
     @staticmethod
-    def at(constants: Constants, params: Params) -> Solved:
+    def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
         """Return the solution at these parameters."""
         at = constants.at(params)
         if "shifts" not in at.kept:
-            at.kept["shifts"] = Solved.of(at.shifts(constants.walk))
+            at.kept["shifts"] = Solved.of(at.shifts(constants.walk), constants.still)
         found: Solved = at.kept["shifts"]
         return found
 
     @staticmethod
-    def of(shifts: Shifts) -> Solved:
+    def of(shifts: Shifts, still: Collection[Owner] = ()) -> Solved:
         """Solve the equations, with directions that start where nothing stands before."""
         owners, factors = _owners(shifts)
+        held = [unknown for unknown, owner in owners.items() if owner in still]
+        shifts.system.equal(np.array(held, np.int64)[:, None], np.ones((len(held), 1)))
         directions: dict[Owner, Direction] = {}
         for component in shifts.system.components():
             for first, direction in _echelon(component):
@@ -206,7 +209,7 @@ def _echelon(component: Component) -> Iterator[tuple[int, Direction]]:
         yield int(unknowns[column]), dict(zip(unknowns[kept].tolist(), row[kept].tolist(), strict=True))
 
 
-def shifts_of(constants: Constants, params: Params) -> Iterator[Shift]:
+def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Shift]:
     """Yield the shifts that start at each parameter, those first that stand before others."""
     found = Solved.at(constants, params)
     groups: dict[tuple[str, str], list[Owner]] = defaultdict(list)
@@ -223,7 +226,8 @@ def shifts_of(constants: Constants, params: Params) -> Iterator[Shift]:
         changed += [each.entries.name for each in answers]
         targets = (0.0,) * len(record.pivots)
         if key[0] == "bias" and answers and len(record.pivots) == answers[0].shape[2]:
-            u = common(constants.at(params), answers[0])
+            size = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+            u = common(constants.at(params), answers[0]) * np.exp(-size)  # where gains are 1
             targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
         yield replace(record, changed=tuple(dict.fromkeys((key[1], *changed))), targets=targets)
 

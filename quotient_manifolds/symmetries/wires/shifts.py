@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.blocks import Direction, zeros
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
@@ -24,12 +25,16 @@ SMALL = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Say of nodes that their constants are a sum of those of others: names and factors (nodes, k), less a mean."""
+    """Say of nodes that their constants are a sum of those of others: names and factors (nodes, k), less a mean.
+
+    plus: what is added of unknowns, (nodes, names of unknowns).
+    """
 
     outs: Array
     names: Array
     factors: Array
     centred: bool = False
+    plus: scipy.sparse.csr_matrix | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +45,7 @@ class Image:
     linear: Linear
     rows: Array
     names: Array
-    plus: Array | None = None
+    plus: scipy.sparse.csr_matrix | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +65,16 @@ class Shifts:
     numbered from 2, in the order in which they are met.
     """
 
-    def __init__(self, walk: Walk, values: Values, unseen: Unseen, unreached: Unreached, *, apart: bool = True) -> None:
+    def __init__(
+        self,
+        walk: Walk,
+        values: Values,
+        unseen: Unseen,
+        unreached: Unreached,
+        gauges: Iterable[Direction] = (),
+        *,
+        apart: bool = True,
+    ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
         self.unknown = np.zeros(walk.count, np.int64)
@@ -73,7 +87,6 @@ class Shifts:
         """The sum that a source claims, and its factor there."""
         self.virtual: list[Answer] = []
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
-        self._width = 2 * walk.count  # more than there are unknowns
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, list[int]] = {}  # score -> the channels of the key
@@ -84,6 +97,10 @@ class Shifts:
             if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
                 self._source[flow.outs] = True
         self._single = uses == 1
+        self.gauges = list(gauges)
+        """Directions of channels that need a shift beside them; theirs are the first unknowns."""
+        self._turns = self._new(len(self.gauges))
+        self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
             self._forward(flow)
         if apart:
@@ -137,6 +154,13 @@ class Shifts:
         moves = (self._moves(names) & (factors != 0)).any(1) | centred
         if self._moves(names).any():
             self._define(Sum(outs[moves], names[moves], factors[moves], centred))
+
+    def _offset(self, flow: Flow) -> None:
+        """Of x + c, where a gauge changes x by X x, something must add -X c."""
+        turned = [[-each.offsets.get(n, 0.0) for each in self.gauges] for n in flow.outs.tolist()]
+        plus = scipy.sparse.lil_matrix((len(flow.outs), self._width))
+        plus[:, self._turns] = np.array(turned)
+        self._define(Sum(flow.outs, *flow.terms, plus=plus.tocsr()))
 
     # equations
     def _constrain(self, names: Array, factors: Array) -> None:
@@ -203,7 +227,7 @@ class Shifts:
             if definition.centred:
                 mean = scipy.sparse.csr_matrix(np.full((1, found.shape[0]), 1 / found.shape[0])) @ found
                 found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
-            return found
+            return found if definition.plus is None else found + definition.plus
         inner = self._known(definition.names)
         columns, count = np.unique(inner.indices), len(definition.outs)
         found = scipy.sparse.csr_matrix((count, self._width))
@@ -211,10 +235,7 @@ class Shifts:
             W = self.values[id(definition.linear)][0][definition.rows]
             made = scipy.sparse.csr_matrix(W @ inner[:, columns].toarray())
             found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=found.shape)
-        if definition.plus is not None:
-            own = np.arange(count)
-            found = found + scipy.sparse.csr_matrix((np.ones(count), (own, definition.plus)), shape=found.shape)
-        return _tidy(found)
+        return _tidy(found if definition.plus is None else found + definition.plus)
 
     # flows
     def _forward(self, flow: Flow) -> None:
@@ -291,6 +312,9 @@ class Shifts:
             self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
             self.unknown[flow.outs[claims]] = self._new(int(claims.sum()))
         self._open(names)
+        if flow.kind == "offset" and self.gauges:
+            self._offset(flow)
+            return
         self._sum(flow.outs[~claims], names[~claims], factors[~claims])
         if self._keys:
             for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
@@ -324,8 +348,11 @@ class Shifts:
         outs = [np.array(row) for row in linear.outs]
         answer = self._answer(linear) if plain and linear.shared != "other" else None
         if answer is not None:
+            shape = (len(answer.unknowns), self._width)
+            own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
+            plus = scipy.sparse.csr_matrix(own, shape=shape)
             for row_in, out in zip(linear.ins, outs, strict=True):
-                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), answer.unknowns))
+                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), plus))
             return
         for row_in, out in zip(linear.ins, outs, strict=True):
             if not plain:
@@ -375,13 +402,13 @@ class Shifts:
         return size
 
     def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
-        if isinstance(definition, Sum):
-            found = np.einsum("mk,mkb->mb", definition.factors, value[definition.names])
-            return found - found.mean(0) if definition.centred else found
         found = np.zeros((len(definition.outs), value.shape[1]))
         if definition.plus is not None:
-            found += coefficients[definition.plus]
+            found += definition.plus[:, : len(coefficients)] @ coefficients
         inner = value[definition.names]
+        if isinstance(definition, Sum):
+            found += np.einsum("mk,mkb->mb", definition.factors, inner)
+            return found - found.mean(0) if definition.centred else found
         if inner.any():
             found += self.values[id(definition.linear)][0][definition.rows] @ inner
         return found
@@ -393,6 +420,19 @@ class Shifts:
             if not each.gain and each.shared != "other":
                 found.setdefault(each.entries.key, each)
         return list(found.values())
+
+    def tangents(self) -> Iterator[dict[str, Tensor]]:
+        """Yield a tangent for every solution."""
+        for component in self.system.components():
+            coefficients = np.zeros((self.count + 1, component.dimension))
+            coefficients[component.unknowns] = component.basis
+            for size, part in zip(self.evaluate(coefficients).T, coefficients.T, strict=True):
+                tangent = zeros(self.walk)
+                for turn, each in zip(part[self._turns], self.gauges, strict=True):
+                    for name, change in each.tangent.items():
+                        tangent[name] += turn * change
+                self.add_to(tangent, size)
+                yield tangent
 
     def add_to(self, tangent: dict[str, Tensor], size: Array) -> None:
         """Add to a tangent what changes where every source adds this, (nodes,)."""
@@ -450,7 +490,7 @@ def _uses(walk: Walk) -> Array:
     """Count by how many sums a node is taken; twice what takes it otherwise."""
     uses = np.zeros(walk.count, np.int64)
     for flow in walk.flows:
-        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS else 2)
+        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS and flow.kind != "offset" else 2)
     return uses
 
 

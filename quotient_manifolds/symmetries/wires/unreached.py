@@ -117,7 +117,8 @@ class Unreached:
             if not len(V):
                 return _none(len(places))
             parts.append((V / np.where(inner > FIXED, size, 1.0), d))
-        return self._common(parts)
+        U, c = self._common(parts)
+        return U, c if flow.plus is None else c + U @ flow.plus[places]
 
     @staticmethod
     def _common(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -78,7 +78,7 @@ class Vector:
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
-SUMS = ("sum", "token", "number", "pool", "mix")
+SUMS = ("sum", "offset", "token", "number", "pool", "mix")
 """Flows whose answers are sums of terms; what is arbitrary at each token stays so."""
 
 
@@ -87,13 +87,14 @@ class Flow:
     """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of.
 
     The terms of a sum are names and factors (nodes, k), padded by zeros; those of a function are names (nodes, k). They
-    may be given as lists of pairs, and lists of nodes.
+    may be given as lists of pairs, and lists of nodes. To an offset known numbers are added.
     """
 
     kind: str  # one of SUMS, through, linear, gain, bias, norm, centre, seen, soft, dot, max
     outs: Any
     terms: Any = None
     about: Any = None
+    plus: Any = None
 
     def __post_init__(self) -> None:
         self.outs = np.asarray(self.outs, np.int64).reshape(-1)
@@ -134,11 +135,15 @@ _ABOUT = (
 class Walk:
     """Hold what the operations of a recording allow."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
+        """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
         import quotient_manifolds.symmetries.wires.rules  # noqa: F401  fills the table
 
-        self.recording, self.codes = recording, Codes(recording)
-        self.parameters = dict(recording.parameters)
+        self.recording: Any = recording
+        self.codes: Any = Codes(recording)
+        self.parameters = recording.parameters if values is None else values
+        self.ran: dict[str, list[Entries]] = {}
+        """What operations took of each parameter."""
         self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
         self.labels: dict[int, Tensor] = {}
         self.turns, self.means, self.scales = Classes(), Classes(), Scales()
@@ -162,6 +167,14 @@ class Walk:
             if self.live(out):
                 self.fix(self.label(out))
         RULES["end"](self, recording.operations[-1])
+        self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
+        self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
+
+    def forget(self) -> None:
+        """Let go of activations and numbers: what is left tells where parameters stand and how they are related."""
+        kept = {key: value for key, value in self.notes.items() if key[0] in ("gain index", "source")}
+        self.recording = self.codes = None
+        self.labels, self.notes, self.parameters, self.entries, self.ran = {}, kept, {}, {}, {}
 
     # nodes
     def new(self, count: int) -> Array:
@@ -192,7 +205,7 @@ class Walk:
 
     def mark(self, nodes: Any, *token: Any, code: Array | int = 0) -> None:
         """Note down what was done to channels; `code` tells them apart."""
-        nodes = np.asarray(nodes, np.int64)
+        nodes = np.asarray(nodes, np.int64).reshape(-1)
         code = np.broadcast_to(np.asarray(code, np.int64), nodes.shape)
         keep = nodes > FIXED
         nodes = nodes[keep]
@@ -286,6 +299,11 @@ class Walk:
         )
         _, first, inverse = np.unique(codes, axis=0, return_index=True, return_inverse=True)
         return first[inverse.reshape(-1)]
+
+    def offsets(self) -> Array:
+        """Return the channels to which constants other than 0 are added."""
+        parts = [flow.outs[flow.plus != 0] for flow in self.flows if flow.kind == "offset"]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     # labels
     def nodes(self, label: Tensor) -> Array:
@@ -507,6 +525,8 @@ class Walk:
     def vector(self, entries: Entries, ins: list[list[int]], outs: list[list[int]], *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)
         self.vectors.append(made)
+        if not gain:  # a constant of some channels of a block is none of the others
+            self.mark(outs, "bias", len(self.vectors))
         self.flows.append(Flow("gain" if gain else "bias", [n for row in outs for n in row], made))
         return made
 
@@ -519,6 +539,8 @@ class Walk:
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
             return
         for each in inputs:
+            if id(each) in self.entries:
+                self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if name in VIEWS or name in RULES:

@@ -77,20 +77,21 @@ def batch_norm(walk: Walk, operation: Operation) -> None:
     if operation.name == "native_batch_norm" and operation.args[5]:
         walk.opaque(operation)
         return
-    label, names, nodes = walk.combined(walk.label(tensor))
+    mean, variance = operation.args[3:5]
     eps = operation.args[7] if operation.name == "native_batch_norm" else operation.args[6]
-    size = (operation.args[4].double() + eps).rsqrt().cpu().numpy()
-    factor = np.ones(walk.count)
-    for channel, each in enumerate(walk.label(tensor).movedim(1, 0)):
-        factor[walk.nodes(each)] = size[channel]
-    a = names[:, 0]
-    walk.same(a, nodes, factor[a])
-    walk.follow(nodes, a)
-    walk.passed("sum", nodes, names, factor[a])
-    mean = bool((operation.args[3] != 0).any())
-    if mean:
-        walk.fix(a, seen=False)
-    _affine(walk, operation, label, *(_by_channel(walk, each, tensor) for each in (weight, bias)))
+    shape = (-1, *[1] * (tensor.ndim - 2))
+    size = (variance.double() + eps).rsqrt().to(variance.dtype)
+    steps = (
+        (size.view(shape), torch.ops.aten.mul.Tensor, mul),
+        ((-mean * size).view(shape), torch.ops.aten.add.Tensor, add),
+    )
+    for numbers, func, step in steps:
+        after = torch.empty(tensor.shape, device="meta")
+        walk.notes["kept", walk.at, func] = numbers, after
+        step(walk, Operation(func, (tensor, numbers), {}, after))
+        tensor = after
+    numbers_of = [_by_channel(walk, each, tensor) for each in (weight, bias)]
+    _affine(walk, operation, walk.labels[id(tensor)], *numbers_of)
 
 
 def _by_channel(walk: Walk, numbers: Tensor | None, like: Tensor) -> Tensor | None:

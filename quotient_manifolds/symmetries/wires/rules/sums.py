@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
     Array,
+    Flow,
     Walk,
     rule,
 )
@@ -48,6 +49,12 @@ def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, 
 
 def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> None:
     """A weighted sum: all its parts change alike."""
+    if len(parts) == 2:
+        for (tensor, factor), (number, size) in (parts, parts[::-1]):
+            if walk.live(tensor) and not walk.live(number) and walk.codes.constant(number):
+                if bool((walk.label(number) != ZERO).any()):
+                    offset(walk, out, (tensor, factor), size * number)
+                    return
     labels = [walk.label(tensor).expand(out.shape) for tensor, _ in parts]
     for place, (tensor, _) in enumerate(parts):
         if not walk.live(tensor) and bool(
@@ -64,6 +71,28 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
     walk.passed("sum", nodes, names, np.broadcast_to(factors, names.shape))
     for tensor, _ in parts:
         walk.keep_group(tensor, out)
+
+
+def offset(walk: Walk, out: Tensor, part: tuple[Tensor, float], number: Tensor) -> None:
+    """A known constant c of a channel: its change X x is X (x + c) and a shift of -X c. Of unknown ones, nothing may change."""
+    tensor, factor = part
+    before = walk.label(tensor).expand(out.shape)
+    walk.notes["offset", walk.at] = number  # as long as its code is kept
+    label, names, nodes = walk.combined(before)
+    walk.put(out, torch.where(label == ZERO, FIXED, label))
+    a = names[:, 0]
+    known, _, values = walk.column_codes(before, number)
+    value = values[np.searchsorted(known, a)]
+    exact = np.isfinite(value)
+    walk.fix(a[~exact], seen=False)
+    walk.same(a, nodes, factor)
+    walk.follow(nodes, a)
+    walk.mark(nodes[exact], "offset", walk.at)
+    if exact.any():
+        terms = [[(n, factor)] for n in a[exact].tolist()]
+        walk.flows.append(Flow("offset", nodes[exact], terms, plus=value[exact]))
+    walk.passed("sum", nodes[~exact], names[~exact], factor)
+    walk.keep_group(tensor, out)
 
 
 def _turned(walk: Walk, names: Array, factors: Array, nodes: Array) -> Array:

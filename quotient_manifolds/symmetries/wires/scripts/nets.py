@@ -34,6 +34,13 @@ class L(nn.Module):
         return s.head(x) if x.shape[-1] == d else x
 
 
+def stats(width=d, **k):
+    n = nn.BatchNorm1d(width, **k)
+    n.running_mean += torch.randn(width)
+    n.running_var += torch.rand(width)
+    return n
+
+
 def nets(bias):
     torch.manual_seed(0)
     li = lambda i=d, o=d: nn.Linear(i, o, bias=bias)
@@ -318,6 +325,45 @@ def nets(bias):
     add("mean used", lambda s, x: torch.tanh(s.a(x - x.mean(-1, keepdim=True))) + x.mean(-1, keepdim=True), a=li())
     add("dead", lambda s, x: s.b(torch.tanh(s.a(x))[..., :5]), a=li(), b=li(5, d))
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
+    t, bn = torch.tanh, lambda n, y: n(y.mT).mT
+    add("bn mean", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
+    add("bn plain", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats(affine=False))
+    add("bn relu", lambda s, x: s.b(F.relu(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
+    add("bn relu plain", lambda s, x: s.b(F.relu(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats(affine=False))
+    add("bn lin", lambda s, x: s.b(t(s.c(bn(s.n, s.a(x))))), a=li(), b=li(), c=li(), n=stats())
+    add("bn lin plain", lambda s, x: s.b(t(s.c(bn(s.n, s.a(x))))), a=li(), b=li(), c=li(), n=stats(affine=False))
+    add("bn twice", lambda s, x: s.b(t(bn(s.n, s.c(t(bn(s.n, s.a(x))))))), a=li(), b=li(), c=li(), n=stats())
+    add(
+        "bn half",
+        lambda s, x: s.b(t(s.c(torch.cat([bn(s.n, s.a(x)[..., :4]), s.a(x)[..., 4:]], -1)))),
+        a=li(),
+        b=li(),
+        c=li(),
+        n=stats(4),
+    )
+    add("bn narrow", lambda s, x: s.b(t(s.c(bn(s.n, s.e(s.a(x)))))), a=li(d, 3), e=li(3, d), b=li(), c=li(), n=stats())
+    add("bn res", lambda s, x: s.b(t(x + bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
+    add("bn one channel", lambda s, x: s.b(t(bn(s.n, s.a(x).expand(-1, -1, d)))), a=li(d, 1), b=li(), n=stats())
+    add("bias first", lambda s, x: s.b(t(s.c((s.a(x).mT + s.p).mT))), a=li(), b=li(), c=li(), p=P(d, 1))
+    add("positions first", lambda s, x: s.b(t(s.c((s.a(x).mT + s.p).mT))), a=li(), b=li(), c=li(), p=P(d, 5))
+    add(
+        "half bias",
+        lambda s, x: s.b(t(s.c(torch.cat([s.a(x)[..., :4] + s.p, s.a(x)[..., 4:]], -1)))),
+        a=li(),
+        b=li(),
+        c=li(),
+        p=P(4),
+    )
+    add("constant", lambda s, x: s.b(t(s.a(x) + torch.arange(8.0) / 4)), a=li(), b=li())
+    add("constant lin", lambda s, x: s.b(t(s.c(s.a(x) + torch.arange(8.0) / 4))), a=li(), b=li(), c=li())
+    add(
+        "constant half",
+        lambda s, x: s.b(t(s.c(torch.cat([s.a(x)[..., :4] + 1 + torch.arange(4.0), s.a(x)[..., 4:]], -1)))),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
+    add("constant tokens", lambda s, x: s.b(t(s.c(s.a(x) + torch.arange(5.0)[:, None]))), a=li(), b=li(), c=li())
     add("groupnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.GroupNorm(2, d))
     add("logit shift", lambda s, x: s.b(s.a(x).mean(1)).log_softmax(-1), None, a=li(), b=li(d, 4))
     tril = torch.ones(5, 5).tril()
