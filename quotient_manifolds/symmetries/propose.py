@@ -85,7 +85,7 @@ def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, 
     """
     walk, found = run.walk, pairs or pairs_of(run.walk)
     biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = freedoms(walk, found.blocks, found.scales, biases)
+    free = freedoms(walk, found.taken, biases)
     undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (

@@ -12,9 +12,9 @@ from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
+from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -22,21 +22,20 @@ Array = np.ndarray
 
 def freedoms(
     walk: Walk,
-    taken: Sequence[Block] = (),
-    scales: Sequence[tuple[Component, Array]] = (),
+    taken: Taken = Taken(),
     biases: Collection[Owner] = (),
 ) -> list[Freedom]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale; scales: solutions of log-scales that pairs of neurons have;
-    biases: numbers that translations move.
+    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
+    translations move.
     """
     blocks = find_blocks(walk)
-    held = _nodes(walk, taken)
+    held = _nodes(walk, taken.blocks)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
-    for component, solution in scales:
-        walk.scales.equal(component.unknowns[None], solution[None])
-    gone = {block.roots for block in taken}
+    for nodes, values in taken.scales:
+        walk.scales.equal(nodes[None], values[None])
+    gone = {block.roots for block in taken.blocks}
     for block in blocks:
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
