@@ -543,7 +543,9 @@ class Walk:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
-        if name in VIEWS or name in RULES:
+        if name not in VIEWS and not any(out.numel() for out in operation.outputs):
+            self.opaque(operation)  # an expert that these inputs do not choose: others will
+        elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
             if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
                 self.settle(operation)
