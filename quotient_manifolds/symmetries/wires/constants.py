@@ -200,9 +200,9 @@ class UnseenOutput(Additive):
         unseen, first = self.constants.at(params).unseen, self.uses[0]
         W = first.entries.read(params).cpu().numpy()
         if isinstance(first, Linear):
-            K = kernel(np.concatenate([unseen.of(row) for each in self.uses for row in each.outs]))
+            K = unseen.common([row for each in self.uses for row in each.outs])
             return W, [(tap, K) for tap in range(len(W))]
-        kernels = [kernel(np.concatenate([unseen.of(each.outs[r]) for each in self.uses])) for r in range(len(W))]
+        kernels = [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(W))]
         return W[:, :, None], [*enumerate(kernels)]
 
 

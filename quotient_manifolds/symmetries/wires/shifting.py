@@ -79,13 +79,12 @@ class Shift(Freedom):
         if control:
             return {name: torch.zeros_like(params[name]) for name in self.names} | self._noise(params, generator)
         found = Solved.at(self.constants, params)
-        total = found.total(self.pivots, self._drawn(params, generator))
+        size = found.added(self.pivots, self._drawn(params, generator))
         tangent = {name: torch.zeros_like(params[name]) for name in self.names}
-        for entries, change in found.shifts.biases(total):
+        for entries, change in found.shifts.biases(size):
             entries.add_to(tangent, change)
-        for linear, answer in found.shifts.answers(total):
-            u = common(self.constants.at(params), linear)
-            linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, u))[None])
+        for each, answer in found.shifts.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
 
     def fold(self, params: Params) -> None:
@@ -103,7 +102,7 @@ class Shift(Freedom):
         target = dict(zip(self.pivots, self.targets, strict=True))
         for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = np.array([found.held(params, pivot) - target[pivot] for pivot in pivots])
+            held = found.held(params, pivots) - [target[pivot] for pivot in pivots]
             if not (np.abs(held) > SETTLED * self._sizes(params, pivots)).any():
                 return
             self._shift(params, pivots, -held)
@@ -141,11 +140,11 @@ class Shift(Freedom):
 
     def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        total = found.total(pivots, z)
-        add(params, found.shifts.biases(total))
-        for linear, answer in [*found.shifts.answers(total)]:  # to what its inputs have in common now
-            u = common(self.constants.at(params), linear)
-            add(params, [(linear.entries, torch.from_numpy(np.outer(answer, u)))])
+        size = found.added(pivots, z)
+        add(params, found.shifts.biases(size))
+        for each, answer in [*found.shifts.answers(size)]:  # to what its inputs have in common now
+            u = common(self.constants.at(params), each.linear)
+            add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,28 +177,33 @@ class Solved:
                     directions[owners[first]] = direction
         return Solved(shifts, directions, factors)
 
-    def total(self, pivots: Sequence[Owner], sizes: Array) -> Direction:
-        """Return the sum of the directions that start at pivots, times their sizes."""
-        found: Direction = defaultdict(float)
-        for pivot, size in zip(pivots, sizes.tolist(), strict=True):
-            for unknown, value in self.directions.get(pivot, {}).items():
-                found[unknown] += size * value
-        return found
+    def added(self, pivots: Sequence[Owner], z: Array) -> Array:
+        """Return what every source adds where pivots do by these sizes."""
+        total = np.zeros((self.shifts.count + 1, 1))
+        for pivot, size in zip(pivots, z.tolist(), strict=True):
+            direction = self.directions.get(pivot, {})
+            total[list(direction), 0] += size * np.array(list(direction.values()))
+        return self.shifts.evaluate(total)[:, 0]
 
-    def held(self, params: Params, pivot: Owner) -> float:
-        """Return the constant that a number or a row of a weight adds."""
-        if pivot not in self.directions:  # all that the weight takes is 0 on average: nothing is constant
-            return 0.0
-        kind, name, place = pivot
-        if kind == "bias":
-            vector_scale, offset = self.shifts.walk.notes["source", name, place]
-            number = float(params[name].detach().reshape(-1)[place].double())
-            return (vector_scale * number + offset) * self.factors[pivot]
-        for linear, u, _ in self.shifts.virtual.values():
-            if _first(linear) == (name, place // ROWS):
-                W = linear.entries.read(params)[0].cpu().numpy()
-                return float(W[place % ROWS] @ u / (u @ u))
-        return 0.0
+    def held(self, params: Params, pivots: Sequence[Owner]) -> Array:
+        """Return the constants that numbers and rows of weights add; 0 where what a weight takes has none."""
+        by_weight = {_first(each.linear): each for each in self.shifts.virtual}
+        answers: dict[tuple[str, int], Array] = {}
+        found = np.zeros(len(pivots))
+        for number, (kind, name, place) in enumerate(pivots):
+            if (kind, name, place) not in self.directions:
+                continue
+            if kind == "bias":
+                scale, offset = self.shifts.walk.notes["source", name, place]
+                stored = float(params[name].detach().reshape(-1)[place].double())
+                found[number] = (scale * stored + offset) * self.factors[kind, name, place]
+                continue
+            first = name, place // ROWS
+            if first not in answers:
+                each = by_weight[first]
+                answers[first] = each.linear.entries.read(params)[0].cpu().numpy() @ each.u / (each.u @ each.u)
+            found[number] = answers[first][place % ROWS]
+        return found
 
 
 def _first(linear: Linear) -> tuple[str, int]:
@@ -220,15 +224,14 @@ def _owners(shifts: Shifts) -> tuple[dict[int, Owner], dict[Owner, float]]:
             for node, number in zip(row, numbers, strict=True):
                 place.setdefault(node, ("bias", vector.entries.name, number))
                 shifts.walk.notes["source", vector.entries.name, number] = vector.entries.scale, vector.entries.offset
-    for node, unknown in shifts.free.items():
-        owners.setdefault(unknown, place[node])
-        factors.setdefault(place[node], 1.0)
-    for node, (_, unknown, factor) in shifts.claimed.items():
-        owners[unknown] = place[node]
-        factors[place[node]] = factor
-    for linear, _, totals in shifts.virtual.values():
-        name, first = _first(linear)
-        for row, unknown in enumerate(totals):
+    for node, owner in place.items():
+        unknown = int(shifts.total(node))
+        if unknown:
+            owners.setdefault(unknown, owner)
+            factors.setdefault(owner, float(shifts.factor[node]))
+    for each in shifts.virtual:
+        name, first = _first(each.linear)
+        for row, unknown in enumerate(each.unknowns.tolist()):
             owners[unknown] = "weight", name, first * ROWS + row
     return owners, factors
 
@@ -264,10 +267,9 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
         groups[owner[:2]].append(owner)
         order[owner[:2]] = min(order.get(owner[:2], min(direction)), min(direction))
     for key in sorted(groups, key=order.__getitem__):
-        sizes = np.random.default_rng(0).normal(size=len(groups[key]))
-        total = found.total(groups[key], sizes)
-        changed = [entries.name for entries, change in found.shifts.biases(total) if float(change.abs().max()) > 1e-12]
-        answers = [each for each, answer in found.shifts.answers(total) if np.abs(answer).max() > 1e-12]
+        size = found.added(groups[key], np.random.default_rng(0).normal(size=len(groups[key])))
+        changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
+        answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
         changed += [each.entries.name for each in answers]
         targets = (0.0,) * len(groups[key])
         if key[0] == "bias" and answers and len(groups[key]) == answers[0].shape[2]:
