@@ -58,10 +58,14 @@ class Shift(Freedom):
         return {self.family: len(self.pivots)}
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone."""
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone.
+
+        What a weight answers to a constant, or what is added to all numbers of a table alike, may be seen by nobody, as
+        with keys and scores; so a control moves the numbers by different amounts.
+        """
         own = params[self.pivots[0][1]]
         z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z, control=control)
+        self._shift(params, z, generator if control else None)
 
     def fold(self, params: Params) -> None:
         """Let the others take over all constants, in place."""
@@ -87,18 +91,22 @@ class Shift(Freedom):
         _, name, place = self.pivots[0]
         return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
 
-    def _shift(self, params: Params, z: Array, *, control: bool = False) -> None:
+    def _shift(self, params: Params, z: Array, control: torch.Generator | None = None) -> None:
         found = Solved.at(self.constants, params)
         size = found.added(self.pivots, z)
         own = self.pivots[0][1]
         for entries, change in found.shifts.biases(size):
-            if not control or entries.name == own:
+            if control is not None:
+                change = change * gaussian(change, control)
+            if control is None or entries.name == own:
                 entries.write(params, entries.read(params) + change.to(params[entries.name].device))
         for each, answer in found.shifts.answers(size):  # to what its inputs have in common now
             linear = each.linear
-            if control and linear.entries.name != own:
+            if control is not None and linear.entries.name != own:
                 continue
             u = torch.from_numpy(common(self.constants.at(params), linear))
+            if control is not None:
+                u = u.norm() * gaussian(u, control)
             W = linear.entries.read(params)
             linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
 
