@@ -34,7 +34,10 @@ class At:
 
     def shifts(self, walk: Walk) -> Shifts:
         """Return the equations of shifts at these parameters."""
-        return Shifts(walk, self.values, self.unseen, self.unreached)
+        if "equations" not in self.kept:
+            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached)
+        found: Shifts = self.kept["equations"]
+        return found
 
 
 class Constants:
@@ -58,10 +61,11 @@ class Constants:
         self._last = found
         return found
 
-    def again(self) -> Constants:
-        """Forget what was evaluated last, but for what is seen."""
-        self._last = None
-        return self
+    def beside(self, still: Collection[Any]) -> Constants:
+        """Return the same with numbers of biases from which no shift starts."""
+        made = Constants(self.walk, still)
+        made._seen, made._last = self._seen, self._last
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,33 +89,36 @@ class UnseenOutput(Freedom):
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
-        W, kernels = self._read(params)
-        return sum(K.shape[1] * W.shape[2] for _, K in kernels)
+        first = self.uses[0]
+        width = first.shape[2] if isinstance(first, Linear) else 1
+        return width * sum(K.shape[1] for K in self._kernels(params))
 
     def fold(self, params: Params) -> None:
         """Take away what nobody sees, in place."""
-        W, kernels = self._read(params)
-        for axis, K in kernels:
+        W = self._read(params).copy()
+        for axis, K in enumerate(self._kernels(params)):
             W[axis] -= K @ (K.T @ W[axis])
         self._write(params, W)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Add Gaussians that nobody sees, in place; as a control Gaussians."""
-        W, kernels = self._read(params)
-        for axis, K in kernels:
+        W = self._read(params).copy()
+        for axis, K in enumerate(self._kernels(params)):
             noise = size * typical(torch.from_numpy(W)) * gaussian(torch.from_numpy(W[axis]), generator).numpy()
             W[axis] += noise if control else K @ (K.T @ noise)
         self._write(params, W)
 
-    def _read(self, params: Mapping[str, Tensor]) -> tuple[Array, list[tuple[int, Array]]]:
-        """Return rows (r, channels, columns), and for each r an orthonormal basis of what is unseen."""
+    def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
+        """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
         unseen, first = self.constants.at(params).unseen, self.uses[0]
-        W = first.entries.read(params).cpu().numpy()
         if isinstance(first, Linear):
-            K = unseen.common([row for each in self.uses for row in each.outs])
-            return W, [(tap, K) for tap in range(len(W))]
-        kernels = [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(W))]
-        return W[:, :, None], [*enumerate(kernels)]
+            return [unseen.common([row for each in self.uses for row in each.outs])] * first.shape[0]
+        return [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(first.outs))]
+
+    def _read(self, params: Params) -> Array:
+        """Return the numbers, (taps or rows, channels, columns)."""
+        W = self.uses[0].entries.read(params).cpu().numpy()
+        return W if isinstance(self.uses[0], Linear) else W[:, :, None]
 
     def _write(self, params: Params, W: Array) -> None:
         entries = self.uses[0].entries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,22 +13,18 @@ from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedIn
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
+from quotient_manifolds.symmetries.wires.shifting import shifts_of
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
 
 
-def freedoms(
-    walk: Walk,
-    taken: Taken = Taken(),
-    biases: Collection[Owner] = (),
-) -> list[Freedom]:
+def freedoms(walk: Walk, taken: Taken = Taken(), constants: Constants | None = None) -> list[Freedom]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
-    translations move.
+    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; constants: of the
+    walk, with the numbers that translations move.
     """
     blocks = find_blocks(walk)
     held = _nodes(walk, taken.blocks)
@@ -49,7 +45,7 @@ def freedoms(
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(walk, biases), *lengths, *rest]
+    return [*told, *means, *_constant(walk, constants or Constants(walk)), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -71,11 +67,10 @@ def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
     walk.notes["source", "size"] = size
 
 
-def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
+def _constant(walk: Walk, constants: Constants) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
-    constants, params = Constants(walk, biases), walk.parameters
-    constants.at(params)  # tells what is seen
-    at = constants.again().at(params)
+    params = walk.parameters
+    at = constants.at(params)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)

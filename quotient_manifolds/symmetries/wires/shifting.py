@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
-from quotient_manifolds.symmetries.wires.relations import Component
-from quotient_manifolds.symmetries.wires.shifts import Shifts
-from quotient_manifolds.symmetries.wires.walk import Linear
+from quotient_manifolds.symmetries.wires.relations import linked, parts_of
+from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
 Array = np.ndarray
 Owner = tuple[str, str, int]
 """What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
-Direction = dict[int, float]
 SMALL = 1e-9
+TINY = 1e-13
 SWEEPS = 20
+TOGETHER = 16  # directions that are evaluated at once
 ROWS = 1 << 24  # more than a weight has
 SETTLED = 1e-14
 
@@ -73,8 +75,7 @@ class Shift(Freedom):
             self._forget(params)
         for _ in range(SWEEPS):
             found = Solved.at(self.constants, params)
-            held = np.array([found.held(params, pivot) for pivot in self.pivots])
-            held -= self.targets
+            held = found.held(params, self.pivots) - self.targets
             if np.abs(held).max() <= SETTLED * typical(params[self.pivots[0][1]]):
                 return
             self._shift(params, -held)
@@ -89,11 +90,15 @@ class Shift(Freedom):
 
     def _linear(self) -> Linear:
         _, name, place = self.pivots[0]
-        return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
+        return next(
+            each
+            for each in self.constants.walk.linears
+            if (each.entries.name, each.entries.first) == (name, place // ROWS)
+        )
 
     def _shift(self, params: Params, z: Array, control: torch.Generator | None = None) -> None:
         found = Solved.at(self.constants, params)
-        size = found.added(self.pivots, z)
+        size = found.added([self.pivots], [z])[:, 0]
         own = self.pivots[0][1]
         for entries, change in found.shifts.biases(size):
             if control is not None:
@@ -111,13 +116,73 @@ class Shift(Freedom):
             linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
 
 
+class Sources:
+    """Tell what each unknown belongs to: a number of a vector, or a row of a weight."""
+
+    def __init__(self, shifts: Shifts) -> None:
+        vectors = [each for each in shifts.walk.vectors if not each.gain]
+        self.parts: list[Vector | Answer] = [*vectors, *shifts.virtual]
+        self.part, self.place = np.full(shifts.count + 1, -1), np.zeros(shifts.count + 1, np.int64)
+        self.factor = np.ones(shifts.count + 1)
+        """How a total grows with the number that sets it."""
+        for number, vector in reversed([*enumerate(vectors)]):  # what is shared belongs to the first
+            nodes = np.array(vector.outs)[::-1]
+            unknown = shifts.total(nodes)
+            self.part[unknown], self.factor[unknown] = number, shifts.factor[nodes]
+            self.place[unknown] = vector.entries.index().numpy().reshape(nodes.shape)[::-1]
+        for number, each in enumerate(shifts.virtual, len(vectors)):
+            self.part[each.unknowns] = number
+            self.place[each.unknowns] = each.linear.entries.first * ROWS + np.arange(len(each.unknowns))
+        self.part[0] = -1
+
+    def owners(self, unknowns: Array) -> list[Owner]:
+        """Return what shifts start from."""
+        parts = [self.parts[number] for number in self.part[unknowns].tolist()]
+        places = zip(parts, self.place[unknowns].tolist(), strict=True)
+        return [
+            ("bias", part.entries.name, place)
+            if isinstance(part, Vector)
+            else ("weight", part.linear.entries.name, place)
+            for part, place in places
+        ]
+
+    def of(self, owners: Collection[Owner]) -> Array:
+        """Return the unknowns that belong to numbers of vectors."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for _, name, place in owners:
+            places[name].append(place)
+        found = [np.zeros(0, np.int64)]
+        for number, part in enumerate(self.parts):
+            if isinstance(part, Vector) and part.entries.name in places:
+                own = np.flatnonzero(self.part == number)
+                found.append(own[np.isin(self.place[own], places[part.entries.name])])
+        return np.concatenate(found)
+
+    def held(self, params: Params, unknowns: Array) -> Array:
+        """Return the constants that numbers or rows of weights add."""
+        found = np.zeros(len(unknowns))
+        for number in np.unique(self.part[unknowns]).tolist():
+            here, part = np.flatnonzero(self.part[unknowns] == number), self.parts[number]
+            place = self.place[unknowns[here]]
+            if isinstance(part, Vector):
+                numbers = params[part.entries.name].detach().reshape(-1)[torch.from_numpy(place)].double().cpu().numpy()
+                found[here] = (part.entries.scale * numbers + part.entries.offset) * self.factor[unknowns[here]]
+            else:
+                W = part.linear.entries.read(params)[0].cpu().numpy()
+                found[here] = (W @ part.u / (part.u @ part.u))[place % ROWS]
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """Hold shifts at some parameters, the directions by what they start from, and what starts where."""
+    """Hold shifts at some parameters: directions (names of unknowns, directions), each by what it starts from."""
 
     shifts: Shifts
-    directions: dict[Owner, Direction]
-    factors: dict[Owner, float]
+    sources: Sources
+    directions: scipy.sparse.csc_matrix
+    first: Array
+    """The unknown that each direction starts from, which no other direction has."""
+    column: dict[Owner, int]
 
     @staticmethod
     def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
@@ -131,77 +196,59 @@ class Solved:
     @staticmethod
     def of(shifts: Shifts, still: Collection[Owner] = ()) -> Solved:
         """Solve the equations, with directions that start where nothing stands before."""
-        owners, factors = _owners(shifts)
-        held = [unknown for unknown, owner in owners.items() if owner in still]
-        shifts.system.equal(np.array(held, np.int64)[:, None], np.ones((len(held), 1)))
-        directions: dict[Owner, Direction] = {}
-        for component in shifts.system.components():
-            for first, direction in _echelon(component):
-                if first in owners:
-                    directions[owners[first]] = direction
-        return Solved(shifts, directions, factors)
+        sources, system = Sources(shifts), shifts.apart()
+        held = sources.of(still)
+        system.equal(held[:, None], np.ones((len(held), 1)))
+        directions, first = _echelon(*system.solutions(), shifts.count + 1)
+        known = np.flatnonzero(sources.part[first] >= 0)
+        directions, first = directions[:, known], first[known]
+        column = {owner: k for k, owner in enumerate(sources.owners(first))}
+        return Solved(shifts, sources, directions, first, column)
 
-    def added(self, pivots: Sequence[Owner], z: Array) -> Array:
-        """Return what every source adds where pivots do by these sizes."""
-        total = np.zeros((self.shifts.count + 1, 1))
-        for pivot, size in zip(pivots, z.tolist(), strict=True):
-            direction = self.directions.get(pivot, {})
-            total[list(direction), 0] += size * np.array(list(direction.values()))
-        return self.shifts.evaluate(total)[:, 0]
+    def added(self, pivots: Sequence[Sequence[Owner]], z: Sequence[Array]) -> Array:
+        """Return what every source adds (nodes, batch) where pivots do by these sizes, one list after the other."""
+        taken = np.zeros((len(self.first), len(pivots)))
+        for k, (some, sizes) in enumerate(zip(pivots, z, strict=True)):
+            columns = self._columns(some)
+            taken[columns[columns >= 0], k] = sizes[columns >= 0]
+        return self.shifts.evaluate(self.directions @ taken)
 
-    def held(self, params: Params, pivot: Owner) -> float:
-        """Return the constant that a number or a row of a weight adds."""
-        if pivot not in self.directions:  # all that the weight takes is 0 on average: nothing is constant
-            return 0.0
-        kind, name, place = pivot
-        if kind == "bias":
-            vector_scale, offset = self.shifts.walk.notes["source", name, place]
-            number = float(params[name].detach().reshape(-1)[place].double())
-            return (vector_scale * number + offset) * self.factors[pivot]
-        for each in self.shifts.virtual:
-            if _first(each.linear) == (name, place // ROWS):
-                W = each.linear.entries.read(params)[0].cpu().numpy()
-                return float(W[place % ROWS] @ each.u / (each.u @ each.u))
-        return 0.0
+    def held(self, params: Params, pivots: Sequence[Owner]) -> Array:
+        """Return the constants that pivots add: 0 for what is not constant any more, as where inputs are 0 on average."""
+        columns = self._columns(pivots)
+        found = np.zeros(len(columns))
+        found[columns >= 0] = self.sources.held(params, self.first[columns[columns >= 0]])
+        return found
+
+    def _columns(self, pivots: Sequence[Owner]) -> Array:
+        return np.array([self.column.get(each, -1) for each in pivots], np.int64)
 
 
-def _first(linear: Linear) -> tuple[str, int]:
-    """Return the parameter of a weight, and the place of its first number."""
-    return linear.entries.name, int(linear.entries.index()[0, 0, 0])
+def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
+    """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
+    _, part = linked(solutions)
+    alone = np.bincount(part, minlength=1)[part] == 1 if len(part) else np.zeros(0, bool)
+    single = solutions[:, alone].tocoo()
+    parts = [(unknowns[single.row], single.col, single.data)]
+    width = single.shape[1]
+    for component in parts_of(unknowns, solutions[:, ~alone].tocsr()):
+        basis = _reduced(component.basis)
+        row, column = np.nonzero(np.abs(basis) > TINY)
+        parts.append((component.unknowns[row], width + column, basis[row, column]))
+        width += basis.shape[1]
+    row, column, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+    found = scipy.sparse.csc_matrix((value, (row, column)), shape=(count, width))
+    found.sort_indices()
+    found.data /= np.repeat(found.data[found.indptr[:-1]], np.diff(found.indptr))
+    first = found.indices[found.indptr[:-1]]
+    order = np.argsort(first)
+    return found[:, order], first[order]
 
 
-def _owners(shifts: Shifts) -> tuple[dict[int, Owner], dict[Owner, float]]:
-    """Return what each unknown belongs to, and how a total grows with the number that sets it."""
-    owners: dict[int, Owner] = {}
-    factors: dict[Owner, float] = {}
-    place: dict[int, Owner] = {}
-    for vector in shifts.walk.vectors:
-        if vector.gain:
-            continue
-        index = vector.entries.index()
-        for row, numbers in zip(vector.outs, index.reshape(len(vector.outs), -1).tolist(), strict=True):
-            for node, number in zip(row, numbers, strict=True):
-                place.setdefault(node, ("bias", vector.entries.name, number))
-                shifts.walk.notes["source", vector.entries.name, number] = vector.entries.scale, vector.entries.offset
-    for node, owner in place.items():
-        unknown = int(shifts.total(node))
-        if unknown:
-            owners.setdefault(unknown, owner)
-            factors.setdefault(owner, float(shifts.factor[node]))
-    for each in shifts.virtual:
-        name, first = _first(each.linear)
-        for row, unknown in enumerate(each.unknowns.tolist()):
-            owners[unknown] = "weight", name, first * ROWS + row
-    return owners, factors
-
-
-def _echelon(component: Component) -> Iterator[tuple[int, Direction]]:
-    """Yield directions by their first unknown, which no other direction has: in the order in which they were made."""
-    rows = component.basis.T.copy()
-    unknowns = component.unknowns
-    pivots: list[int] = []
-    for column in range(len(unknowns)):
-        place = len(pivots)
+def _reduced(basis: Array) -> Array:
+    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
+    rows, place = basis.T.copy(), 0
+    for column in range(rows.shape[1]):
         if place == len(rows):
             break
         best = place + int(np.abs(rows[place:, column]).argmax())
@@ -211,33 +258,37 @@ def _echelon(component: Component) -> Iterator[tuple[int, Direction]]:
         rows[place] /= rows[place, column]
         others = np.arange(len(rows)) != place
         rows[others] -= np.outer(rows[others, column], rows[place])
-        pivots.append(column)
-    for row, column in zip(rows, pivots, strict=False):
-        kept = np.flatnonzero(np.abs(row) > 1e-13)
-        yield int(unknowns[column]), dict(zip(unknowns[kept].tolist(), row[kept].tolist(), strict=True))
+        rows[others, column] = 0.0
+        place += 1
+    return rows[:place].T
 
 
 def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Shift]:
     """Yield the shifts that start at each parameter, those first that stand before others."""
     found = Solved.at(constants, params)
     groups: dict[tuple[str, str], list[Owner]] = defaultdict(list)
-    order: dict[tuple[str, str], int] = {}
-    for owner, direction in found.directions.items():
+    for owner in found.column:  # in the order of their unknowns
         groups[owner[:2]].append(owner)
-        order[owner[:2]] = min(order.get(owner[:2], min(direction)), min(direction))
-    for key in sorted(groups, key=order.__getitem__):
-        record = Shift(constants, tuple(groups[key]), (), (key[1],), FAMILY[key[0]])
-        rng = np.random.default_rng(0)
-        size = found.added(groups[key], rng.normal(size=len(groups[key])))
-        changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
-        answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
-        changed += [each.entries.name for each in answers]
-        targets = (0.0,) * len(record.pivots)
-        if key[0] == "bias" and answers and len(record.pivots) == answers[0].shape[2]:
-            size = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
-            u = common(constants.at(params), answers[0]) * np.exp(-size)  # where gains are 1
-            targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-        yield replace(record, changed=tuple(dict.fromkeys((key[1], *changed))), targets=targets)
+    several = list(groups.values())
+    for start in range(0, len(several), TOGETHER):
+        some = several[start : start + TOGETHER]
+        sizes = found.added(some, [np.random.default_rng(0).normal(size=len(each)) for each in some])
+        for pivots, size in zip(some, sizes.T, strict=True):
+            yield _shift(constants.at(params), found, pivots, size, constants)
+
+
+def _shift(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
+    """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
+    kind, name, _ = pivots[0]
+    changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
+    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
+    changed += [each.entries.name for each in answers]
+    targets = (0.0,) * len(pivots)
+    if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
+        scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+        u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
+        targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
+    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))), FAMILY[kind])
 
 
 def common(at: At, linear: Linear) -> Array:
