@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.traced_pairs import find_pairs
 from quotient_manifolds.symmetries.translations import Translation
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.record import record
 from quotient_manifolds.symmetries.wires.relations import Component
@@ -103,7 +104,7 @@ NAMES = (*BY_NAME, *(f"hand {name}" for name in handwritten()), *(f"small {name}
 def test_a_walk_has_the_pairs_and_translations_of_the_finder(name: str) -> None:
     model, batch = model_of(name)
     walk = walked(model, batch)
-    old, new = find_pairs(Trace(model, batch)), pairs_of(walk)
+    old, new = find_pairs(Trace(model, batch)), pairs_of(walk, Constants(walk))
     assert len({each.name for each in new.pairs}) == len(new.pairs)
     one, other = (
         {**{known(p): f"{p.name} {p.group}" for p in m.pairs}, **{shifted(t): t.name for t in m.translations}}
