@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
+from quotient_manifolds.symmetries.wires.shifting import shifts_of
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
@@ -24,11 +26,12 @@ def freedoms(
     walk: Walk,
     taken: Taken = Taken(),
     biases: Collection[Owner] = (),
+    pairs: tuple[SymmetricPair, ...] = (),
 ) -> list[Freedom]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
     taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
-    translations move.
+    translations move; pairs: those that tell how constants of their channels are measured.
     """
     blocks = find_blocks(walk)
     held = _nodes(walk, taken.blocks)
@@ -49,7 +52,7 @@ def freedoms(
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(walk, biases), *lengths, *rest]
+    return [*told, *means, *_constant(Constants(walk, biases, pairs)), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -71,9 +74,9 @@ def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
     walk.notes["source", "size"] = size
 
 
-def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
+def _constant(constants: Constants) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
-    constants, params = Constants(walk, biases), walk.parameters
+    walk, params = constants.walk, constants.walk.parameters
     constants.at(params)  # tells what is seen
     at = constants.again().at(params)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +14,15 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear
 
 Array = np.ndarray
-Owner = tuple[str, str, int]
-"""What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
 Direction = dict[int, float]
 SMALL = 1e-9
 SWEEPS = 20
-ROWS = 1 << 24  # more than a weight has
 SETTLED = 1e-14
 
 
@@ -98,14 +97,24 @@ class Shift(Freedom):
             self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
 
     def _settle(self, params: Params, pivots: list[Owner]) -> None:
-        """Let others take over these constants, in place."""
-        target = dict(zip(self.pivots, self.targets, strict=True))
+        """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
+
+        What is left, t + D z for directions D, has the least length that those who read it see: (D^T M D) z = -D^T M t.
+        """
+        target, last = dict(zip(self.pivots, self.targets, strict=True)), np.inf
         for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = found.held(params, pivots) - [target[pivot] for pivot in pivots]
-            if not (np.abs(held) > SETTLED * self._sizes(params, pivots)).any():
+            z = dict.fromkeys(pivots, 0.0)
+            for owners, own, D in found.groups(pivots):
+                t = found.held(params, owners) - [target.get(each, 0.0) for each in owners]
+                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
+                z.update(zip(own, np.linalg.solve(D.T @ MD, -MD.T @ t).tolist(), strict=True))
+            change = np.array([*z.values()])
+            size = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if size <= SETTLED or size > last / 2:
                 return
-            self._shift(params, pivots, -held)
+            self._shift(params, pivots, change)
+            last = size
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
@@ -154,6 +163,7 @@ class Solved:
     shifts: Shifts
     directions: dict[Owner, Direction]
     factors: dict[Owner, float]
+    owners: dict[int, Owner]
 
     @staticmethod
     def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
@@ -175,7 +185,7 @@ class Solved:
             for first, direction in _echelon(component):
                 if first in owners:
                     directions[owners[first]] = direction
-        return Solved(shifts, directions, factors)
+        return Solved(shifts, directions, factors, owners)
 
     def added(self, pivots: Sequence[Owner], z: Array) -> Array:
         """Return what every source adds where pivots do by these sizes."""
@@ -185,14 +195,23 @@ class Solved:
             total[list(direction), 0] += size * np.array(list(direction.values()))
         return self.shifts.evaluate(total)[:, 0]
 
+    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[list[Owner], list[Owner], Array]]:
+        """Yield numbers of one bias or rows of one weight, those of them that are pivots, and their directions."""
+        several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
+        for pivot in pivots:
+            if pivot in self.directions:
+                several[source(pivot)].append(pivot)
+        for key, own in several.items():
+            unknowns = {unknown: owner for unknown, owner in self.owners.items() if source(owner) == key}
+            D = np.array([[self.directions[each].get(unknown, 0.0) for each in own] for unknown in unknowns])
+            yield [*unknowns.values()], own, D
+
     def held(self, params: Params, pivots: Sequence[Owner]) -> Array:
         """Return the constants that numbers and rows of weights add; 0 where what a weight takes has none."""
         by_weight = {_first(each.linear): each for each in self.shifts.virtual}
         answers: dict[tuple[str, int], Array] = {}
         found = np.zeros(len(pivots))
         for number, (kind, name, place) in enumerate(pivots):
-            if (kind, name, place) not in self.directions:
-                continue
             if kind == "bias":
                 scale, offset = self.shifts.walk.notes["source", name, place]
                 stored = float(params[name].detach().reshape(-1)[place].double())
@@ -204,6 +223,12 @@ class Solved:
                 answers[first] = each.linear.entries.read(params)[0].cpu().numpy() @ each.u / (each.u @ each.u)
             found[number] = answers[first][place % ROWS]
         return found
+
+
+def source(owner: Owner) -> tuple[Any, ...]:
+    """Return what numbers of one bias, or rows of one weight, have in common."""
+    kind, name, place = owner
+    return (kind, name, place // ROWS) if kind == "weight" else (kind, name)
 
 
 def _first(linear: Linear) -> tuple[str, int]:

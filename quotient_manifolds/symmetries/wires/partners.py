@@ -1,0 +1,71 @@
+"""Measure constants of channels by those who read them: by the other factor of a pair, in whatever basis it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.wires.walk import Walk
+
+Array = np.ndarray
+Owner = tuple[str, str, int]
+"""What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
+ROWS = 1 << 24  # more than a weight has
+
+
+@dataclass(eq=False)
+class Partners:
+    """Find the channels of pairs that numbers and rows of parameters are, and the lengths that pairs give them."""
+
+    walk: Walk
+    pairs: tuple[SymmetricPair, ...]
+    _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
+
+    def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array:
+        """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
+
+        Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
+        """
+        name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
+        for pair in self.pairs:
+            for own, other in ((pair.G, pair.H), (pair.H, pair.G)):
+                if any(view.name == name for view in own.views):
+                    channel = _channels(own, params)[name].reshape(-1)[places].numpy()
+                    inside = np.flatnonzero(channel >= 0)
+                    gram = _gram(pair, other, params)
+                    M[np.ix_(inside, inside)] = gram[np.ix_(channel[inside], channel[inside])]
+        return M
+
+    def _place(self, owner: Owner) -> int:
+        """Return the place of a number, or of the first number of a row."""
+        kind, name, place = owner
+        if kind == "bias":
+            return place
+        key = name, place // ROWS
+        if key not in self._rows:
+            indices = (each.entries.index()[0, :, 0] for each in self.walk.linears if each.entries.name == name)
+            self._rows[key] = next(each.numpy() for each in indices if int(each[0]) == key[1])
+        return int(self._rows[key][place % ROWS])
+
+
+def _channels(factor: Factor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return for the numbers of each parameter the channel of a factor that they belong to; -1 if none."""
+    names = {view.name for view in factor.views}
+    found = {name: torch.full(params[name].shape, -1, dtype=torch.int64) for name in names}
+    heads, _, h = factor.views[0].shape
+    factor.write(found, torch.arange(heads * h).view(heads, 1, h).expand(heads, factor.rows, h))
+    return found
+
+
+def _gram(pair: SymmetricPair, factor: Factor, params: Mapping[str, Tensor]) -> Array:
+    """Return H^T H of all heads, block by block; where complex numbers act, lengths alone."""
+    H = factor.read(params).double().cpu()
+    blocks = H.mT @ H
+    if pair.acts == "GL(1, C)":
+        blocks = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(2)
+    return torch.block_diag(*blocks).numpy()
