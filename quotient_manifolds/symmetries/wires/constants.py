@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
-from quotient_manifolds.symmetries.pair import Params, SymmetricPair
+from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
@@ -44,9 +44,9 @@ class At:
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
-    def __init__(self, walk: Walk, still: Collection[Any] = (), pairs: tuple[SymmetricPair, ...] = ()) -> None:
+    def __init__(self, walk: Walk, still: Collection[Any], partners: Partners) -> None:
         """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
-        self.walk, self.still, self.partners = walk, frozenset(still), Partners(walk, pairs)
+        self.walk, self.still, self.partners = walk, frozenset(still), partners
         self._seen: Array | None = None
         self._last: At | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -24,7 +25,9 @@ class Partners:
 
     walk: Walk
     pairs: tuple[SymmetricPair, ...]
+    biases: frozenset[str] = frozenset()  # that translations move: they measure nothing
     _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
+    _channels: dict[tuple[str, str, bool], Tensor] = field(default_factory=dict)
 
     def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array:
         """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
@@ -32,14 +35,40 @@ class Partners:
         Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
         """
         name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
+        for channels, R in self._of(name, params):
+            channel = channels[places].numpy()
+            inside = np.flatnonzero(channel >= 0)
+            M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
+        return M
+
+    def measured(self, entries: Entries, params: Mapping[str, Tensor]) -> Tensor:
+        """Return a weight (taps, out, in) with channels of pairs in a basis in which its lengths and angles are theirs.
+
+        That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns are:
+        what it is made of then does not change when the pair moves.
+        """
+        W = entries.read(params).cpu()
+        for channels, R in self._of(entries.name, params):
+            channel = channels[entries.index()]
+            rows, columns = channel[0, :, 0], channel[0, 0, :]
+            if bool((channel == rows[:, None]).all()):
+                inside = rows >= 0
+                W[:, inside] = R[rows[inside]][:, rows[inside]] @ W[:, inside]
+            elif bool((channel == columns).all()):
+                inside = columns >= 0
+                W[:, :, inside] = W[:, :, inside] @ R[columns[inside]][:, columns[inside]].mT
+        return W
+
+    def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""
         for pair in self.pairs:
             for own, other in ((pair.G, pair.H), (pair.H, pair.G)):
                 if any(view.name == name for view in own.views):
-                    channel = _channels(own, params)[name].reshape(-1)[places].numpy()
-                    inside = np.flatnonzero(channel >= 0)
-                    gram = _gram(pair, other, params)
-                    M[np.ix_(inside, inside)] = gram[np.ix_(channel[inside], channel[inside])]
-        return M
+                    key = name, pair.name, own is pair.G
+                    if key not in self._channels:
+                        self._channels[key] = _channels(own, params)[name].reshape(-1)
+                    views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
+                    yield self._channels[key], _triangle(pair, Factor(views), params)
 
     def _place(self, owner: Owner) -> int:
         """Return the place of a number, or of the first number of a row."""
@@ -62,10 +91,10 @@ def _channels(factor: Factor, params: Mapping[str, Tensor]) -> dict[str, Tensor]
     return found
 
 
-def _gram(pair: SymmetricPair, factor: Factor, params: Mapping[str, Tensor]) -> Array:
-    """Return H^T H of all heads, block by block; where complex numbers act, lengths alone."""
+def _triangle(pair: SymmetricPair, factor: Factor, params: Mapping[str, Tensor]) -> Tensor:
+    """Return R with R^T R = H^T H of all heads, block by block; where complex numbers act, lengths alone."""
     H = factor.read(params).double().cpu()
-    blocks = H.mT @ H
     if pair.acts == "GL(1, C)":
-        blocks = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(2)
-    return torch.block_diag(*blocks).numpy()
+        return torch.block_diag(*(H.square().mean(dim=(1, 2)).sqrt()[:, None, None] * torch.eye(2)))
+    R = torch.linalg.qr(torch.nn.functional.pad(H, (0, 0, 0, pair.h)), mode="r").R  # with as many rows as columns
+    return torch.block_diag(*R)

@@ -13,7 +13,7 @@ from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.partners import Owner
+from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import shifts_of
 from quotient_manifolds.symmetries.wires.taken import Taken
@@ -43,16 +43,18 @@ def freedoms(
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
             walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    scaled = scalings(walk, walk.scales.components())
+    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
+    scaled = scalings(walk, walk.scales.components(), partners)
     found = sorted(scaled, key=lambda each: not each.tells)
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
-    turns = list(gauges(walk, left, told, {*held.tolist()}))
+    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
+    turns = list(gauges(walk, left, told, moved))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(Constants(walk, biases, pairs)), *lengths, *rest]
+    return [*told, *means, *_constant(Constants(walk, biases, partners)), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
