@@ -41,14 +41,16 @@ class Partners:
             M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
         return M
 
-    def measured(self, entries: Entries, params: Mapping[str, Tensor]) -> Tensor:
+    def measured(
+        self, entries: Entries, params: Mapping[str, Tensor], by: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Return a weight (taps, out, in) with channels of pairs in a basis in which its lengths and angles are theirs.
 
         That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns are:
-        what it is made of then does not change when the pair moves.
+        what it is made of then does not change when the pair moves. by: the parameters that hold H, if they are others.
         """
         W = entries.read(params).cpu()
-        for channels, R in self._of(entries.name, params):
+        for channels, R in self._of(entries.name, by or params):
             channel = channels[entries.index()]
             rows, columns = channel[0, :, 0], channel[0, 0, :]
             if bool((channel == rows[:, None]).all()):

@@ -50,7 +50,7 @@ def freedoms(
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
     moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
-    turns = list(gauges(walk, left, told, moved))
+    turns = list(gauges(walk, left, told, moved, partners))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]

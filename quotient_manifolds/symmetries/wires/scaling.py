@@ -14,7 +14,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.partners import Partners
@@ -187,7 +187,14 @@ class Scaling(Freedom):
         return total
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Scale by exp(size z), z Gaussian, in place."""
+        """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
+
+        Where that is all, noise is added to it: it has a length that nobody sees.
+        """
+        if control and len(self.vectors) + len(self.weights) == 1:
+            own = params[self.names[0]]
+            own += size * typical(own) * gaussian(own, generator)
+            return
         z = gaussian(torch.empty(self.dimension), generator).numpy()
         self.apply(params, size * z, control=control)
 
