@@ -18,9 +18,9 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
+from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.records import freedoms
 from quotient_manifolds.symmetries.wires.run import Run
-from quotient_manifolds.symmetries.wires.shifting import Owner
 
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
@@ -85,7 +85,7 @@ def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, 
     """
     walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
     biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = freedoms(walk, found.taken, run.constants.beside(biases))
+    free = freedoms(walk, found.taken, biases, found.pairs, run.constants)
     undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (

@@ -107,7 +107,7 @@ class Entries:
         parameters[self.name] = flat.view(w.shape)
 
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries, in float64; where they are so already, it may be a view."""
+        """Return the values of the entries, in float64, as numbers of their own."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         if place.is_meta:
             start = place.storage_offset()
@@ -119,5 +119,5 @@ class Entries:
         else:
             part = parameters[self.name].detach().reshape(-1)[start:stop]
         found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.double()
+        found = found.to(torch.float64, copy=True)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

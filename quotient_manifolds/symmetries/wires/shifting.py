@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -13,19 +14,18 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
+from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import linked, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
 Array = np.ndarray
-Owner = tuple[str, str, int]
-"""What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
 SMALL = 1e-9
 TINY = 1e-13
-SWEEPS = 20
 TOGETHER = 16  # directions that are evaluated at once
-ROWS = 1 << 24  # more than a weight has
+ROWS_AT_ONCE = 64
+SWEEPS = 20
 SETTLED = 1e-14
 
 
@@ -41,7 +41,6 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
-    family: str
     kind = "shift"
 
     @property
@@ -57,63 +56,108 @@ class Shift(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return {self.family: len(self.pivots)}
+        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return both as one, for which equations are solved once."""
+        if not isinstance(other, Shift) or other.constants is not self.constants:
+            return None
+        changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
+        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone.
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
 
-        What a weight answers to a constant, or what is added to all numbers of a table alike, may be seen by nobody, as
-        with keys and scores; so a control moves the numbers by different amounts.
+        It alone may shift without being seen, such as a constant of keys that softmax ignores.
         """
-        own = params[self.pivots[0][1]]
-        z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z, generator if control else None)
+        if control:
+            for name, noise in self._noise(params, generator).items():
+                params[name] += size * noise
+        else:
+            self._shift(params, self.pivots, size * self._drawn(params, generator))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what a shift changes, to first order."""
+        if control:
+            return {name: torch.zeros_like(params[name]) for name in self.names} | self._noise(params, generator)
+        found = Solved.at(self.constants, params)
+        size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in found.shifts.biases(size):
+            entries.add_to(tangent, change)
+        for each, answer in found.shifts.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+        return tangent
 
     def fold(self, params: Params) -> None:
-        """Let the others take over all constants, in place."""
-        if self.pivots[0][0] == "weight":
-            self._forget(params)
-        for _ in range(SWEEPS):
+        """Let the others take over all constants, in place.
+
+        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now.
+        """
+        self._settle(params, [each for each in self.pivots if each[0] == "bias"])
+        for linear in self._weights(params):
+            place = _first(linear)
+            self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+
+    def _settle(self, params: Params, pivots: list[Owner]) -> None:
+        """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
+
+        What is left, t + D z for directions D, has the least length that those who read it see: (D^T M D) z = -D^T M t.
+        """
+        target, last = dict(zip(self.pivots, self.targets, strict=True)), np.inf
+        for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = found.held(params, self.pivots) - self.targets
-            if np.abs(held).max() <= SETTLED * typical(params[self.pivots[0][1]]):
+            z = dict.fromkeys(pivots, 0.0)
+            for unknowns, own, D in found.groups(pivots):
+                owners = found.sources.owners(unknowns)
+                t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
+                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
+                z.update(zip(own, np.linalg.solve(D.T @ MD, -MD.T @ t).tolist(), strict=True))
+            change = np.array([*z.values()])
+            size = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if size <= SETTLED or size > last / 2:
                 return
-            self._shift(params, -held)
+            self._shift(params, pivots, change)
+            last = size
 
-    def _forget(self, params: Params) -> None:
-        """Take away what a weight answers to what its inputs no longer have, where others took constants away."""
-        at, linear = self.constants.at(params), self._linear()
-        Q = unreached_basis(at, [linear])
-        W = linear.entries.read(params)
-        basis = torch.from_numpy(Q).to(W.device)
-        linear.entries.write(params, W - (W @ basis) @ basis.mT)
+    def _weights(self, params: Params) -> list[Linear]:
+        """Return the weights of which constants are left, and take away what others answer to what they no longer have.
 
-    def _linear(self) -> Linear:
-        _, name, place = self.pivots[0]
-        return next(
-            each
-            for each in self.constants.walk.linears
-            if (each.entries.name, each.entries.first) == (name, place // ROWS)
-        )
+        That is what is left where others took away all that the inputs of a weight have in common.
+        """
+        own = {(name, place // ROWS) for kind, name, place in self.pivots if kind == "weight"}
+        if not own:
+            return []
+        found = {first: each for each in reversed(self.constants.walk.linears) if (first := _first(each)) in own}
+        at, changes = self.constants.at(params), []
+        for linear in found.values():
+            basis = torch.from_numpy(unreached_basis(at, [linear]))
+            if basis.shape[1]:
+                W = linear.entries.read(params).cpu()
+                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+        add(params, changes)
+        left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
+        return [each for first, each in reversed(found.items()) if first in left]
 
-    def _shift(self, params: Params, z: Array, control: torch.Generator | None = None) -> None:
+    def _drawn(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Array:
+        return self._sizes(params, self.pivots) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
+
+    def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
+        own = dict.fromkeys(name for _, name, _ in self.pivots)
+        return {name: typical(params[name]) * gaussian(params[name], generator) for name in own}
+
+    def _sizes(self, params: Mapping[str, Tensor], pivots: Sequence[Owner]) -> Array:
+        """Return the typical size of the parameter of each constant."""
+        size = {name: typical(params[name]) for name in dict.fromkeys(name for _, name, _ in pivots)}
+        return np.array([size[name] for _, name, _ in pivots])
+
+    def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        size = found.added([self.pivots], [z])[:, 0]
-        own = self.pivots[0][1]
-        for entries, change in found.shifts.biases(size):
-            if control is not None:
-                change = change * gaussian(change, control)
-            if control is None or entries.name == own:
-                entries.write(params, entries.read(params) + change.to(params[entries.name].device))
-        for each, answer in found.shifts.answers(size):  # to what its inputs have in common now
-            linear = each.linear
-            if control is not None and linear.entries.name != own:
-                continue
-            u = torch.from_numpy(common(self.constants.at(params), linear))
-            if control is not None:
-                u = u.norm() * gaussian(u, control)
-            W = linear.entries.read(params)
-            linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
+        size = found.added([pivots], [z])[:, 0]
+        add(params, found.shifts.biases(size))
+        for each, answer in [*found.shifts.answers(size)]:  # to what its inputs have in common now
+            u = common(self.constants.at(params), each.linear)
+            add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
 
 
 class Sources:
@@ -156,6 +200,16 @@ class Sources:
             if isinstance(part, Vector) and part.entries.name in places:
                 own = np.flatnonzero(self.part == number)
                 found.append(own[np.isin(self.place[own], places[part.entries.name])])
+        return np.concatenate(found)
+
+    def like(self, key: tuple[Any, ...]) -> Array:
+        """Return the unknowns of numbers of one bias, or of rows of one weight."""
+        kind, name, *first = key
+        found = [np.zeros(0, np.int64)]
+        for number, part in enumerate(self.parts):
+            entries = part.entries if isinstance(part, Vector) else part.linear.entries
+            if entries.name == name and isinstance(part, Vector) == (kind == "bias") and first in ([], [entries.first]):
+                found.append(np.flatnonzero(self.part == number))
         return np.concatenate(found)
 
     def held(self, params: Params, unknowns: Array) -> Array:
@@ -213,15 +267,29 @@ class Solved:
             taken[columns[columns >= 0], k] = sizes[columns >= 0]
         return self.shifts.evaluate(self.directions @ taken)
 
-    def held(self, params: Params, pivots: Sequence[Owner]) -> Array:
-        """Return the constants that pivots add: 0 for what is not constant any more, as where inputs are 0 on average."""
-        columns = self._columns(pivots)
-        found = np.zeros(len(columns))
-        found[columns >= 0] = self.sources.held(params, self.first[columns[columns >= 0]])
-        return found
+    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], Array]]:
+        """Yield unknowns of one bias or weight, the pivots among their owners, and what directions of pivots do to them."""
+        several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
+        for pivot in pivots:
+            if pivot in self.column:
+                several[source(pivot)].append(pivot)
+        for key, own in several.items():
+            unknowns = self.sources.like(key)
+            yield unknowns, own, self.directions[unknowns][:, self._columns(own)].toarray()
 
     def _columns(self, pivots: Sequence[Owner]) -> Array:
         return np.array([self.column.get(each, -1) for each in pivots], np.int64)
+
+
+def source(owner: Owner) -> tuple[Any, ...]:
+    """Return what numbers of one bias, or rows of one weight, have in common."""
+    kind, name, place = owner
+    return (kind, name, place // ROWS) if kind == "weight" else (kind, name)
+
+
+def _first(linear: Linear) -> tuple[str, int]:
+    """Return the parameter of a weight, and the place of its first number."""
+    return linear.entries.name, linear.entries.first
 
 
 def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
@@ -247,20 +315,19 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
 
 def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
-    rows, place = basis.T.copy(), 0
-    for column in range(rows.shape[1]):
-        if place == len(rows):
-            break
-        best = place + int(np.abs(rows[place:, column]).argmax())
-        if abs(rows[best, column]) <= SMALL * max(1.0, np.abs(rows).max()):
-            continue
-        rows[[place, best]] = rows[[best, place]]
-        rows[place] /= rows[place, column]
-        others = np.arange(len(rows)) != place
-        rows[others] -= np.outer(rows[others, column], rows[place])
-        rows[others, column] = 0.0
-        place += 1
-    return rows[:place].T
+    count, width = basis.shape
+    most = SMALL * max(1.0, float(np.abs(basis).max()))
+    places, Q = list[int](), np.zeros((width, 0))
+    for start in range(0, count, ROWS_AT_ONCE):
+        rest = basis[start : start + ROWS_AT_ONCE]
+        rest = rest - (rest @ Q) @ Q.T  # what the rows before do not span
+        while len(places) < width and (new := np.flatnonzero(np.abs(rest).max(1) > most)).size:
+            row = rest[new[0]] - Q @ (Q.T @ rest[new[0]])
+            places.append(start + int(new[0]))
+            Q = np.concatenate([Q, (row / np.linalg.norm(row))[:, None]], 1)
+            rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
+    chosen = basis[places]
+    return np.linalg.solve(chosen.T, basis.T).T if len(chosen) == width else basis @ np.linalg.pinv(chosen)
 
 
 def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Shift]:
@@ -274,10 +341,10 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
         some = several[start : start + TOGETHER]
         sizes = found.added(some, [np.random.default_rng(0).normal(size=len(each)) for each in some])
         for pivots, size in zip(some, sizes.T, strict=True):
-            yield _shift(constants.at(params), found, pivots, size, constants)
+            yield _record(constants.at(params), found, pivots, size, constants)
 
 
-def _shift(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
+def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
     """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
     kind, name, _ = pivots[0]
     changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
@@ -288,7 +355,7 @@ def _shift(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constant
         scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
         targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))), FAMILY[kind])
+    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))))
 
 
 def common(at: At, linear: Linear) -> Array:

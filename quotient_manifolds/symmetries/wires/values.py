@@ -49,7 +49,7 @@ class Values:
             if vector.gain:
                 index, _ = self._walk.notes["gain index", id(vector)]
                 entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
-            self._kept[id(vector)] = self._read(entries).copy()
+            self._kept[id(vector)] = self._read(entries)
         return self._kept[id(vector)]
 
     def chunks(self, linear: Linear, tap: int = 0) -> Iterator[tuple[int, Array]]:
