@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
     "flat": lambda sizes, _: _with_statistics(nn.BatchNorm1d(*sizes, affine=False)),
     "conv": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, bias=bias),
     "deep": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, groups=D, bias=bias),
-    "half": lambda _, bias: nn.Conv1d(D, D, 3, groups=2, bias=bias),
+    "apart": lambda _, bias: nn.Conv1d(D, D, 3, groups=2, bias=bias),
     "table": lambda *_: nn.Embedding(TOKENS, D),
 }
 """What the letters before the sizes of a name stand for."""
@@ -352,7 +352,7 @@ POOLED: dict[str, Body] = {
     "conv": lambda s, x: s.b(normed(s.conv, x).tanh()),
     "conv res": lambda s, x: x + normed(s.conv, x),
     "depthwise": lambda s, x: s.b(normed(s.deep, x).tanh()),
-    "group conv": lambda s, x: s.b(normed(s.half, x).tanh()),
+    "group conv": lambda s, x: s.b(normed(s.apart, x).tanh()),
     "windows": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x).softmax(-1), padding=(1, 0))),
     "windows inside": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x)[:, :3].softmax(-1))),
     "half in windows": lambda s, x: s.b(on_half(lambda y: windows(y, s.r_8_3(x).softmax(-1), padding=(1, 0)), s.a(x))),

@@ -115,10 +115,11 @@ class Gauge(Freedom):
     scalings: tuple[Scaling, ...]
     weights: Tensor
     partners: Partners
+    number: int = 1
     kind = "gauge"
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """Return the name of the first parameter that writes, and of the group."""
         return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
 
@@ -290,11 +291,10 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
     for each in walk.vectors:
         if each.gain or each.entries.key in done or each.shared == "other":
             continue
-        for row, nodes in enumerate(each.outs):
-            if places := Places(block, nodes):
-                done.add(each.entries.key)
-                (line,) = each.entries.apply(lambda layout, row=row: layout[row : row + 1])
-                yield Part(line, _copies(places))
+        if places := Places(block, [node for row in each.outs for node in row]):
+            done.add(each.entries.key)
+            (line,) = each.entries.apply(lambda layout: layout.reshape(1, -1))
+            yield Part(line, _copies(places))
 
 
 def _copies(places: Places) -> tuple[Copy, ...]:
