@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 SWEEPS, SETTLED = 50, 1e-14
+RANK = 1e-20  # of squared singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 FAMILIES = {
     "orthogonal": "rotation of the residual stream",
@@ -37,40 +38,39 @@ class Copy:
     weights: Tensor  # (k,)
     dual: bool
 
-    def element(self, A: Tensor) -> Tensor:
-        """Return what an element A of the group does to the channels that stand here: S A S^-1, or of A^-T."""
-        part = torch.linalg.inv(A).mT if self.dual else A
-        part = part[self.channels][:, self.channels]
-        return self.weights[:, None] * part / self.weights
+    def element(self, A: Tensor, C: Tensor) -> Tensor:
+        """Return what A with its inverse C does to the channels that stand here: S A S^-1, or of C^T, for weights S."""
+        part = C.mT if self.dual else A
+        return self.weights[:, None] * part[self.channels][:, self.channels] / self.weights
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Hold entries of a parameter and the copies of the block along its axes: of a bias (rows, n), of a weight (taps, out, in)."""
+    """Hold entries of a parameter, (n,) or (taps, out, in), and the copies of the block along its axes."""
 
     entries: Entries
     out: tuple[Copy, ...]
     into: tuple[Copy, ...] = ()
     alone: bool = False  # nothing else moves the other side: lengths and angles along it are the function's own
 
-    def act(self, params: Params, A: Tensor) -> None:
-        """Turn what is written and turn back what is read, in place."""
+    def read(self, params: Params) -> Tensor:
+        """Return the numbers as (taps, out, in)."""
         W = self.entries.read(params)
-        B = A.to(W.device)
+        return W if W.ndim == 3 else W[None, :, None]
+
+    def act(self, params: Params, A: Tensor, C: Tensor) -> None:
+        """Turn what is written by A and turn back what is read by C, in place."""
+        W = self.read(params)
+        A, C = A.to(W.device), C.to(W.device)
         for copy in self.out:
-            axis = -2 if W.ndim == 3 else -1
-            rows = W.index_select(axis, copy.places)
-            turned = copy.element(B) @ (rows if W.ndim == 3 else rows[..., None])
-            W = W.index_copy(axis, copy.places, turned if W.ndim == 3 else turned[..., 0])
+            W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
-            columns = W.index_select(-1, copy.places)
-            W = W.index_copy(-1, copy.places, torch.linalg.solve(copy.element(B), columns, left=False))
-        self.entries.write(params, W)
+            W = W.index_copy(2, copy.places, W.index_select(2, copy.places) @ copy.element(C, A))
+        self.entries.write(params, W.reshape(self.entries.shape))
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
         """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
-        W = self.entries.read(params).cpu()
-        W = W if W.ndim == 3 else W[:, :, None]
+        W = self.read(params).cpu()
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
             change = copy.weights[:, None] * one[copy.channels, None] * (mean[copy.channels] @ rows)[:, None]
@@ -85,8 +85,7 @@ class Part:
 
         read: the numbers, if they are not those of the parameters.
         """
-        W = self.entries.read(params) if read is None else read
-        W = W if W.ndim == 3 else W[:, :, None]
+        W = self.read(params) if read is None else read
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
             yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
@@ -136,11 +135,11 @@ class Gauge(Freedom):
         size = {"linear": n**2 - 1, "complex": 1, "orthogonal": n * (n - 1) // 2, "mean": n}
         return {FAMILIES[self.group]: size.get(self.group, (n - 1) * (n - 2) // 2)}
 
-    def act(self, params: Params, A: Tensor, *, control: bool = False) -> None:
-        """Act with A (n, n) of the group, in place; as a control on one parameter alone."""
+    def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
+        """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
         before = [scaling.to_place(params) for scaling in self.scalings]
         for part in self.parts[:1] if control else self.parts:
-            part.act(params, A)
+            part.act(params, A, C)
         for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
             scaling.apply(params, -z)
 
@@ -158,18 +157,18 @@ class Gauge(Freedom):
             B = self._basis()
             X = B @ (B.mT @ (X - X.mT) @ B) @ B.mT / 2**0.5
             X = X * self.weights / self.weights[:, None]
-        self.act(params, torch.linalg.matrix_exp(size * X), control=control)
+        self.act(params, torch.linalg.matrix_exp(size * X), torch.linalg.matrix_exp(-size * X), control=control)
 
     def fold(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
         eye = torch.eye(self.n, dtype=torch.float64)
         for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it
-            A = self._to_place(params)
-            if A is None or float((A - eye).abs().max()) <= SETTLED:
+            found = self._to_place(params)
+            if found is None or float((found[0] - eye).abs().max()) <= SETTLED:
                 return
-            self.act(params, A)
+            self.act(params, *found)
 
-    def _to_place(self, params: Params) -> Tensor | None:
+    def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
         if self.group in ("orthogonal", "centred"):
             B, S = self._basis(), self.weights
             moment, rows = self._moment(params, S)
@@ -177,7 +176,8 @@ class Gauge(Freedom):
             cubes = sum((each @ B @ V).pow(3).sum(0) for each in rows)
             V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
-            return R * S / S[:, None]
+            A = R * S / S[:, None]
+            return A, torch.linalg.inv(A)
         if self.group == "mean":
             return self._mean(params)
         if self.group == "linear":
@@ -200,7 +200,7 @@ class Gauge(Freedom):
         values = torch.linalg.eigvalsh(B.mT @ self._moment(params, self.weights)[0] @ B)
         return bool((values.diff() > DISTINCT * values[-1]).all()) if len(values) > 1 else True
 
-    def _mean(self, params: Params) -> Tensor | None:
+    def _mean(self, params: Params) -> tuple[Tensor, Tensor] | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
         one, n = 1 / self.weights, self.n
         fixed = {**params, **{name: params[name].clone() for name in self.names}}
@@ -226,20 +226,31 @@ class Gauge(Freedom):
         length = torch.linalg.vector_norm(rest) / n**0.5 or torch.ones(())
         v = v + (1 - length / size.sqrt()) / n
         inverse = torch.eye(n, dtype=torch.float64) - torch.outer(one, v * S)
-        return torch.linalg.inv(inverse)
+        return torch.linalg.inv(inverse), inverse
 
-    def _balance(self, params: Params) -> Tensor | None:
-        """Return A that makes A M A^T and A^-T N A^-1 diagonal and proportional, for second moments M, N of the two sides."""
-        sides: dict[bool, Tensor] = {}
+    def _balance(self, params: Params) -> tuple[Tensor, Tensor] | None:
+        """Return A, C with A C = I that make A M A^T = C^T N C diagonal, for second moments M, N of the two sides.
+
+        Of lower rank, where readers and writers do not meet in all channels, they fill the first channels alone.
+        """
+        n = self.n
+        sides = {False: [torch.zeros(0, n, dtype=torch.float64)], True: [torch.zeros(0, n, dtype=torch.float64)]}
         for part in self.parts:
             for v, dual in part.vectors(params) if part.alone else ():
-                sides[dual] = sides.get(dual, torch.zeros(self.n, self.n, dtype=torch.float64)) + v.mT @ v
-        if len(sides) < 2:
+                sides[dual].append(v)
+        W, R = (torch.cat(sides[dual]) for dual in (False, True))
+        if not len(W) or not len(R):
             return None
-        L = torch.linalg.cholesky(sides[False])
-        values, V = torch.linalg.eigh(L.mT @ sides[True] @ L)
-        A = values[:, None].pow(0.25) * torch.linalg.solve_triangular(L, V.mT, upper=False, left=False)
-        return A / torch.linalg.det(A).abs().pow(1 / self.n)
+        values, V = torch.linalg.eigh(W.mT @ W)
+        root = V * values.clamp_min(0).sqrt() @ V.mT
+        values, Q = torch.linalg.eigh(root @ (R.mT @ R) @ root)
+        kept = values > RANK * values[-1]
+        values, Q = values[kept], Q[:, kept]
+        A, C = (Q * values.pow(-0.75)).mT @ root @ (R.mT @ R), root @ Q * values.pow(-0.25)
+        sign = torch.where((W @ A.mT).pow(3).sum(0) < 0, -1.0, 1.0)
+        size = torch.linalg.det(A).abs().pow(1 / n) if len(values) == n else torch.ones(())
+        A, C = A * sign[:, None] / size, C * sign * size
+        return torch.nn.functional.pad(A, (0, 0, 0, n - len(A))), torch.nn.functional.pad(C, (0, n - len(A)))
 
     def _basis(self) -> Tensor:
         """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
@@ -293,7 +304,7 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
             continue
         if places := Places(block, [node for row in each.outs for node in row]):
             done.add(each.entries.key)
-            (line,) = each.entries.apply(lambda layout: layout.reshape(1, -1))
+            (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
             yield Part(line, _copies(places))
 
 

@@ -80,10 +80,10 @@ def batch_norm(walk: Walk, operation: Operation) -> None:
     mean, variance = operation.args[3:5]
     eps = operation.args[7] if operation.name == "native_batch_norm" else operation.args[6]
     shape = (-1, *[1] * (tensor.ndim - 2))
-    size = (variance.double() + eps).rsqrt().to(variance.dtype)
+    size = (variance.double() + eps).rsqrt()
     steps = (
         (size.view(shape), torch.ops.aten.mul.Tensor, mul),
-        ((-mean * size).view(shape), torch.ops.aten.add.Tensor, add),
+        ((-mean.double() * size).view(shape), torch.ops.aten.add.Tensor, add),
     )
     for numbers, func, step in steps:
         after = torch.empty(tensor.shape, device="meta")
