@@ -260,12 +260,9 @@ class Walk:
         """Return for rows of nodes (k, n) the first row that has the same channels with the same history."""
         if len(rows) == 1:
             return np.zeros(1, np.int64)
-        root, weight, dual = self.turns.find(rows)
         still = self.dead[rows] | (rows <= FIXED)
         codes = hashed(
-            root,
-            weight.view(np.int64),
-            dual,
+            self._relation(rows),
             self.history[rows],
             still,
             self._room["alone"][rows],
@@ -426,9 +423,12 @@ class Walk:
         for other in range(label.ndim):
             if other != axis % label.ndim and flat(thin, other):
                 thin = thin.narrow(other, 0, 1)
-        nodes = thin.numpy()
+        return flat(torch.from_numpy(self._relation(thin.numpy())), axis)
+
+    def _relation(self, nodes: Array) -> Array:
+        """Return a code for how channels follow from the one that represents their class; weights are rounded products."""
         root, weight, dual = self.turns.find(nodes)
-        return flat(torch.from_numpy(np.where((weight == 1) & ~dual, root, -nodes)), axis)
+        return hashed(root, weight.round(9).view(np.int64), dual)
 
     def first_kind(self, label: Tensor, axes: Sequence[int]) -> Tensor:
         """Take one token along axes of tokens, one that moves where there is one."""
