@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_weights
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.freedom import gaussian, typical
+from quotient_manifolds.symmetries.freedom import gaussian, together, typical
 from quotient_manifolds.symmetries.move import balance
 from quotient_manifolds.symmetries.outputs import Evaluate, floating
 from quotient_manifolds.symmetries.pair import Params
@@ -179,7 +179,7 @@ def verify_on_batches(
             each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
         ]
         known = Verified(failed, values, tuple(tolerances), losses.precision)
-        return _together(losses, claimed, known, seed)
+        return _together(losses, symmetries, known, seed)
 
 
 def changed_by(
@@ -228,9 +228,9 @@ def jittered(params: Params, seed: int) -> Params:
     return params
 
 
-def _together(losses: BatchLosses, claimed: list[Action], known: Verified, seed: int) -> Verified:
+def _together(losses: BatchLosses, symmetries: Symmetries, known: Verified, seed: int) -> Verified:
     """Try one random element of all groups together; if the loss changes, those fail whose own element changes it."""
-    left = [action for action in claimed if action.name not in known.failed]
+    left = symmetries.without(known.failed)
 
     def said(chosen: Iterable[Action]) -> str:
         params, generator = losses.params(), torch.Generator().manual_seed(seed)
@@ -238,9 +238,10 @@ def _together(losses: BatchLosses, claimed: list[Action], known: Verified, seed:
             action.act(params, generator, FINITE, False)
         return _changed(losses, params, known)
 
-    if not left or not (all_ := said(left)):
+    joined = replace(left, freedoms=tuple(together(left.freedoms)))
+    if not left.every or not (all_ := said(actions(joined))):
         return known
-    alone = {action.name: said([action]) for action in left}
+    alone = {action.name: said([action]) for action in actions(left)}
     false = {
         name: f"acting with one of its elements changes the loss: {found}" for name, found in alone.items() if found
     }
@@ -249,7 +250,7 @@ def _together(losses: BatchLosses, claimed: list[Action], known: Verified, seed:
             f"The loss must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
             f"pass symmetries= without some of them"
         )
-    return _together(losses, claimed, replace(known, failed={**known.failed, **false}), seed)
+    return _together(losses, symmetries, replace(known, failed={**known.failed, **false}), seed)
 
 
 def _changed(losses: BatchLosses, params: Params, known: Verified) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.pair import BOTTLENECK, QUERY_KEY, VALUE_OUTPUT, SymmetricPair
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias
+from quotient_manifolds.symmetries.wires.blocks import zeros
 from quotient_manifolds.symmetries.wires.channels import Part
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
@@ -19,6 +20,7 @@ from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Views = tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]]
+Array = np.ndarray
 CLOSE = 1e-7
 
 
@@ -52,9 +54,8 @@ def _added(walk: Walk) -> dict[int, Vector]:
     answers = {linear.outs[0][0] for linear in walk.linears}
     found: dict[int, Vector] = {}
     for flow in walk.flows:
-        for terms in flow.terms if flow.kind == "sum" else ():
-            names = [n for n, _ in terms]
-            for n in answers.intersection(names) if len(names) > 1 else ():
+        for names in flow.terms[0].tolist() if flow.kind == "sum" else ():
+            for n in answers.intersection(names):
                 found.update((n, biases[other]) for other in names if other in biases)
     return found
 
@@ -84,31 +85,29 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
         each.shift(after, c)
         each.bias.write(biases, c)
     solution = _solution(shifts, biases, {name: after[name] - w for name, w in before.items()})
-    size = np.zeros(shifts.count + 1)
-    size[list(solution)] = list(solution.values())
-    if not shifts.system.obeyed(np.zeros(len(size), np.int64), size, 1)[0]:
+    if not shifts.system.obeyed(np.zeros(len(solution), np.int64), solution, 1)[0]:
         return False
-    for name, change in shifts.tangent(solution).items():
+    tangent = zeros(walk)
+    shifts.add_to(tangent, shifts.evaluate(solution[:, None])[:, 0])
+    for name, change in tangent.items():
         expected = after[name] - before[name] if name in before else torch.zeros((), dtype=torch.float64)
         if not torch.allclose(change, expected.expand_as(change), rtol=CLOSE, atol=CLOSE):
             return False
     return True
 
 
-def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[int, float]:
-    """Return the unknowns where biases change and all that can make up for it does, but no weight."""
-    found: dict[int, float] = {}
+def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> Array:
+    """Return the unknowns, by name, where biases change and all that can make up for it does, but no weight."""
+    found = np.zeros(shifts.count + 1)
     for vector in shifts.walk.vectors:
         if vector.gain or vector.entries.name not in biases:
             continue
         one, all_of_it = (
-            (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).tolist()
+            (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).numpy()
             for each in (biases, changes)
         )
-        for place, row in enumerate(vector.outs):
-            for i, n in enumerate(row):
-                if n in shifts.free:
-                    found[shifts.free[n]] = all_of_it[place][i]
-                elif n in shifts.claimed:
-                    found[shifts.claimed[n][1]] = one[place][i] * shifts.claimed[n][2]
+        nodes = np.array(vector.outs)
+        size = np.where(shifts.claimed[nodes] > 0, one * shifts.factor[nodes], all_of_it)
+        unknown = shifts.total(nodes)
+        found[unknown[unknown > 0]] = size[unknown > 0]
     return found

@@ -12,7 +12,6 @@ from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
 from quotient_manifolds.symmetries.wires.taken import Taken
@@ -85,7 +84,7 @@ def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
     yield from shifts_of(constants, params)
     for same in uses([each for each in walk.linears if not each.table]):
         taps, out, _ = same[0].shape
-        free = kernel(np.concatenate([at.unseen.of(row) for each in same for row in each.outs])).shape[1]
+        free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
             yield UnreachedInput(constants, tuple(same), size)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
+from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear
@@ -39,7 +39,6 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
-    family: str
     kind = "shift"
 
     @property
@@ -55,53 +54,97 @@ class Shift(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return {self.family: len(self.pivots)}
+        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return both as one, for which equations are solved once."""
+        if not isinstance(other, Shift) or other.constants is not self.constants:
+            return None
+        changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
+        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone."""
-        own = params[self.pivots[0][1]]
-        z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z, control=control)
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
+
+        It alone may shift without being seen, such as a constant of keys that softmax ignores.
+        """
+        if control:
+            for name, noise in self._noise(params, generator).items():
+                params[name] += size * noise
+        else:
+            self._shift(params, self.pivots, size * self._drawn(params, generator))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what a shift changes, to first order."""
+        if control:
+            return {name: torch.zeros_like(params[name]) for name in self.names} | self._noise(params, generator)
+        found = Solved.at(self.constants, params)
+        size = found.added(self.pivots, self._drawn(params, generator))
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in found.shifts.biases(size):
+            entries.add_to(tangent, change)
+        for each, answer in found.shifts.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+        return tangent
 
     def fold(self, params: Params) -> None:
-        """Let the others take over all constants, in place."""
-        if self.pivots[0][0] == "weight":
-            self._forget(params)
-        for _ in range(SWEEPS):
+        """Let the others take over all constants, in place.
+
+        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now.
+        """
+        self._settle(params, [each for each in self.pivots if each[0] == "bias"])
+        for linear in self._weights(params):
+            place = _first(linear)
+            self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+
+    def _settle(self, params: Params, pivots: list[Owner]) -> None:
+        """Let others take over these constants, in place."""
+        target = dict(zip(self.pivots, self.targets, strict=True))
+        for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = np.array([found.held(params, pivot) for pivot in self.pivots])
-            held -= self.targets
-            if np.abs(held).max() <= SETTLED * typical(params[self.pivots[0][1]]):
+            held = found.held(params, pivots) - [target[pivot] for pivot in pivots]
+            if not (np.abs(held) > SETTLED * self._sizes(params, pivots)).any():
                 return
-            self._shift(params, -held)
+            self._shift(params, pivots, -held)
 
-    def _forget(self, params: Params) -> None:
-        """Take away what a weight answers to what its inputs no longer have, where others took constants away."""
-        at, linear = self.constants.at(params), self._linear()
-        Q = unreached_basis(at, [linear])
-        W = linear.entries.read(params)
-        basis = torch.from_numpy(Q).to(W.device)
-        linear.entries.write(params, W - (W @ basis) @ basis.mT)
+    def _weights(self, params: Params) -> list[Linear]:
+        """Return the weights of which constants are left, and take away what others answer to what they no longer have.
 
-    def _linear(self) -> Linear:
-        _, name, place = self.pivots[0]
-        return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
+        That is what is left where others took away all that the inputs of a weight have in common.
+        """
+        own = {(name, place // ROWS) for kind, name, place in self.pivots if kind == "weight"}
+        if not own:
+            return []
+        found = {first: each for each in reversed(self.constants.walk.linears) if (first := _first(each)) in own}
+        at, changes = self.constants.at(params), []
+        for linear in found.values():
+            basis = torch.from_numpy(unreached_basis(at, [linear]))
+            if basis.shape[1]:
+                W = linear.entries.read(params).cpu()
+                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+        add(params, changes)
+        left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).directions}
+        return [each for first, each in reversed(found.items()) if first in left]
 
-    def _shift(self, params: Params, z: Array, *, control: bool = False) -> None:
+    def _drawn(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Array:
+        return self._sizes(params, self.pivots) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
+
+    def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
+        own = dict.fromkeys(name for _, name, _ in self.pivots)
+        return {name: typical(params[name]) * gaussian(params[name], generator) for name in own}
+
+    def _sizes(self, params: Mapping[str, Tensor], pivots: Sequence[Owner]) -> Array:
+        """Return the typical size of the parameter of each constant."""
+        size = {name: typical(params[name]) for name in dict.fromkeys(name for _, name, _ in pivots)}
+        return np.array([size[name] for _, name, _ in pivots])
+
+    def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        total: Direction = defaultdict(float)
-        for pivot, size in zip(self.pivots, z.tolist(), strict=True):
-            for unknown, value in found.directions.get(pivot, {}).items():
-                total[unknown] += size * value
-        own = self.pivots[0][1]
-        for entries, change in found.shifts.biases(total):
-            if not control or entries.name == own:
-                entries.write(params, entries.read(params) + change.to(params[entries.name].device))
-        answers = [each for each in found.shifts.answers(total) if not control or each[0].entries.name == own]
-        for linear, answer in answers:  # to what its inputs have in common now
-            u = torch.from_numpy(common(self.constants.at(params), linear))
-            W = linear.entries.read(params)
-            linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
+        size = found.added(pivots, z)
+        add(params, found.shifts.biases(size))
+        for each, answer in [*found.shifts.answers(size)]:  # to what its inputs have in common now
+            u = common(self.constants.at(params), each.linear)
+            add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,20 +177,33 @@ class Solved:
                     directions[owners[first]] = direction
         return Solved(shifts, directions, factors)
 
-    def held(self, params: Params, pivot: Owner) -> float:
-        """Return the constant that a number or a row of a weight adds."""
-        if pivot not in self.directions:  # all that the weight takes is 0 on average: nothing is constant
-            return 0.0
-        kind, name, place = pivot
-        if kind == "bias":
-            vector_scale, offset = self.shifts.walk.notes["source", name, place]
-            number = float(params[name].detach().reshape(-1)[place].double())
-            return (vector_scale * number + offset) * self.factors[pivot]
-        for linear, u, _ in self.shifts.virtual.values():
-            if _first(linear) == (name, place // ROWS):
-                W = linear.entries.read(params)[0].cpu().numpy()
-                return float(W[place % ROWS] @ u / (u @ u))
-        return 0.0
+    def added(self, pivots: Sequence[Owner], z: Array) -> Array:
+        """Return what every source adds where pivots do by these sizes."""
+        total = np.zeros((self.shifts.count + 1, 1))
+        for pivot, size in zip(pivots, z.tolist(), strict=True):
+            direction = self.directions.get(pivot, {})
+            total[list(direction), 0] += size * np.array(list(direction.values()))
+        return self.shifts.evaluate(total)[:, 0]
+
+    def held(self, params: Params, pivots: Sequence[Owner]) -> Array:
+        """Return the constants that numbers and rows of weights add; 0 where what a weight takes has none."""
+        by_weight = {_first(each.linear): each for each in self.shifts.virtual}
+        answers: dict[tuple[str, int], Array] = {}
+        found = np.zeros(len(pivots))
+        for number, (kind, name, place) in enumerate(pivots):
+            if (kind, name, place) not in self.directions:
+                continue
+            if kind == "bias":
+                scale, offset = self.shifts.walk.notes["source", name, place]
+                stored = float(params[name].detach().reshape(-1)[place].double())
+                found[number] = (scale * stored + offset) * self.factors[kind, name, place]
+                continue
+            first = name, place // ROWS
+            if first not in answers:
+                each = by_weight[first]
+                answers[first] = each.linear.entries.read(params)[0].cpu().numpy() @ each.u / (each.u @ each.u)
+            found[number] = answers[first][place % ROWS]
+        return found
 
 
 def _first(linear: Linear) -> tuple[str, int]:
@@ -168,15 +224,14 @@ def _owners(shifts: Shifts) -> tuple[dict[int, Owner], dict[Owner, float]]:
             for node, number in zip(row, numbers, strict=True):
                 place.setdefault(node, ("bias", vector.entries.name, number))
                 shifts.walk.notes["source", vector.entries.name, number] = vector.entries.scale, vector.entries.offset
-    for node, unknown in shifts.free.items():
-        owners.setdefault(unknown, place[node])
-        factors.setdefault(place[node], 1.0)
-    for node, (_, unknown, factor) in shifts.claimed.items():
-        owners[unknown] = place[node]
-        factors[place[node]] = factor
-    for linear, _, totals in shifts.virtual.values():
-        name, first = _first(linear)
-        for row, unknown in enumerate(totals):
+    for node, owner in place.items():
+        unknown = int(shifts.total(node))
+        if unknown:
+            owners.setdefault(unknown, owner)
+            factors.setdefault(owner, float(shifts.factor[node]))
+    for each in shifts.virtual:
+        name, first = _first(each.linear)
+        for row, unknown in enumerate(each.unknowns.tolist()):
             owners[unknown] = "weight", name, first * ROWS + row
     return owners, factors
 
@@ -212,21 +267,16 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
         groups[owner[:2]].append(owner)
         order[owner[:2]] = min(order.get(owner[:2], min(direction)), min(direction))
     for key in sorted(groups, key=order.__getitem__):
-        record = Shift(constants, tuple(groups[key]), (), (key[1],), FAMILY[key[0]])
-        rng = np.random.default_rng(0)
-        total: Direction = defaultdict(float)
-        for owner in groups[key]:
-            for unknown, value in found.directions[owner].items():
-                total[unknown] += rng.normal() * value
-        changed = [entries.name for entries, change in found.shifts.biases(total) if float(change.abs().max()) > 1e-12]
-        answers = [each for each, answer in found.shifts.answers(total) if np.abs(answer).max() > 1e-12]
+        size = found.added(groups[key], np.random.default_rng(0).normal(size=len(groups[key])))
+        changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
+        answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
         changed += [each.entries.name for each in answers]
-        targets = (0.0,) * len(record.pivots)
-        if key[0] == "bias" and answers and len(record.pivots) == answers[0].shape[2]:
+        targets = (0.0,) * len(groups[key])
+        if key[0] == "bias" and answers and len(groups[key]) == answers[0].shape[2]:
             size = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
             u = common(constants.at(params), answers[0]) * np.exp(-size)  # where gains are 1
             targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-        yield replace(record, changed=tuple(dict.fromkeys((key[1], *changed))), targets=targets)
+        yield Shift(constants, tuple(groups[key]), targets, tuple(dict.fromkeys((key[1], *changed))))
 
 
 def common(at: At, linear: Linear) -> Array:
