@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,13 +19,14 @@ from torch.utils._pytree import tree_leaves
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.jacobian import Jacobian
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer
 
 MOST_PARAMETERS = 5_000  # the rows of J take a few hours above, all else less
 BROKEN, WHOLE = 1e-2, 0.0  # the eps with which near symmetries are far from holding, and that with which they hold
 ROUNDING = 1e-10  # relative to the largest singular value: what lies above is no rounding of float64
 SMALLEST_GAP = 1e3
 SHOWN = 3  # singular values on each side of the gap
+STEP = 1e-6  # relative to the parameters, to see outputs move or not
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,16 @@ class FibreDimension:
         """Write the report, some lines of text."""
         near = f", and {self.near} near, which only the eps of norms breaks" if self.near else ""
         above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
+        names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
         lines = [
             *(f"inconclusive: {doubt}" for doubt in self.doubts),
             f"dimension of the fibre: {self.dimension}{near}",
             f"{self.parameters} parameters, less the rank {self.rank} of the Jacobian of {self.outputs} outputs",
             f"singular values around the gap: {above} | {below}, a ratio of {self.gap:.0e}",
+            f"{self.frozen} frozen parameters are held fixed and not counted" * bool(self.frozen),
+            f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}" * bool(names),
         ]
-        if self.frozen:
-            lines.append(f"{self.frozen} frozen parameters are held fixed and not counted")
-        if self.unreached:
-            names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
-            lines.append(f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}")
-        return "\n".join(lines)
+        return "\n".join(line for line in lines if line)
 
 
 def fibre_dimension(
@@ -122,48 +121,65 @@ def fibre_dimension(
     model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
     parameters or with more than 5,000 of them.
     """
-    listed = _checked_batches(batches)
-    jacobian = _prepared(model, listed[0], evaluate, seed, progress)
-    R, half, found_eps = jacobian.triangle(listed, BROKEN)
-    outputs = jacobian.rows
-    if not bool(torch.isfinite(R).all()):
-        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
-    s, rank, gap = _gap(R)
+    listed = _distinct(batches)
+    order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = [listed[index] for index in order]
+    rounds = (shuffled[: len(shuffled) // 2], shuffled) if len(shuffled) > 1 else (shuffled,)
+    return grown_fibre(model, rounds, evaluate=evaluate, seed=seed, progress=progress)[0]
+
+
+def grown_fibre(
+    model: nn.Module,
+    rounds: Iterable[list[Any]],
+    *,
+    evaluate: Evaluate | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[FibreDimension, list[Any]]:
+    """Compute the dimension on the first of some lists that does not lift the rank, and return that list, too.
+
+    rounds: lists of batches, each the one before and about as many more. All else is as for `fibre_dimension`.
+    """
+    remaining = iter(rounds)
+    used = next(remaining)
+    jacobian = _prepared(model, used[0], evaluate, seed, progress)
+    R, outputs = jacobian.triangle(used, BROKEN)
+    (s, rank, gap), of_half = _gap(R), 0
+    for more in remaining:
+        R, count = jacobian.triangle(more[len(used) :], BROKEN, above=R)
+        of_half, used, outputs = rank, more, outputs + count
+        s, rank, gap = _gap(R)
+        if of_half == rank:
+            break
+    if len(used) == 1:  # half of its outputs, then
+        of_half = _gap(jacobian.triangle(used, BROKEN, part=0.5)[0])[1]
     t = (s / s[0].clamp_min(torch.finfo(s.dtype).tiny)).tolist()
-    whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
-    near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
-    kernel = torch.linalg.svd(R).Vh[rank:]
-    rank_of_half = _gap(half)[1]
-    unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
-    doubts = (
-        _no_gap(gap),
-        _too_few(rank, rank_of_half),
-        _no_near(near),
-        _not_generic(jacobian, listed, R),
-        _cut_off(jacobian, listed[0], kernel),
-    )
-    return FibreDimension(
+    near, kernel = _near(jacobian, used, R, rank), torch.linalg.svd(R).Vh[rank:]
+    silent = (R == 0).all(dim=0).tolist()
+    fibre = FibreDimension(
         dimension=R.shape[1] - rank,
         near=near,
         parameters=R.shape[1],
         frozen=sum(w.numel() for w in model.parameters() if not w.requires_grad),
         rank=rank,
-        rank_of_half=rank_of_half,
+        rank_of_half=of_half,
         above=tuple(t[max(0, rank - SHOWN) : rank]),
         below=tuple(t[rank : rank + SHOWN]),
         gap=gap,
-        batches=len(listed),
+        batches=len(used),
         outputs=outputs,
-        unreached=dict(unreached),
-        doubts=tuple(doubt for doubt in doubts if doubt),
+        unreached=dict(Counter(name for name, zero in zip(jacobian.columns, silent, strict=True) if zero)),
+        doubts=tuple(_doubts(gap, rank, of_half, near, _grows(jacobian, used, R), _moves(jacobian, used[0], kernel))),
         kernel=kernel,
     )
+    return fibre, used
 
 
-def _checked_batches(batches: Any) -> list[Any]:
+def _distinct(batches: Any) -> list[Any]:
+    """Return the batches, repeated ones once, for these lift no rank."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
-    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}  # repeated, they lift no rank
+    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}
     if not distinct:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
     return list(distinct.values())
@@ -180,16 +196,14 @@ def _prepared(
     check_loaded(model)
     own = dict(model.named_parameters())
     check_weights(own, own)
-    counted = [name for name, w in own.items() if w.requires_grad]
-    size = sum(own[name].numel() for name in counted)
+    size = sum(w.numel() for w in own.values() if w.requires_grad)
     if not 0 < size <= MOST_PARAMETERS:
         raise ValueError(
             f"the dimension is computed for 1 to {MOST_PARAMETERS} parameters that ask for gradients. Found {size}"
             f"{': make a small model of the same kind.' if size else '.'}"
         )
     ModelOutputs(model, batch, evaluate, double=False)  # raises where they are random or no numbers
-    params = {name: doubled(w.detach().clone()).requires_grad_(w.requires_grad) for name, w in own.items()}
-    return Jacobian(model, params, counted, evaluate or answer, generator_of(seed), progress)
+    return Jacobian(model, evaluate or answer, generator_of(seed), progress)
 
 
 def _gap(R: Tensor) -> tuple[Tensor, int, float]:
@@ -197,8 +211,9 @@ def _gap(R: Tensor) -> tuple[Tensor, int, float]:
 
     The rank r maximises s_r / s_(r+1) over those with s_(r+1) below rounding; beyond the last there is machine epsilon.
     """
-    P = R.shape[1]
-    s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, P - len(R)))])
+    if not bool(torch.isfinite(R).all()):
+        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
+    s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, R.shape[1] - len(R)))])
     if float(s[0]) == 0:
         return s, 0, math.inf
     t = torch.cat([s / s[0], s.new_zeros(1)]).clamp_min(torch.finfo(s.dtype).eps / 4)
@@ -207,52 +222,55 @@ def _gap(R: Tensor) -> tuple[Tensor, int, float]:
     return s, rank, float(ratio[rank - 1])
 
 
-def _no_gap(gap: float) -> str:
-    if gap >= SMALLEST_GAP:
-        return ""
-    return f"the singular values have no gap: where they are small they fall by a factor of {gap:.1f} at the most"
+def _near(jacobian: Jacobian, batches: Sequence[Any], R: Tensor, rank: int) -> int | None:
+    """Return how much the rank falls with every eps 0; None where derivatives are infinite then."""
+    whole = jacobian.triangle(batches, WHOLE)[0] if jacobian.found_eps else R
+    return rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
 
 
-def _too_few(rank: int, of_half: int) -> str:
-    if of_half < rank:  # as it is wherever the rows of J are independent
-        return f"inputs are too few: a random half of them has rank {of_half}, and all of them {rank}"
-    return ""
-
-
-def _no_near(near: int | None) -> str:
-    if near is None:
-        return "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
-    if near < 0:
-        return "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
-    return ""
-
-
-def _not_generic(jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> str:
-    """Return a doubt if the rank for all other parameters grows where tables of embeddings give anything at all."""
+def _grows(jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> int:
+    """Return how much the rank for all other parameters grows where tables of embeddings give anything at all."""
     tables = {id(w) for m in jacobian.model.modules() if isinstance(m, nn.Embedding) for w in m.parameters()}
     own = {name for name, w in jacobian.model.named_parameters() if id(w) in tables}
-    others = torch.tensor([name not in own for name in jacobian.names()], device=R.device)
+    others = torch.tensor([name not in own for name in jacobian.columns], device=R.device)
     if not tables or not bool(others.any()):
-        return ""
+        return 0
     noisy = jacobian.triangle(batches, BROKEN, noise=True)[0]
-    grown = _gap(noisy[:, others])[1] - _gap(R[:, others])[1]
-    if grown <= 0:
-        return ""
-    return (
-        f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the dimension holds "
-        "on such inputs only; more different words or positions have to reach the layers"
-    )
+    return _gap(noisy[:, others])[1] - _gap(R[:, others])[1]
 
 
-def _cut_off(jacobian: Jacobian, batch: Any, kernel: Tensor) -> str:
-    """Return a doubt if the outputs move to first order along the kernel of J, as they do where gradients are cut off.
+def _moves(jacobian: Jacobian, batch: Any, kernel: Tensor) -> bool:
+    """Return whether the outputs move to first order along the kernel of J, as they do where gradients are cut off.
 
     A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
     """
-    if not len(kernel):
-        return ""
+    own = [w.detach() for w in jacobian.params.values()]
+    size = torch.cat([w.flatten() for w in own]).norm()
+
+    def moved(direction: Tensor) -> Tensor:
+        steps = (STEP * size * direction / direction.norm()).split([w.numel() for w in own])
+        there = {name: w + t.view_as(w) for name, w, t in zip(jacobian.params, own, steps, strict=True)}
+        return jacobian.outputs(batch, there, BROKEN) - jacobian.outputs(batch, jacobian.params, BROKEN)
+
     along, across = (torch.randn(n, generator=jacobian.generator, dtype=kernel.dtype) for n in kernel.shape)
-    along, across = along.to(kernel.device), across.to(kernel.device)
-    if jacobian.moved(batch, along @ kernel, BROKEN) <= 1e-2 * jacobian.moved(batch, across, BROKEN):
-        return ""
-    return "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"
+    along, across = along.to(kernel.device) @ kernel, across.to(kernel.device)
+    return len(kernel) > 0 and bool(moved(along).norm() > 1e-2 * moved(across).norm())
+
+
+def _doubts(gap: float, rank: int, of_half: int, near: int | None, grown: int, moves: bool) -> Iterator[str]:
+    """Yield a sentence for each thing that speaks against a dimension."""
+    if gap < SMALLEST_GAP:
+        yield f"the singular values have no gap: where they are small they fall by a factor of {gap:.1f} at the most"
+    if of_half < rank:  # as it is wherever the rows of J are independent
+        yield f"inputs are too few: a random half of them has rank {of_half}, and all of them {rank}"
+    if near is None:
+        yield "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
+    elif near < 0:
+        yield "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
+    if grown > 0:
+        yield (
+            f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the dimension "
+            "holds on such inputs only; more different words or positions have to reach the layers"
+        )
+    if moves:
+        yield "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -127,6 +128,7 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
             while outputs and len(chosen) * outputs < wanted:
                 chosen.append(next(examples))
             size = max(1, TOGETHER // max(1, outputs))
+            chosen += itertools.islice(examples, -len(chosen) % size)
             return [joined(chosen[start : start + size]) for start in range(0, len(chosen), size)]
         except (IndexError, RuntimeError) as error:
             failure = failure or error
