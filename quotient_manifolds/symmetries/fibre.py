@@ -138,7 +138,7 @@ def grown_fibre(
 ) -> tuple[FibreDimension, list[Any]]:
     """Compute the dimension on the first of some lists that does not lift the rank, and return that list, too.
 
-    rounds: lists of batches, each the one before and about as many more. All else is as for `fibre_dimension`.
+    rounds: lists of batches, each the one before and about as many more, or none. All else is as for `fibre_dimension`.
     """
     remaining = iter(rounds)
     used = next(remaining)
@@ -146,6 +146,8 @@ def grown_fibre(
     R, outputs = jacobian.triangle(used, BROKEN)
     (s, rank, gap), of_half = _gap(R), 0
     for more in remaining:
+        if len(more) == len(used):
+            continue
         R, count = jacobian.triangle(more[len(used) :], BROKEN, above=R)
         of_half, used, outputs = rank, more, outputs + count
         s, rank, gap = _gap(R)
