@@ -181,7 +181,8 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
         for name, value in config.to_diff_dict().items()
         if name not in (*inside, *_OWN) and not name.startswith("_")
     }
-    depth = next((full[name] for name in full if re.fullmatch(_BLOCKS, name) and isinstance(full[name], int)), None)
+    numbers = (getattr(config, name, None) for name in (*full, *aliases) if re.fullmatch(_BLOCKS, name))
+    depth = next((number for number in numbers if isinstance(number, int)), None)
     stages = len(full.get("depths") or ())
 
     def small(name: str, size: Any, value: Any) -> Any:
