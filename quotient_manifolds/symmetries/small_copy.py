@@ -176,33 +176,21 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
     inside = {
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
     }
-    kept = {
-        name: value
-        for name, value in config.to_diff_dict().items()
-        if name not in (*inside, *_OWN) and not name.startswith("_")
-    }
-    numbers = (getattr(config, name, None) for name in (*full, *aliases) if re.fullmatch(_BLOCKS, name))
-    depth = next((number for number in numbers if isinstance(number, int)), None)
+    known = {name: size for name in (*aliases, *full) if (size := _size(config, name, blocks)) is not None}
+    sizes = {aliases.get(name, name): size for name, size in known.items()}
+    depths = (getattr(config, name) for name in known if re.fullmatch(_BLOCKS, name))
+    depth = next((number for number in depths if isinstance(number, int)), None)
     stages = len(full.get("depths") or ())
-
-    def small(name: str, size: Any, value: Any) -> Any:
-        """Return the size as often as there are blocks, stages or axes of a picture."""
-        if not isinstance(value, (list, tuple)) or isinstance(size, (list, tuple)):
-            return size
-        return [size] * (blocks if len(value) in (stages, depth) else len(value))
-
     for name, value in full.items():
-        size = settings.get(name, _size(config, name, blocks))
-        if size is not None:
-            kept[name] = small(name, size, value)
-        elif isinstance(value, (list, tuple)) and len(value) == depth and name not in _OWN and name[0] != "_":
-            kept[name] = list(value[:blocks])  # what is listed block by block
-    kept |= {
-        own: size
-        for name, own in aliases.items()
-        if _size(config, own, blocks) is None and (size := _size(config, name, blocks)) is not None
+        if isinstance(value, (list, tuple)) and name not in _OWN and name[0] != "_":
+            if name in sizes:  # of each block, stage or axis of a picture
+                sizes[name] = [sizes[name]] * (blocks if len(value) in (stages, depth) else len(value))
+            elif len(value) == depth:
+                sizes[name] = value[:blocks]
+    kept = {
+        name: value for name, value in config.to_diff_dict().items() if name not in (*inside, *_OWN) and name[0] != "_"
     }
-    kept |= {aliases.get(name, name): size for name, size in settings.items()}
+    kept |= sizes | {aliases.get(name, name): value for name, value in settings.items()}
     if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # of 4 dimensions, one plane
         kept["rope_parameters"] = {**kept["rope_parameters"], "partial_rotary_factor": 0.5}
     return type(config)(**kept, **{name: _small_config(part, blocks, {}) for name, part in inside.items()})
