@@ -277,4 +277,4 @@ def solutions(scales: Scales) -> Iterator[dict[int, float]]:
 
 
 def zeros(walk: Walk) -> dict[str, Tensor]:
-    return {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in walk.parameters.items()}
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in walk.shapes.items()}

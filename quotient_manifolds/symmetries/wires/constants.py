@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -37,15 +38,18 @@ class At:
 
     def shifts(self, walk: Walk) -> Shifts:
         """Return the equations of shifts at these parameters."""
-        return Shifts(walk, self.values, self.unseen, self.unreached)
+        if "equations" not in self.kept:
+            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached)
+        found: Shifts = self.kept["equations"]
+        return found
 
 
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
-    def __init__(self, walk: Walk, still: Collection[Any] = ()) -> None:
+    def __init__(self, walk: Walk, still: Collection[Any] = (), partners: Partners | None = None) -> None:
         """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
-        self.walk, self.still = walk, frozenset(still)
+        self.walk, self.still, self.partners = walk, frozenset(still), partners or Partners(walk, ())
         self._seen: Array | None = None
         self._last: At | None = None
 
@@ -61,10 +65,11 @@ class Constants:
         self._last = found
         return found
 
-    def again(self) -> Constants:
-        """Forget what was evaluated last, but for what is seen."""
-        self._last = None
-        return self
+    def beside(self, still: Collection[Any], partners: Partners) -> Constants:
+        """Return the same with numbers of biases from which no shift starts, and what measures others."""
+        made = Constants(self.walk, still, partners)
+        made._seen, made._last = self._seen, self._last
+        return made
 
 
 Change = tuple[Entries, Tensor]
@@ -173,14 +178,15 @@ class UnseenOutput(Additive):
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
-        W, kernels = self._read(params)
-        return sum(K.shape[1] * W.shape[2] for _, K in kernels)
+        first = self.uses[0]
+        width = first.shape[2] if isinstance(first, Linear) else 1
+        return width * sum(K.shape[1] for K in self._kernels(params))
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less what nobody sees."""
-        W, kernels = self._read(params)
+        W = self._read(params)
         change = np.zeros_like(W)
-        for axis, K in kernels:
+        for axis, K in enumerate(self._kernels(params)):
             change[axis] = -K @ (K.T @ W[axis])
         return [(self.uses[0].entries, torch.from_numpy(change))]
 
@@ -188,22 +194,24 @@ class UnseenOutput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussians that nobody sees; as a control Gaussians."""
-        W, kernels = self._read(params)
+        W = self._read(params)
         change = np.zeros_like(W)
-        for axis, K in kernels:
+        for axis, K in enumerate(self._kernels(params)):
             noise = size * typical(torch.from_numpy(W)) * gaussian(torch.from_numpy(W[axis]), generator).numpy()
             change[axis] = noise if control else K @ (K.T @ noise)
         return [(self.uses[0].entries, torch.from_numpy(change))]
 
-    def _read(self, params: Mapping[str, Tensor]) -> tuple[Array, list[tuple[int, Array]]]:
-        """Return rows (r, channels, columns), and for each r an orthonormal basis of what is unseen."""
+    def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
+        """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
         unseen, first = self.constants.at(params).unseen, self.uses[0]
-        W = first.entries.read(params).cpu().numpy()
         if isinstance(first, Linear):
-            K = unseen.common([row for each in self.uses for row in each.outs])
-            return W, [(tap, K) for tap in range(len(W))]
-        kernels = [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(W))]
-        return W[:, :, None], [*enumerate(kernels)]
+            return [unseen.common([row for each in self.uses for row in each.outs])] * first.shape[0]
+        return [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(first.outs))]
+
+    def _read(self, params: Mapping[str, Tensor]) -> Array:
+        """Return the numbers, (taps or rows, channels, columns)."""
+        W = self.uses[0].entries.read(params).cpu().numpy()
+        return W if isinstance(self.uses[0], Linear) else W[:, :, None]
 
 
 @dataclass(frozen=True, eq=False)

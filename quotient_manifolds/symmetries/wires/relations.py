@@ -184,34 +184,43 @@ class Scales:
 
     def components(self) -> list[Component]:
         """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
+        return list(parts_of(*self.solutions()))
+
+    def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
+        """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         if not self._rows and not self._named:
-            return []
+            return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
         unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
         rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
         root, size, rest = _eliminated(len(unknowns), rows)
         live = np.flatnonzero(size != 0)
         roots, place = np.unique(root[live], return_inverse=True)
         if not len(roots):
-            return []
+            return unknowns, scipy.sparse.csr_matrix((len(unknowns), 0))
         matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in rest]).tocsr()
         shape = (len(unknowns), len(roots))
         spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=shape)
-        return list(_parts(unknowns, (spread @ _solved(matrix)).tocsr()))
+        return unknowns, (spread @ _solved(matrix)).tocsr()
 
 
-def _parts(unknowns: Array, solutions: scipy.sparse.csr_matrix) -> Iterator[Component]:
+def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
+    """Say of rows and columns which belong together, by numbers."""
+    entries, (count, width) = solutions.tocoo(), solutions.shape
+    ones = np.ones(entries.nnz)
+    graph = scipy.sparse.coo_matrix((ones, (entries.row, count + entries.col)), shape=(count + width, count + width))
+    part = connected_components(graph, directed=False)[1]
+    return part[:count], part[count:]
+
+
+def parts_of(unknowns: Array, solutions: scipy.sparse.csr_matrix) -> Iterator[Component]:
     """Yield the columns of a matrix that share rows together, with the unknowns of these rows."""
-    count = solutions.shape[0]
+    of_row, of_column = linked(solutions)
     entries = solutions.tocoo()
-    size = count + solutions.shape[1]
-    graph = scipy.sparse.coo_matrix((np.ones(entries.nnz), (entries.row, count + entries.col)), shape=(size, size))
-    _, part = connected_components(graph, directed=False)
     rows, columns = np.unique(entries.row), np.unique(entries.col)
-    rows = rows[np.argsort(part[rows], kind="stable")]
-    columns = columns[np.argsort(part[count + columns], kind="stable")]
-    names, wide = np.unique(part[count + columns], return_counts=True)
-    found, high = np.unique(part[rows], return_counts=True)
-    assert np.array_equal(names, found)
+    rows = rows[np.argsort(of_row[rows], kind="stable")]
+    columns = columns[np.argsort(of_column[columns], kind="stable")]
+    _, wide = np.unique(of_column[columns], return_counts=True)
+    _, high = np.unique(of_row[rows], return_counts=True)
     ordered = solutions[rows][:, columns].tocsr()
     ordered.sort_indices()
     row = column = 0

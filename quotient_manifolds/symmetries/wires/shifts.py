@@ -72,8 +72,6 @@ class Shifts:
         unseen: Unseen,
         unreached: Unreached,
         gauges: Iterable[Direction] = (),
-        *,
-        apart: bool = True,
     ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
@@ -103,8 +101,6 @@ class Shifts:
         self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
             self._forward(flow)
-        if apart:
-            self._leave_unseen()
 
     # unknowns and definitions
     def _new(self, count: int) -> Array:
@@ -118,8 +114,9 @@ class Shifts:
         names = np.asarray(nodes, np.int64)
         return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
 
-    def _leave_unseen(self) -> None:
-        """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
+    def apart(self) -> Scales:
+        """Return the equations where what nobody sees of a bias, or of a weight's constant, is left to what is unseen."""
+        system = self.system.copy()
         biases = [each for each in self.walk.vectors if not each.gain]
         several = [
             (self.total(row), [each.outs[place] for each in _same(vector, biases)])
@@ -132,7 +129,8 @@ class Shifts:
             if (unknowns > 1).all() and not any(self.unseen.all(row) for row in rows):
                 K = scipy.sparse.csr_matrix(self.unseen.common(rows).T)
                 shape = (K.shape[0], self.count + 1)
-                self.system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
+                system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
+        return system
 
     def _define(self, definition: Sum | Image) -> None:
         self.made[definition.outs] = len(self.definitions)
@@ -232,8 +230,8 @@ class Shifts:
         columns, count = np.unique(inner.indices), len(definition.outs)
         found = scipy.sparse.csr_matrix((count, self._width))
         if len(columns):
-            W = self.values[id(definition.linear)][0][definition.rows]
-            made = scipy.sparse.csr_matrix(W @ inner[:, columns].toarray())
+            answer = self.values.answer(definition.linear, inner[:, columns].toarray())
+            made = scipy.sparse.csr_matrix(answer[definition.rows])
             found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=found.shape)
         return _tidy(found if definition.plus is None else found + definition.plus)
 
@@ -246,7 +244,7 @@ class Shifts:
         elif flow.kind in SUMS:
             self._sums(flow)
         elif flow.kind == "gain":
-            names, weights = np.array(flow.terms.ins[0]), self.values[id(flow.terms)]
+            names, weights = np.array(flow.terms.ins[0]), self.values.vector(flow.terms)
             self._open(names)
             self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
@@ -410,7 +408,7 @@ class Shifts:
             found += np.einsum("mk,mkb->mb", definition.factors, inner)
             return found - found.mean(0) if definition.centred else found
         if inner.any():
-            found += self.values[id(definition.linear)][0][definition.rows] @ inner
+            found += self.values.answer(definition.linear, inner)[definition.rows]
         return found
 
     def _vectors(self) -> list[Vector]:
@@ -423,7 +421,7 @@ class Shifts:
 
     def tangents(self) -> Iterator[dict[str, Tensor]]:
         """Yield a tangent for every solution."""
-        for component in self.system.components():
+        for component in self.apart().components():
             coefficients = np.zeros((self.count + 1, component.dimension))
             coefficients[component.unknowns] = component.basis
             for size, part in zip(self.evaluate(coefficients).T, coefficients.T, strict=True):

@@ -59,7 +59,7 @@ class Unreached:
     def _made(self, flow: Flow, nodes: Array) -> tuple[Array, Array]:
         none = _none(len(nodes))
         if flow.kind == "bias":
-            outs, values = flow.outs, self.values[id(flow.terms)].reshape(-1)
+            outs, values = flow.outs, self.values.vector(flow.terms).reshape(-1)
             return np.eye(len(nodes)), values[_places(outs, nodes)]
         if flow.kind == "linear":
             return self._linear(flow.terms, nodes)
@@ -71,7 +71,7 @@ class Unreached:
         if flow.kind == "gain":
             places = _places(flow.outs, nodes)
             V, d = self.of(np.array(flow.terms.ins[0])[places])
-            return V / self.values[id(flow.terms)][places], d
+            return V / self.values.vector(flow.terms)[places], d
         if flow.kind in ("norm", "centre") and len(nodes) > 1:
             if len(nodes) == len(flow.outs) and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
                 return np.ones((1, len(nodes))), np.zeros(1)

@@ -257,7 +257,7 @@ class Unseen:
                     return
 
     def _gain(self, flow: Flow) -> None:
-        weights = self.values[id(flow.terms)]
+        weights = self.values.vector(flow.terms)
         outs, ins = flow.outs, np.array(flow.terms.ins[0])
         whole = self.seen[outs] & (weights != 0)
         self.see(ins[whole])

@@ -143,6 +143,7 @@ class Walk:
         self.recording: Any = recording
         self.codes: Any = Codes(recording)
         self.parameters = recording.parameters if values is None else values
+        self.shapes = {name: w.shape for name, w in recording.parameters.items()}
         self.ran: dict[str, list[Entries]] = {}
         """What operations took of each parameter."""
         self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
