@@ -120,14 +120,10 @@ def _signature(strict: list[tuple[str, int, int, float]], cycles: list[tuple[boo
     if not strict and not cycles:
         return ((), ()), 1.0
     strict = sorted(strict)
-    weight = strict[0][3] if strict else 1.0
+    duals = [weight for dual, weight in cycles if dual]  # X = -w X^T / w: orthogonal in weights |w|^-1/2
+    weight = strict[0][3] if strict else abs(duals[0]) ** -0.5 if duals else 1.0
     ratios = [(kind, code, width, round(abs(size / weight), 9)) for kind, code, width, size in strict]
-    duals = [w for dual, w in cycles if dual]
-    if duals and (strict or len(duals) > 1):
-        return None
-    if duals:
-        weight = abs(duals[0]) ** 0.5
-        ratios = [("orthogonal", 0, 0, 1.0 if duals[0] > 0 else -1.0)]
+    ratios += [("orthogonal", 0, 0, round(float(np.copysign(abs(w) ** -0.5 / weight, w)), 9)) for w in duals]
     rest = tuple(sorted(w for dual, w in cycles if not dual))
     return (tuple(sorted(Counter(ratios).items())), rest), weight
 
