@@ -5,33 +5,25 @@ from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
-from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.gain_products import GainProducts
-from quotient_manifolds.symmetries.linear_scale import LinearScale
-from quotient_manifolds.symmetries.logits import LogitShift
 from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.neuron_scale import NeuronScale
-from quotient_manifolds.symmetries.norm_constant import NormConstant
-from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetries
 from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
-from quotient_manifolds.symmetries.rotations import Rotation
-from quotient_manifolds.symmetries.score_shifts import ScoreShift
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
-from quotient_manifolds.symmetries.streams import UnreadMean
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
-from quotient_manifolds.symmetries.weight_length import WeightLength
+from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
+from quotient_manifolds.symmetries.wires.gauges import Gauge
+from quotient_manifolds.symmetries.wires.scaling import Scaling
+from quotient_manifolds.symmetries.wires.shifting import Shift
 
 __all__ = [
     "ADAPTER",
@@ -42,34 +34,25 @@ __all__ = [
     "Conditioning",
     "Count",
     "Evaluate",
-    "Exchange",
     "Factor",
     "FibreDimension",
     "Freedom",
-    "GainProducts",
-    "LinearScale",
-    "LogitShift",
+    "Gauge",
     "Match",
-    "MeanExchange",
-    "NeuronScale",
-    "NormConstant",
-    "NormScale",
-    "NormShift",
     "PairProof",
     "Params",
     "Proof",
     "Refused",
-    "Rotation",
+    "Scaling",
     "Scope",
-    "ScoreShift",
+    "Shift",
     "StridedView",
     "SymmetricPair",
     "Symmetries",
     "Translation",
-    "UnreadMean",
-    "UnseenDirection",
+    "UnreachedInput",
+    "UnseenOutput",
     "Verified",
-    "WeightLength",
     "balance",
     "canonical",
     "certify",

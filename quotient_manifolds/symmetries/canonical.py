@@ -11,7 +11,7 @@ from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.find import held
-from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.freedom import Freedom, together
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import find_freedoms, recorded
@@ -97,7 +97,7 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
 
         def folded(freedoms: list[Freedom]) -> Params:
             params = every[0].copied(own)
-            for freedom in freedoms:
+            for freedom in together(freedoms):
                 freedom.fold(params)
             return params
 

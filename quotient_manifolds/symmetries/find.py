@@ -62,7 +62,7 @@ def held(
 ) -> Symmetries:
     """Return the symmetries that hold on all batches and that no idle parameter can see; the others are refused.
 
-    idle: what did not run on the first batch, as `Trace.idle`. Code that uses an idle parameter lies outside of the
+    idle: what did not run on the first batch, as `Run.idle`. Code that uses an idle parameter lies outside of the
     modules that hold none: all that it can depend on is what these return, and parameters outside of them. So a
     symmetry is kept that moves parameters inside of one of these modules, if nothing that these modules return changes,
     to rounding. It has to be so for any input, as what did not run may change their inputs: noise is added to these.

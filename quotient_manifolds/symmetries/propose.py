@@ -18,9 +18,9 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
+from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.records import freedoms
 from quotient_manifolds.symmetries.wires.run import Run
-from quotient_manifolds.symmetries.wires.shifting import Owner
 
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
@@ -83,9 +83,9 @@ def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, 
 
     pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
     """
-    walk, found = run.walk, pairs or pairs_of(run.walk)
+    walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
     biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = freedoms(walk, found.blocks, found.scales, biases)
+    free = freedoms(walk, found.taken, biases, found.pairs, run.constants)
     undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (
@@ -104,7 +104,7 @@ def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     """Return what a run leaves free."""
     params = dict(model.named_parameters())
-    pairs = pairs_of(run.walk)
+    pairs = pairs_of(run.walk, run.constants)
     free, others = find_freedoms(run, pairs)
     run.walk.forget()
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)

@@ -12,25 +12,23 @@ from quotient_manifolds.symmetries.pair import BOTTLENECK, QUERY_KEY, VALUE_OUTP
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias
 from quotient_manifolds.symmetries.wires.channels import Part
+from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.shifts import Shifts
-from quotient_manifolds.symmetries.wires.unreached import Unreached
-from quotient_manifolds.symmetries.wires.unseen import Unseen
-from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Views = tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]]
+Array = np.ndarray
 CLOSE = 1e-7
 
 
-def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) -> list[Translation]:
+def translations_of(constants: Constants, pairs: Sequence[tuple[SymmetricPair, Views]]) -> list[Translation]:
     """Return the biases that are rows of pairs and that may move: alone, or with one bias that makes up for it."""
+    walk = constants.walk
     added = _added(walk)
     asked = [each for pair, views in pairs if pair.acts == "GL(h)" for each in _candidates(walk, pair, views, added)]
     if not asked:
         return []
-    values = Values(walk, walk.parameters)
-    unreached = Unreached(walk, values)
-    shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached, apart=False)
+    shifts = constants.at(walk.parameters).shifts(walk)
     return asked if _holds(shifts, asked) else [each for each in asked if _holds(shifts, [each])]
 
 
@@ -52,9 +50,8 @@ def _added(walk: Walk) -> dict[int, Vector]:
     answers = {linear.outs[0][0] for linear in walk.linears}
     found: dict[int, Vector] = {}
     for flow in walk.flows:
-        for terms in flow.terms if flow.kind == "sum" else ():
-            names = [n for n, _ in terms]
-            for n in answers.intersection(names) if len(names) > 1 else ():
+        for names in flow.terms[0].tolist() if flow.kind == "sum" else ():
+            for n in answers.intersection(names):
                 found.update((n, biases[other]) for other in names if other in biases)
     return found
 
@@ -65,7 +62,7 @@ def _output_bias(walk: Walk, reader: Linear | Vector, added: dict[int, Vector]) 
     if bias is None or len(bias.outs) > 1 or len(bias.outs[0]) != len(reader.outs[0]):
         return None
     numbers, name = bias.entries.index().reshape(-1), bias.entries.name
-    return StridedView.of(name, walk.parameters[name].numel(), numbers[:1].view(1, 1, 1), numbers - numbers[0])
+    return StridedView.of(name, walk.shapes[name].numel(), numbers[:1].view(1, 1, 1), numbers - numbers[0])
 
 
 def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
@@ -75,7 +72,7 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
     """
     generator = torch.Generator().manual_seed(0)
     walk = shifts.walk
-    before = {name: w.double().clone() for name, w in walk.parameters.items() if any(name in t.moved for t in several)}
+    before = {name: walk.parameters[name].double() for name in {name for each in several for name in each.moved}}
     rest = {name: walk.parameters[name] for each in several for name in each.names if name not in before}
     after = {**rest, **{name: w.clone() for name, w in before.items()}}
     biases = {name: torch.zeros_like(w) for name, w in before.items()}
@@ -84,31 +81,32 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
         each.shift(after, c)
         each.bias.write(biases, c)
     solution = _solution(shifts, biases, {name: after[name] - w for name, w in before.items()})
-    size = np.zeros(shifts.count + 1)
-    size[list(solution)] = list(solution.values())
-    if not shifts.system.obeyed(np.zeros(len(size), np.int64), size, 1)[0]:
+    if not shifts.system.obeyed(np.zeros(len(solution), np.int64), solution, 1)[0]:
         return False
-    for name, change in shifts.tangent(solution).items():
-        expected = after[name] - before[name] if name in before else torch.zeros((), dtype=torch.float64)
-        if not torch.allclose(change, expected.expand_as(change), rtol=CLOSE, atol=CLOSE):
+    size = shifts.evaluate(solution[:, None])[:, 0]
+    if any(np.abs(answer).max() > CLOSE for _, answer in shifts.answers(size)):
+        return False
+    tangent = {name: torch.zeros(walk.shapes[name], dtype=torch.float64) for name in biases}
+    for entries, change in shifts.biases(size):
+        if entries.name in tangent:
+            entries.add_to(tangent, change)
+        elif float(change.abs().max()) > CLOSE:
             return False
-    return True
+    return all(torch.allclose(tangent[name], after[name] - w, rtol=CLOSE, atol=CLOSE) for name, w in before.items())
 
 
-def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[int, float]:
-    """Return the unknowns where biases change and all that can make up for it does, but no weight."""
-    found: dict[int, float] = {}
+def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> Array:
+    """Return the unknowns, by name, where biases change and all that can make up for it does, but no weight."""
+    found = np.zeros(shifts.count + 1)
     for vector in shifts.walk.vectors:
         if vector.gain or vector.entries.name not in biases:
             continue
         one, all_of_it = (
-            (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).tolist()
+            (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).numpy()
             for each in (biases, changes)
         )
-        for place, row in enumerate(vector.outs):
-            for i, n in enumerate(row):
-                if n in shifts.free:
-                    found[shifts.free[n]] = all_of_it[place][i]
-                elif n in shifts.claimed:
-                    found[shifts.claimed[n][1]] = one[place][i] * shifts.claimed[n][2]
+        nodes = np.array(vector.outs)
+        size = np.where(shifts.claimed[nodes] > 0, one * shifts.factor[nodes], all_of_it)
+        unknown = shifts.total(nodes)
+        found[unknown[unknown > 0]] = size[unknown > 0]
     return found

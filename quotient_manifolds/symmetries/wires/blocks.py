@@ -205,7 +205,7 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
         linears = [each for each in linears if each[1] or each[2]]
         vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
         vectors = [each for each in vectors if each[1]]
-        constants = [(flow, Places(block, flow.outs)) for flow in offsets]
+        constants = [(flow, Places(block, flow.outs.tolist())) for flow in offsets]
         for X in block.generators():
             tangent = zeros(walk)
             done: set[Any] = set()
@@ -232,8 +232,8 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
             moved: dict[int, float] = {}
             for flow, constant in constants:
                 for places, part in constant.of(X):
-                    c = torch.tensor([flow.about[i] for i in places], dtype=torch.float64)
-                    moved.update((flow.outs[i], x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
+                    c = torch.from_numpy(flow.plus[places])
+                    moved.update((int(flow.outs[i]), x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
             yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
     for solution in solutions(scales):
         tangent = zeros(walk)
@@ -259,7 +259,7 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
             moved = {
                 n: solution[n] * c
                 for flow in offsets
-                for n, c in zip(flow.outs, flow.about, strict=True)
+                for n, c in zip(flow.outs.tolist(), flow.plus.tolist(), strict=True)
                 if solution.get(n, 0.0) * c
             }
             yield Direction("scale", tangent, moved)
@@ -273,4 +273,4 @@ def solutions(scales: Scales) -> Iterator[dict[int, float]]:
 
 
 def zeros(walk: Walk) -> dict[str, Tensor]:
-    return {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in walk.parameters.items()}
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in walk.shapes.items()}

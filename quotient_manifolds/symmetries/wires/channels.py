@@ -178,9 +178,9 @@ def _of_blocks(walk: Walk, blocks: list[Block], parts: list[Part]) -> list[Bundl
 
 def _of_component(component: Component, written: Array, gains: Array) -> Iterator[Bundle]:
     """Yield solutions in which one row that is written is free, no gain changes, and all change by as much or not."""
-    names, basis = component.unknowns, component.basis
-    if basis.shape[1] > MOST:
+    if component.dimension > MOST:
         return
+    names, basis = component.unknowns, component.basis
     first = np.flatnonzero(gains[names])
     for vector in _reduced(basis, [*first, *np.flatnonzero(written[names] & ~gains[names])], len(first)):
         there = np.abs(vector) > SMALL

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -34,15 +38,18 @@ class At:
 
     def shifts(self, walk: Walk) -> Shifts:
         """Return the equations of shifts at these parameters."""
-        return Shifts(walk, self.values, self.unseen, self.unreached)
+        if "equations" not in self.kept:
+            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached)
+        found: Shifts = self.kept["equations"]
+        return found
 
 
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
-    def __init__(self, walk: Walk, still: Collection[Any] = ()) -> None:
+    def __init__(self, walk: Walk, still: Collection[Any] = (), partners: Partners | None = None) -> None:
         """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
-        self.walk, self.still = walk, frozenset(still)
+        self.walk, self.still, self.partners = walk, frozenset(still), partners or Partners(walk, ())
         self._seen: Array | None = None
         self._last: At | None = None
 
@@ -58,14 +65,100 @@ class Constants:
         self._last = found
         return found
 
-    def again(self) -> Constants:
-        """Forget what was evaluated last, but for what is seen."""
-        self._last = None
-        return self
+    def beside(self, still: Collection[Any], partners: Partners) -> Constants:
+        """Return the same with numbers of biases from which no shift starts, and what measures others."""
+        made = Constants(self.walk, still, partners)
+        made._seen, made._last = self._seen, self._last
+        return made
+
+
+Change = tuple[Entries, Tensor]
+"""What is added to entries of a parameter."""
+
+
+class Additive(Freedom):
+    """Describe a freedom that adds to parameters what constants tell at these parameters."""
+
+    constants: Constants
+
+    @abstractmethod
+    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
+        """Return what leads to the one place."""
+
+    @abstractmethod
+    def drawn(
+        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
+    ) -> list[Change]:
+        """Return a random element, of this size; as a control noise that the function sees."""
+
+    def fold(self, params: Params) -> None:
+        """Go to the one place, in place."""
+        add(params, self.to_place(params))
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Add a random element, in place."""
+        add(params, self.drawn(params, generator, size, control))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what is added of size 1: it is linear in the size."""
+        changes = self.drawn(params, generator, 1.0, control)
+        moved = {name: params[name].clone() for name in self.names}
+        add(moved, changes)
+        return {name: w - params[name] for name, w in moved.items()}
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at."""
+        if type(other) is type(self) and other.constants is self.constants:
+            return Several(self.constants, (self, other), self.kind)
+        return None
+
+
+def add(params: Params, changes: Iterable[Change]) -> None:
+    """Add changes to parameters, in place."""
+    for entries, change in changes:
+        entries.write(params, entries.read(params) + change.reshape(entries.shape).to(params[entries.name].device))
 
 
 @dataclass(frozen=True, eq=False)
-class UnseenOutput(Freedom):
+class Several(Additive):
+    """Hold additive freedoms of one kind, evaluated at the same parameters."""
+
+    constants: Constants
+    parts: tuple[Additive, ...]
+    kind: str  # type: ignore[misc]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters of all of them."""
+        return tuple(dict.fromkeys(name for each in self.parts for name in each.names))
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimensions of all of them."""
+        found = Counter[str]()
+        for each in self.parts:
+            found.update(each.families)
+        return dict(found)
+
+    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
+        """Return what leads each to its place."""
+        return [change for each in self.parts for change in each.to_place(params)]
+
+    def drawn(
+        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
+    ) -> list[Change]:
+        """Return a random element of each."""
+        return [change for each in self.parts for change in each.drawn(params, generator, size, control)]
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return these and one more."""
+        if type(other) is type(self.parts[0]) and isinstance(other, Additive) and other.constants is self.constants:
+            return Several(self.constants, (*self.parts, other), self.kind)
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class UnseenOutput(Additive):
     """Describe what nobody sees of what a parameter writes: anything may be added to it. It is 0 at the one place."""
 
     constants: Constants
@@ -85,41 +178,44 @@ class UnseenOutput(Freedom):
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
-        W, kernels = self._read(params)
-        return sum(K.shape[1] * W.shape[2] for _, K in kernels)
+        first = self.uses[0]
+        width = first.shape[2] if isinstance(first, Linear) else 1
+        return width * sum(K.shape[1] for K in self._kernels(params))
 
-    def fold(self, params: Params) -> None:
-        """Take away what nobody sees, in place."""
-        W, kernels = self._read(params)
-        for axis, K in kernels:
-            W[axis] -= K @ (K.T @ W[axis])
-        self._write(params, W)
+    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
+        """Return less what nobody sees."""
+        W = self._read(params)
+        change = np.zeros_like(W)
+        for axis, K in enumerate(self._kernels(params)):
+            change[axis] = -K @ (K.T @ W[axis])
+        return [(self.uses[0].entries, torch.from_numpy(change))]
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Add Gaussians that nobody sees, in place; as a control Gaussians."""
-        W, kernels = self._read(params)
-        for axis, K in kernels:
+    def drawn(
+        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
+    ) -> list[Change]:
+        """Return Gaussians that nobody sees; as a control Gaussians."""
+        W = self._read(params)
+        change = np.zeros_like(W)
+        for axis, K in enumerate(self._kernels(params)):
             noise = size * typical(torch.from_numpy(W)) * gaussian(torch.from_numpy(W[axis]), generator).numpy()
-            W[axis] += noise if control else K @ (K.T @ noise)
-        self._write(params, W)
+            change[axis] = noise if control else K @ (K.T @ noise)
+        return [(self.uses[0].entries, torch.from_numpy(change))]
 
-    def _read(self, params: Mapping[str, Tensor]) -> tuple[Array, list[tuple[int, Array]]]:
-        """Return rows (r, channels, columns), and for each r an orthonormal basis of what is unseen."""
+    def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
+        """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
         unseen, first = self.constants.at(params).unseen, self.uses[0]
-        W = first.entries.read(params).cpu().numpy()
         if isinstance(first, Linear):
-            K = kernel(np.concatenate([unseen.of(row) for each in self.uses for row in each.outs]))
-            return W, [(tap, K) for tap in range(len(W))]
-        kernels = [kernel(np.concatenate([unseen.of(each.outs[r]) for each in self.uses])) for r in range(len(W))]
-        return W[:, :, None], [*enumerate(kernels)]
+            return [unseen.common([row for each in self.uses for row in each.outs])] * first.shape[0]
+        return [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(first.outs))]
 
-    def _write(self, params: Params, W: Array) -> None:
-        entries = self.uses[0].entries
-        entries.write(params, torch.from_numpy(W).reshape(entries.shape))
+    def _read(self, params: Mapping[str, Tensor]) -> Array:
+        """Return the numbers, (taps or rows, channels, columns)."""
+        W = self.uses[0].entries.read(params).cpu().numpy()
+        return W if isinstance(self.uses[0], Linear) else W[:, :, None]
 
 
 @dataclass(frozen=True, eq=False)
-class UnreachedInput(Freedom):
+class UnreachedInput(Additive):
     """Describe directions that what a weight takes never has: its answer to them is 0 at the one place."""
 
     constants: Constants
@@ -137,20 +233,22 @@ class UnreachedInput(Freedom):
         """Return the number of directions."""
         return {"inputs that never occur": self.dimension}
 
-    def fold(self, params: Params) -> None:
-        """Take away the answer to what never occurs, in place."""
+    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
+        """Return less the answer to what never occurs."""
         W = self.uses[0].entries.read(params).cpu().numpy()
         Q = self._basis(params)
-        self.uses[0].entries.write(params, torch.from_numpy(W - (W @ Q) @ Q.T))
+        return [(self.uses[0].entries, torch.from_numpy(-(W @ Q) @ Q.T))]
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Add Gaussian answers to what never occurs, in place; as a control Gaussians."""
-        W = self.uses[0].entries.read(params)
-        noise = size * typical(W) * gaussian(W, generator).cpu().numpy()
+    def drawn(
+        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
+    ) -> list[Change]:
+        """Return Gaussian answers to what never occurs; as a control Gaussians."""
+        W = self.uses[0].entries.read(params).cpu()
+        noise = size * typical(W) * gaussian(W, generator).numpy()
         Q = self._basis(params)
-        self.uses[0].entries.write(params, W.cpu() + torch.from_numpy(noise if control else (noise @ Q) @ Q.T))
+        return [(self.uses[0].entries, torch.from_numpy(noise if control else (noise @ Q) @ Q.T))]
 
-    def _basis(self, params: Params) -> Array:
+    def _basis(self, params: Mapping[str, Tensor]) -> Array:
         return unreached_basis(self.constants.at(params), self.uses)
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.symmetries.wires.generic import Generic
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -69,6 +71,11 @@ class Entries:
                 layout = layout.narrow(axis, 0, 1)
         return replace(self, layout=layout)
 
+    @property
+    def first(self) -> int:
+        """Return the place of the first entry in the parameter."""
+        return int(self.layout.storage_offset() if self.layout.is_meta else self.layout.reshape(-1)[0])
+
     def index(self) -> Tensor:
         """Return the place of each entry in the parameter, counted row by row, in the shape of the view."""
         if not self.layout.is_meta:
@@ -100,9 +107,17 @@ class Entries:
         parameters[self.name] = flat.view(w.shape)
 
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries, in float64."""
-        flat = parameters[self.name].detach().reshape(-1)
-        if self.layout.is_meta:
-            start = self.layout.storage_offset() + flat.storage_offset()
-            return self.scale * flat.as_strided(self.layout.shape, self.layout.stride(), start).double() + self.offset
-        return self.scale * flat[self.layout].double() + self.offset
+        """Return the values of the entries, in float64, as numbers of their own."""
+        place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
+        if place.is_meta:
+            start = place.storage_offset()
+            stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        else:
+            start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)
+        if isinstance(parameters, Generic):
+            part = parameters.between(self.name, start, stop)
+        else:
+            part = parameters[self.name].detach().reshape(-1)[start:stop]
+        found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
+        found = found.to(torch.float64, copy=True)
+        return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

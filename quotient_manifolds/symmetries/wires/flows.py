@@ -28,7 +28,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     for same in uses(walk.linears):
         linear = same[0]
         taps, out, width = linear.shape
-        K = kernel(np.concatenate([unseen.of(row) for each in same for row in each.outs]))
+        K = unseen.common([row for each in same for row in each.outs])
         for k in K.T:
             for t in range(taps):
                 for i in range(width):
@@ -64,7 +64,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     for same in uses([each for each in walk.vectors if not each.gain]):
         vector = same[0]
         for r, row in enumerate(vector.outs):
-            for k in kernel(np.concatenate([unseen.of(each.outs[r]) for each in same])).T:
+            for k in unseen.common([each.outs[r] for each in same]).T:
                 change = torch.zeros(len(vector.outs), len(row), dtype=torch.float64)
                 change[r] = torch.from_numpy(k)
                 tangent = zeros(walk)

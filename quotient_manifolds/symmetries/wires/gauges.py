@@ -13,9 +13,11 @@ from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.blocks import Block, Places
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
+SWEEPS, SETTLED = 50, 1e-14
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 FAMILIES = {
     "orthogonal": "rotation of the residual stream",
@@ -65,9 +67,25 @@ class Part:
             W = W.index_copy(-1, copy.places, torch.linalg.solve(copy.element(B), columns, left=False))
         self.entries.write(params, W)
 
-    def vectors(self, params: Params) -> Iterator[tuple[Tensor, bool]]:
-        """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order."""
-        W = self.entries.read(params)
+    def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
+        """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
+        W = self.entries.read(params).cpu()
+        W = W if W.ndim == 3 else W[:, :, None]
+        for copy in self.out:
+            rows = W.index_select(1, copy.places) / copy.weights[:, None]
+            change = copy.weights[:, None] * one[copy.channels, None] * (mean[copy.channels] @ rows)[:, None]
+            W = W.index_copy(1, copy.places, rows * copy.weights[:, None] - change)
+        for copy in self.into:
+            answer = (W.index_select(2, copy.places) * copy.weights) @ one[copy.channels]
+            W = W.index_copy(2, copy.places, answer[..., None] * mean[copy.channels] / copy.weights)
+        self.entries.write(params, W.reshape(self.entries.shape))
+
+    def vectors(self, params: Params, read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
+        """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
+
+        read: the numbers, if they are not those of the parameters.
+        """
+        W = self.entries.read(params) if read is None else read
         W = W if W.ndim == 3 else W[:, :, None]
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
@@ -96,6 +114,7 @@ class Gauge(Freedom):
     parts: tuple[Part, ...]
     scalings: tuple[Scaling, ...]
     weights: Tensor
+    partners: Partners
     kind = "gauge"
 
     @property
@@ -142,8 +161,11 @@ class Gauge(Freedom):
 
     def fold(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
-        A = self._to_place(params)
-        if A is not None:
+        eye = torch.eye(self.n, dtype=torch.float64)
+        for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it
+            A = self._to_place(params)
+            if A is None or float((A - eye).abs().max()) <= SETTLED:
+                return
             self.act(params, A)
 
     def _to_place(self, params: Params) -> Tensor | None:
@@ -180,7 +202,14 @@ class Gauge(Freedom):
     def _mean(self, params: Params) -> Tensor | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
         one, n = 1 / self.weights, self.n
-        read = [v for part in self.parts for v, dual in part.vectors(params) if dual and part.into]
+        fixed = {**params, **{name: params[name].clone() for name in self.names}}
+        for part in self.parts:
+            part.project(fixed, one, self.weights / n)
+        read = []
+        for part in self.parts:
+            if part.into:
+                numbers = self.partners.measured(part.entries, params, by=fixed)
+                read += [v for v, dual in part.vectors(params, numbers) if dual]
         if not read:
             return None
         W = torch.cat(read)
@@ -221,11 +250,13 @@ class Gauge(Freedom):
         return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
 
 
-def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: Collection[int]) -> Iterator[Gauge]:
+def gauges(
+    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: Collection[int], partners: Partners
+) -> Iterator[Gauge]:
     """Yield blocks as records.
 
     scalings: those that are folded before; the blocks' weights are those at the point where they are. held: nodes of
-    channels that pairs mix, whose directions tell nothing.
+    channels that pairs mix or scale, whose directions tell nothing; partners: what tells them.
     """
     blocks = list(blocks)
     mixed = {*held}
@@ -238,7 +269,7 @@ def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], hel
         if any(part.into for part in parts) or len(parts) > 1 and block.kind != "mean":
             names = {part.entries.name for part in parts}
             met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-            yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights)
+            yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights, partners)
 
 
 def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]:

@@ -116,8 +116,8 @@ def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
     for flow in walk.flows:
         if flow.kind != "sum":
             continue
-        for out, terms in zip(flow.outs, flow.terms, strict=True):
-            parts = [origin[n] for n, _ in terms if n in origin]
+        for out, names in zip(flow.outs.tolist(), flow.terms[0].tolist(), strict=True):
+            parts = [origin[n] for n in names if n in origin]
             if parts:
                 origin[out] = frozenset().union(*parts)
             found.update(

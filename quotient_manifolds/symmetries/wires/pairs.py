@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.translations import Translation
 from quotient_manifolds.symmetries.wires.biases import translations_of
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bundles, parts_of
+from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.labels import Labels
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Array, Walk
@@ -50,7 +51,7 @@ class Found:
     views: tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]]
 
 
-def pairs_of(walk: Walk) -> Pairs:
+def pairs_of(walk: Walk, constants: Constants) -> Pairs:
     """Return the pairs of a model, the translations of their biases, what is refused, and what they use up.
 
     Channels on which a group acts are a pair if they stand in rows and columns of parameters alone. Of two pairs with
@@ -69,19 +70,19 @@ def pairs_of(walk: Walk) -> Pairs:
             refused.append(Refused(labels.name(group[0], kind), kind, why))
     _tell_apart(found)
     kept: list[Found] = []
-    owned: dict[str, list[tuple[str, Array]]] = {}
+    owned: dict[str, list[Found]] = {}
     for each in sorted(found, key=lambda each: _FIRST.index(each.pair.kind)):
-        reason = _obstacle(each, owned)
+        reason = _obstacle(walk, each, owned)
         if reason:
             refused.append(Refused(each.pair.name, each.pair.kind, reason))
             continue
         kept.append(each)
-        for name, entries in _entries(each):
-            owned.setdefault(name, []).append((each.pair.name, entries))
+        for name in dict.fromkeys(each.pair.names):
+            owned.setdefault(name, []).append(each)
     kept = [each for each in found if each in kept]
     return Pairs(
         tuple(each.pair for each in kept),
-        tuple(translations_of(walk, [(each.pair, each.views) for each in kept])),
+        tuple(translations_of(constants, [(each.pair, each.views) for each in kept])),
         tuple(dict.fromkeys(refused)),
         Taken.by(bundle for each in kept for bundle in each.bundles),
     )
@@ -136,7 +137,7 @@ def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView]
     part, rows = parts[0], parts[0].rows
     if rows is None or any(not np.array_equal(rows, each.rows) for each in parts[1:] if each.rows is not None):
         return None
-    numel, behind = walk.parameters[part.name].numel(), torch.from_numpy(rows)
+    numel, behind = walk.shapes[part.name].numel(), torch.from_numpy(rows)
 
     def view(some: Array) -> StridedView | None:
         return StridedView.of(part.name, numel, torch.from_numpy(np.ascontiguousarray(some)), behind)
@@ -160,33 +161,28 @@ def _tell_apart(found: Sequence[Found]) -> None:
         each.pair = replace(each.pair, name=name)
 
 
-def _obstacle(found: Found, owned: dict[str, list[tuple[str, Array]]]) -> str:
+def _obstacle(walk: Walk, found: Found, owned: dict[str, list[Found]]) -> str:
     """Say why a pair may not be moved; "" if it may."""
     pair = found.pair
     if pair.h > min(pair.n, pair.m) and pair.acts == "GL(h)":
         return "the middle is wider than an end, so the factors have no full column rank: no manifold"
-    own: dict[str, list[Array]] = {}
-    for name, entries in _entries(found):
-        own.setdefault(name, []).append(entries)
-    for name, several in own.items():
-        if sum(map(len, several)) > len(np.unique(np.concatenate(several))):
+    for name in dict.fromkeys(pair.names):
+        own, count = _held(walk, found, name)
+        if count > np.count_nonzero(own):
             return f"parameter {name!r} plays two parts"
-        for other, theirs in owned.get(name, []):
-            if any(_overlap(entries, theirs) for entries in several):
-                return f"parameter {name!r} plays two parts: it is in {other!r} too"
+        for other in owned.get(name, ()):
+            if (own & _held(walk, other, name)[0]).any():
+                return f"parameter {name!r} plays two parts: it is in {other.pair.name!r} too"
     return ""
 
 
-def _overlap(one: Array, other: Array) -> bool:
-    if one.max() < other.min() or other.max() < one.min():
-        return False
-    return bool(np.isin(one, other).any())
-
-
-def _entries(found: Found) -> Iterator[tuple[str, Array]]:
-    """Yield which entries of which parameters the views of a pair are."""
+def _held(walk: Walk, found: Found, name: str) -> tuple[Array, int]:
+    """Say of the numbers of a parameter whether they are in the views of a pair, and how many numbers these have."""
+    held, count = np.zeros(walk.shapes[name].numel(), bool), 0
     for _, view in (*found.views[0], *found.views[1]):
-        numbers = np.array([view.offset])
-        for size, stride in (part for axis in view.axes for part in axis):
-            numbers = (numbers[:, None] + np.arange(size) * stride).reshape(-1)
-        yield view.name, numbers
+        if view.name == name:
+            sizes, strides = zip(*(part for axis in view.axes for part in axis), strict=True)
+            there = np.lib.stride_tricks.as_strided(held[view.offset :], sizes, strides)
+            there[...] = True
+            count += there.size
+    return held, count

@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
-from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import Owner, shifts_of
+from quotient_manifolds.symmetries.wires.shifting import shifts_of
+from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -23,35 +24,38 @@ Array = np.ndarray
 
 def freedoms(
     walk: Walk,
-    taken: Sequence[Block] = (),
-    scales: Sequence[tuple[Component, Array]] = (),
-    biases: Collection[Owner] = (),
+    taken: Taken,
+    biases: Collection[Owner],
+    pairs: tuple[SymmetricPair, ...],
+    constants: Constants,
 ) -> list[Freedom]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale; scales: solutions of log-scales that pairs of neurons have;
-    biases: numbers that translations move.
+    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
+    translations move; pairs: those that tell how constants of their channels are measured; constants: of the walk.
     """
     blocks = find_blocks(walk)
-    held = _nodes(walk, taken)
+    held = _nodes(walk, taken.blocks)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
-    for component, solution in scales:
-        walk.scales.equal(component.unknowns[None], solution[None])
-    gone = {block.roots for block in taken}
+    for nodes, values in taken.scales:
+        walk.scales.equal(nodes[None], values[None])
+    gone = {block.roots for block in taken.blocks}
     for block in blocks:
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
             walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    scaled = scalings(walk, walk.scales.components())
+    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
+    scaled = scalings(walk, walk.scales.components(), partners)
     found = sorted(scaled, key=lambda each: not each.tells)
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
-    turns = list(gauges(walk, left, told, {*held.tolist()}))
+    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
+    turns = list(gauges(walk, left, told, moved, partners))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(walk, biases), *lengths, *rest]
+    return [*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -73,11 +77,10 @@ def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
     walk.notes["source", "size"] = size
 
 
-def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
+def _constant(constants: Constants) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
-    constants, params = Constants(walk, biases), walk.parameters
-    constants.at(params)  # tells what is seen
-    at = constants.again().at(params)
+    walk, params = constants.walk, constants.walk.parameters
+    at = constants.at(params)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)
@@ -86,7 +89,7 @@ def _constant(walk: Walk, biases: Collection[Owner]) -> Iterator[Freedom]:
     yield from shifts_of(constants, params)
     for same in uses([each for each in walk.linears if not each.table]):
         taps, out, _ = same[0].shape
-        free = kernel(np.concatenate([at.unseen.of(row) for each in same for row in each.outs])).shape[1]
+        free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
             yield UnreachedInput(constants, tuple(same), size)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
+
+from quotient_manifolds.symmetries.wires.linear_algebra import echelon
 
 Array = np.ndarray
 SMALL = 1e-9
@@ -119,10 +121,19 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """Hold unknowns (k,), ascending, and a basis (k, d) of what they may be together."""
+    """Hold unknowns (k,), ascending, and directions (k, d), an array or sparse, that span what they may be together."""
 
     unknowns: Array
-    basis: Array
+    directions: Any
+
+    @property
+    def dimension(self) -> int:
+        return int(self.directions.shape[1])
+
+    @property
+    def basis(self) -> Array:
+        """Return the directions as an array; each has an unknown that no other one has."""
+        return self.directions if isinstance(self.directions, np.ndarray) else self.directions.toarray()
 
 
 class Scales:
@@ -159,28 +170,119 @@ class Scales:
             good[terms[np.abs(total) > SMALL] % count] = False
         return good
 
+    def rows(self, matrix: scipy.sparse.csr_matrix) -> None:
+        """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
+        matrix.eliminate_zeros()
+        length = np.diff(matrix.indptr)
+        wide = np.where(length <= SHORT, SHORT, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
+        for width in np.unique(wide[length > 0]).tolist():
+            some = np.flatnonzero((wide == width) & (length > 0))
+            at = matrix.indptr[some][:, None] + np.arange(width)
+            inside = np.arange(width) < length[some][:, None]
+            at = np.where(inside, at, 0)
+            self._rows.append((np.where(inside, matrix.indices[at], 0), np.where(inside, matrix.data[at], 0.0)))
+
     def components(self) -> list[Component]:
         """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
+        return list(parts_of(*self.solutions()))
+
+    def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
+        """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         if not self._rows and not self._named:
-            return []
+            return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
         unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
         rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
         root, size, rest = _eliminated(len(unknowns), rows)
         live = np.flatnonzero(size != 0)
-        order = live[np.argsort(root[live], kind="stable")]
-        if not len(order):
-            return []
-        roots, start = np.unique(root[order], return_index=True)
-        members = np.split(order, start[1:])
+        roots, place = np.unique(root[live], return_inverse=True)
+        if not len(roots):
+            return unknowns, scipy.sparse.csr_matrix((len(unknowns), 0))
         matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in rest]).tocsr()
-        free = np.diff(matrix.tocsc().indptr) == 0
-        found = [Component(unknowns[members[i]], size[members[i]][:, None]) for i in np.flatnonzero(free).tolist()]
-        for part, basis in _bound(matrix, np.flatnonzero(~free)):
-            inside = np.concatenate([members[i] for i in part.tolist()])
-            wide = np.repeat(basis, [len(members[i]) for i in part.tolist()], axis=0) * size[inside][:, None]
-            order = np.argsort(inside)
-            found.append(Component(unknowns[inside[order]], wide[order]))
-        return found
+        shape = (len(unknowns), len(roots))
+        spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=shape)
+        return unknowns, (spread @ _solved(matrix)).tocsr()
+
+
+def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
+    """Say of rows and columns which belong together, by numbers."""
+    entries, (count, width) = solutions.tocoo(), solutions.shape
+    ones = np.ones(entries.nnz)
+    graph = scipy.sparse.coo_matrix((ones, (entries.row, count + entries.col)), shape=(count + width, count + width))
+    part = connected_components(graph, directed=False)[1]
+    return part[:count], part[count:]
+
+
+def parts_of(unknowns: Array, solutions: scipy.sparse.csr_matrix) -> Iterator[Component]:
+    """Yield the columns of a matrix that share rows together, with the unknowns of these rows."""
+    of_row, of_column = linked(solutions)
+    entries = solutions.tocoo()
+    rows, columns = np.unique(entries.row), np.unique(entries.col)
+    rows = rows[np.argsort(of_row[rows], kind="stable")]
+    columns = columns[np.argsort(of_column[columns], kind="stable")]
+    _, wide = np.unique(of_column[columns], return_counts=True)
+    _, high = np.unique(of_row[rows], return_counts=True)
+    ordered = solutions[rows][:, columns].tocsr()
+    ordered.sort_indices()
+    row = column = 0
+    for k, d in zip(high.tolist(), wide.tolist(), strict=True):
+        inside = slice(ordered.indptr[row], ordered.indptr[row + k])
+        if d == 1:
+            directions = ordered.data[inside][:, None]
+        else:
+            start = ordered.indptr[row : row + k + 1] - ordered.indptr[row]
+            directions = scipy.sparse.csr_matrix(
+                (ordered.data[inside], ordered.indices[inside] - column, start), shape=(k, d)
+            )
+        yield Component(unknowns[rows[row : row + k]], directions)
+        row, column = row + k, column + d
+
+
+def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """Return a sparse basis of the null space, in columns.
+
+    An unknown that stands in one equation alone takes up whatever this one asks for, and both are done with; what is
+    left is solved a connected part at a time.
+    """
+    count = matrix.shape[1]
+    left, taken = matrix, []
+    open_rows, waiting = np.arange(matrix.shape[0]), np.ones(count, bool)
+    while left.shape[0]:
+        row, pivot, value = _lonely(left)
+        if not len(row):
+            break
+        taken.append((left[row], pivot, value))
+        waiting[pivot] = False
+        open_rows = np.setdiff1d(np.arange(left.shape[0]), row)
+        left = left[open_rows]
+    bound = np.zeros(count, bool)
+    bound[left.indices] = True
+    free = np.flatnonzero(waiting & ~bound)
+    parts = [(free, np.arange(len(free)), np.ones(len(free)))]
+    width = len(free)
+    for names, basis in _connected(left, np.flatnonzero(bound)):
+        i, j = np.nonzero(np.abs(basis) > SMALL)
+        parts.append((names[i], width + j, basis[i, j]))
+        width += basis.shape[1]
+    i, j, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+    found = scipy.sparse.csr_matrix((value, (i, j)), shape=(count, width))
+    for rows, pivot, value in reversed(taken):
+        made = (scipy.sparse.diags_array(-1 / value) @ (rows @ found)).tocoo()
+        keep = np.abs(made.data) > SMALL
+        more = (made.data[keep], (pivot[made.row[keep]], made.col[keep]))
+        found = (found + scipy.sparse.csr_matrix(more, shape=found.shape)).tocsr()
+    return found
+
+
+def _lonely(matrix: scipy.sparse.csr_matrix) -> tuple[Array, Array, Array]:
+    """Return rows, for each a column that no other row has, and its factor, which is not small beside the others."""
+    entries = matrix.tocoo()
+    size = np.abs(entries.data)
+    most = np.zeros(matrix.shape[0])
+    np.maximum.at(most, entries.row, size)
+    count = np.bincount(entries.col, minlength=matrix.shape[1])
+    good = (count[entries.col] == 1) & (size > 1e-3 * most[entries.row]) & (most[entries.row] > 1e-6 * most.max())
+    row, first = np.unique(entries.row[good], return_index=True)
+    return row, entries.col[good][first], entries.data[good][first]
 
 
 def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
@@ -202,8 +304,8 @@ def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Arr
     return root, size, [(names, factors), *(_merged(root[n], f * size[n]) for n, f in long)]
 
 
-def _bound(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield columns that share equations, those that are not 0 in all solutions, and a basis of the solutions."""
+def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield columns that share equations, and a basis of their solutions."""
     if not len(bound):
         return
     columns = matrix[:, bound].tocsc()
@@ -214,13 +316,7 @@ def _bound(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Arra
         rows, place = np.unique(some.indices, return_inverse=True)
         dense = np.zeros((len(rows), len(part)))
         dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
-        basis = echelon(dense)
-        _, finer = connected_components(scipy.sparse.csr_matrix(np.abs(basis) @ np.abs(basis.T)), directed=False)
-        for each in np.unique(finer).tolist():
-            here = finer == each
-            inner = basis[here][:, np.any(basis[here] != 0, axis=0)]
-            if inner.shape[1]:
-                yield bound[part[here]], inner
+        yield bound[part], echelon(dense)
 
 
 def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -275,18 +371,3 @@ def _join(root: Array, size: Array, names: Array, factors: Array) -> None:
         above = up
     size *= by[root]
     root[:] = above[root]
-
-
-def echelon(dense: Array) -> Array:
-    """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has."""
-    count = dense.shape[1]
-    if dense.shape[0] > 2 * count:
-        dense = np.linalg.qr(dense, mode="r")
-    R, order = scipy.linalg.qr(dense, mode="r", pivoting=True)
-    size = np.abs(np.diag(R))
-    rank = int((size > SMALL * size[0]).sum()) if len(size) else 0
-    found = np.zeros((count, count - rank))
-    bound = -scipy.linalg.solve_triangular(R[:rank, :rank], R[:rank, rank:]) if rank else np.zeros((0, count))
-    found[order[:rank]] = np.where(np.abs(bound) > SMALL, bound, 0.0)
-    found[order[rank:], np.arange(count - rank)] = 1.0
-    return found

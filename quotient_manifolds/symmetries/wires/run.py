@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
 from quotient_manifolds.symmetries.wires.record import record
-from quotient_manifolds.symmetries.wires.values import Generic
+from quotient_manifolds.symmetries.wires.constants import Constants
+from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
@@ -38,6 +39,7 @@ class Run:
         except RuntimeError:  # inputs of another precision than the weights
             recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
         self.walk = Walk(recording, Generic(own))
+        self.constants = Constants(self.walk)
         self._ran = dict(self.walk.ran)
 
     @cached_property

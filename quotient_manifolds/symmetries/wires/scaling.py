@@ -14,9 +14,10 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
@@ -24,6 +25,7 @@ Array = np.ndarray
 Sparse = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
+STEP = 2 / 3  # for lengths that pairs measure may follow log-scales up to twice
 NULL = 1e-9
 
 
@@ -34,6 +36,7 @@ class ScaledWeight:
     entries: Entries
     rows: Sparse  # (out, dimensions)
     columns: Sparse  # (in, dimensions)
+    partners: Partners
 
     def apply(self, params: Params, z: Array) -> None:
         """Multiply rows and divide columns, in place."""
@@ -43,10 +46,24 @@ class ScaledWeight:
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the lengths of rows and columns that are scaled, and how log-scales change them."""
-        W = self.entries.read(params).cpu().numpy()
-        rows, columns = (np.flatnonzero(np.diff(each.indptr)) for each in (self.rows, self.columns))
-        found = np.concatenate([np.sqrt((W[:, rows] ** 2).sum((0, 2))), np.sqrt((W[:, :, columns] ** 2).sum((0, 1)))])
-        return _log(found), scipy.sparse.vstack([self.rows[rows], -self.columns[columns]]).tocsr()
+        W = self.partners.measured(self.entries, params).numpy()
+        (r, R), (c, C) = _lengths((W**2).sum((0, 2)), self.rows), _lengths((W**2).sum((0, 1)), -self.columns)
+        return np.concatenate([r, c]), scipy.sparse.vstack([R, C]).tocsr()
+
+
+def alike(exponents: Sparse) -> tuple[list[int], Array]:
+    """Return the first of all rows that are the same, and for each row which of these it is; -1 for rows of zeros."""
+    known: dict[tuple[bytes, bytes], int] = {}
+    first, group = list[int](), np.full(exponents.shape[0], -1)
+    for number, (start, stop) in enumerate(itertools.pairwise(exponents.indptr.tolist())):
+        if start < stop:
+            order = start + np.argsort(exponents.indices[start:stop])
+            key = exponents.indices[order].tobytes(), exponents.data[order].tobytes()
+            if key not in known:
+                known[key] = len(first)
+                first.append(number)
+            group[number] = known[key]
+    return first, group
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +80,18 @@ class ScaledVector:
         self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)).to(v.device))
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
-        """Return the logarithms of the sizes of gains, and how log-scales change them."""
-        return _log(np.abs(self.entries.read(params).cpu().numpy())), self.exponents
+        """Return the logarithms of the sizes of gains, or of other numbers that are scaled alike, and how scales change them."""
+        v = self.entries.read(params).cpu().numpy()
+        if self.gain:
+            return _log(np.abs(v)), self.exponents
+        return _lengths(v**2, self.exponents)
+
+
+def _lengths(squares: Array, exponents: Sparse) -> tuple[Array, Sparse]:
+    """Return logarithms of lengths, one for all that is scaled alike, which no rotation among these changes."""
+    first, group = alike(exponents)
+    sizes = np.sqrt(np.bincount(group[group >= 0], squares[group >= 0], len(first)))
+    return _log(sizes), exponents[first]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +177,9 @@ class Scaling(Freedom):
         free = [_null_space(told[:, block]) for block in self.blocks]
         if any(each.size for each in free):
             for _ in range(SWEEPS):
-                found = [each.lengths(params) for each in self.weights]
+                found = [each.lengths(params) for each in self.weights or self.vectors]
                 sizes = np.concatenate([g for g, _ in found])
-                z = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+                z = STEP * self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
                 self.apply(params, z)
                 total += z
                 if np.abs(z).max() < SETTLED:
@@ -160,7 +187,14 @@ class Scaling(Freedom):
         return total
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Scale by exp(size z), z Gaussian, in place."""
+        """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
+
+        Where that is all, noise is added to it: it has a length that nobody sees.
+        """
+        if control and len(self.vectors) + len(self.weights) == 1:
+            own = params[self.names[0]]
+            own += size * typical(own) * gaussian(own, generator)
+            return
         z = gaussian(torch.empty(self.dimension), generator).numpy()
         self.apply(params, size * z, control=control)
 
@@ -177,13 +211,13 @@ class Scaling(Freedom):
         return z
 
 
-def scalings(walk: Walk, components: Iterable[Component]) -> Iterator[Scaling]:
+def scalings(walk: Walk, components: Iterable[Component], partners: Partners) -> Iterator[Scaling]:
     """Yield the scales of a walk: the components that change the same parameters together.
 
-    components: solutions of the equations of log-scales, those that pairs have left.
+    components: solutions of the equations of log-scales, those that pairs have left. partners: lengths of what pairs mix.
     """
     groups: dict[tuple[str, ...], list[Component]] = defaultdict(list)
-    touched = _Touched(walk)
+    touched = _Touched(walk, partners)
     for each in components:
         names = touched.parameters(each)
         if names:
@@ -195,7 +229,8 @@ def scalings(walk: Walk, components: Iterable[Component]) -> Iterator[Scaling]:
 class _Touched:
     """Tell which weights and vectors the log-scale of a node changes."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, partners: Partners) -> None:
+        self.partners = partners
         self.weights = _distinct(walk.linears)
         self.vectors = _distinct(walk.vectors)
         self.of: dict[int, set[int]] = defaultdict(set)
@@ -247,7 +282,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
     weights, vectors = [], []
     for each in touched.weights:
         if not unknowns.isdisjoint(touched.nodes(each)):
-            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes)))
+            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes), touched.partners))
     for each in touched.vectors:
         if unknowns.isdisjoint(touched.nodes(each)):
             continue

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
-from quotient_manifolds.symmetries.wires.relations import Component
-from quotient_manifolds.symmetries.wires.shifts import Shifts
-from quotient_manifolds.symmetries.wires.walk import Linear
+from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
+from quotient_manifolds.symmetries.wires.relations import linked, parts_of
+from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
 Array = np.ndarray
-Owner = tuple[str, str, int]
-"""What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
-Direction = dict[int, float]
 SMALL = 1e-9
+TINY = 1e-13
+TOGETHER = 16  # directions that are evaluated at once
+ROWS_AT_ONCE = 64
 SWEEPS = 20
-ROWS = 1 << 24  # more than a weight has
 SETTLED = 1e-14
 
 
@@ -39,7 +41,6 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
-    family: str
     kind = "shift"
 
     @property
@@ -55,62 +56,187 @@ class Shift(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return {self.family: len(self.pivots)}
+        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return both as one, for which equations are solved once."""
+        if not isinstance(other, Shift) or other.constants is not self.constants:
+            return None
+        changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
+        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone."""
-        own = params[self.pivots[0][1]]
-        z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z, control=control)
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
+
+        It alone may shift without being seen, such as a constant of keys that softmax ignores.
+        """
+        if control:
+            for name, noise in self._noise(params, generator).items():
+                params[name] += size * noise
+        else:
+            self._shift(params, self.pivots, size * self._drawn(params, generator))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what a shift changes, to first order."""
+        if control:
+            return {name: torch.zeros_like(params[name]) for name in self.names} | self._noise(params, generator)
+        found = Solved.at(self.constants, params)
+        size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in found.shifts.biases(size):
+            entries.add_to(tangent, change)
+        for each, answer in found.shifts.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+        return tangent
 
     def fold(self, params: Params) -> None:
-        """Let the others take over all constants, in place."""
-        if self.pivots[0][0] == "weight":
-            self._forget(params)
-        for _ in range(SWEEPS):
+        """Let the others take over all constants, in place.
+
+        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now.
+        """
+        self._settle(params, [each for each in self.pivots if each[0] == "bias"])
+        for linear in self._weights(params):
+            place = _first(linear)
+            self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+
+    def _settle(self, params: Params, pivots: list[Owner]) -> None:
+        """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
+
+        What is left, t + D z for directions D, has the least length that those who read it see: (D^T M D) z = -D^T M t.
+        """
+        target, last = dict(zip(self.pivots, self.targets, strict=True)), np.inf
+        for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = np.array([found.held(params, pivot) for pivot in self.pivots])
-            held -= self.targets
-            if np.abs(held).max() <= SETTLED * typical(params[self.pivots[0][1]]):
+            z = dict.fromkeys(pivots, 0.0)
+            for unknowns, own, D in found.groups(pivots):
+                owners = found.sources.owners(unknowns)
+                t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
+                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
+                z.update(zip(own, np.linalg.solve(D.T @ MD, -MD.T @ t).tolist(), strict=True))
+            change = np.array([*z.values()])
+            size = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if size <= SETTLED or size > last / 2:
                 return
-            self._shift(params, -held)
+            self._shift(params, pivots, change)
+            last = size
 
-    def _forget(self, params: Params) -> None:
-        """Take away what a weight answers to what its inputs no longer have, where others took constants away."""
-        at, linear = self.constants.at(params), self._linear()
-        Q = unreached_basis(at, [linear])
-        W = linear.entries.read(params)
-        basis = torch.from_numpy(Q).to(W.device)
-        linear.entries.write(params, W - (W @ basis) @ basis.mT)
+    def _weights(self, params: Params) -> list[Linear]:
+        """Return the weights of which constants are left, and take away what others answer to what they no longer have.
 
-    def _linear(self) -> Linear:
-        _, name, place = self.pivots[0]
-        return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
+        That is what is left where others took away all that the inputs of a weight have in common.
+        """
+        own = {(name, place // ROWS) for kind, name, place in self.pivots if kind == "weight"}
+        if not own:
+            return []
+        found = {first: each for each in reversed(self.constants.walk.linears) if (first := _first(each)) in own}
+        at, changes = self.constants.at(params), []
+        for linear in found.values():
+            basis = torch.from_numpy(unreached_basis(at, [linear]))
+            if basis.shape[1]:
+                W = linear.entries.read(params).cpu()
+                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+        add(params, changes)
+        left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
+        return [each for first, each in reversed(found.items()) if first in left]
 
-    def _shift(self, params: Params, z: Array, *, control: bool = False) -> None:
+    def _drawn(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Array:
+        return self._sizes(params, self.pivots) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
+
+    def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
+        own = dict.fromkeys(name for _, name, _ in self.pivots)
+        return {name: typical(params[name]) * gaussian(params[name], generator) for name in own}
+
+    def _sizes(self, params: Mapping[str, Tensor], pivots: Sequence[Owner]) -> Array:
+        """Return the typical size of the parameter of each constant."""
+        size = {name: typical(params[name]) for name in dict.fromkeys(name for _, name, _ in pivots)}
+        return np.array([size[name] for _, name, _ in pivots])
+
+    def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        total: Direction = defaultdict(float)
-        for pivot, size in zip(self.pivots, z.tolist(), strict=True):
-            for unknown, value in found.directions.get(pivot, {}).items():
-                total[unknown] += size * value
-        own = self.pivots[0][1]
-        for entries, change in found.shifts.biases(total):
-            if not control or entries.name == own:
-                entries.write(params, entries.read(params) + change.to(params[entries.name].device))
-        answers = [each for each in found.shifts.answers(total) if not control or each[0].entries.name == own]
-        for linear, answer in answers:  # to what its inputs have in common now
-            u = torch.from_numpy(common(self.constants.at(params), linear))
-            W = linear.entries.read(params)
-            linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
+        size = found.added([pivots], [z])[:, 0]
+        add(params, found.shifts.biases(size))
+        for each, answer in [*found.shifts.answers(size)]:  # to what its inputs have in common now
+            u = common(self.constants.at(params), each.linear)
+            add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+
+
+class Sources:
+    """Tell what each unknown belongs to: a number of a vector, or a row of a weight."""
+
+    def __init__(self, shifts: Shifts) -> None:
+        vectors = [each for each in shifts.walk.vectors if not each.gain]
+        self.parts: list[Vector | Answer] = [*vectors, *shifts.virtual]
+        self.part, self.place = np.full(shifts.count + 1, -1), np.zeros(shifts.count + 1, np.int64)
+        self.factor = np.ones(shifts.count + 1)
+        """How a total grows with the number that sets it."""
+        for number, vector in reversed([*enumerate(vectors)]):  # what is shared belongs to the first
+            nodes = np.array(vector.outs)[::-1]
+            unknown = shifts.total(nodes)
+            self.part[unknown], self.factor[unknown] = number, shifts.factor[nodes]
+            self.place[unknown] = vector.entries.index().numpy().reshape(nodes.shape)[::-1]
+        for number, each in enumerate(shifts.virtual, len(vectors)):
+            self.part[each.unknowns] = number
+            self.place[each.unknowns] = each.linear.entries.first * ROWS + np.arange(len(each.unknowns))
+        self.part[0] = -1
+
+    def owners(self, unknowns: Array) -> list[Owner]:
+        """Return what shifts start from."""
+        parts = [self.parts[number] for number in self.part[unknowns].tolist()]
+        places = zip(parts, self.place[unknowns].tolist(), strict=True)
+        return [
+            ("bias", part.entries.name, place)
+            if isinstance(part, Vector)
+            else ("weight", part.linear.entries.name, place)
+            for part, place in places
+        ]
+
+    def of(self, owners: Collection[Owner]) -> Array:
+        """Return the unknowns that belong to numbers of vectors."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for _, name, place in owners:
+            places[name].append(place)
+        found = [np.zeros(0, np.int64)]
+        for number, part in enumerate(self.parts):
+            if isinstance(part, Vector) and part.entries.name in places:
+                own = np.flatnonzero(self.part == number)
+                found.append(own[np.isin(self.place[own], places[part.entries.name])])
+        return np.concatenate(found)
+
+    def like(self, key: tuple[Any, ...]) -> Array:
+        """Return the unknowns of numbers of one bias, or of rows of one weight."""
+        kind, name, *first = key
+        found = [np.zeros(0, np.int64)]
+        for number, part in enumerate(self.parts):
+            entries = part.entries if isinstance(part, Vector) else part.linear.entries
+            if entries.name == name and isinstance(part, Vector) == (kind == "bias") and first in ([], [entries.first]):
+                found.append(np.flatnonzero(self.part == number))
+        return np.concatenate(found)
+
+    def held(self, params: Params, unknowns: Array) -> Array:
+        """Return the constants that numbers or rows of weights add."""
+        found = np.zeros(len(unknowns))
+        for number in np.unique(self.part[unknowns]).tolist():
+            here, part = np.flatnonzero(self.part[unknowns] == number), self.parts[number]
+            place = self.place[unknowns[here]]
+            if isinstance(part, Vector):
+                numbers = params[part.entries.name].detach().reshape(-1)[torch.from_numpy(place)].double().cpu().numpy()
+                found[here] = (part.entries.scale * numbers + part.entries.offset) * self.factor[unknowns[here]]
+            else:
+                W = part.linear.entries.read(params)[0].cpu().numpy()
+                found[here] = (W @ part.u / (part.u @ part.u))[place % ROWS]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """Hold shifts at some parameters, the directions by what they start from, and what starts where."""
+    """Hold shifts at some parameters: directions (names of unknowns, directions), each by what it starts from."""
 
     shifts: Shifts
-    directions: dict[Owner, Direction]
-    factors: dict[Owner, float]
+    sources: Sources
+    directions: scipy.sparse.csc_matrix
+    first: Array
+    """The unknown that each direction starts from, which no other direction has."""
+    column: dict[Owner, int]
 
     @staticmethod
     def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
@@ -124,109 +250,112 @@ class Solved:
     @staticmethod
     def of(shifts: Shifts, still: Collection[Owner] = ()) -> Solved:
         """Solve the equations, with directions that start where nothing stands before."""
-        owners, factors = _owners(shifts)
-        held = [unknown for unknown, owner in owners.items() if owner in still]
-        shifts.system.equal(np.array(held, np.int64)[:, None], np.ones((len(held), 1)))
-        directions: dict[Owner, Direction] = {}
-        for component in shifts.system.components():
-            for first, direction in _echelon(component):
-                if first in owners:
-                    directions[owners[first]] = direction
-        return Solved(shifts, directions, factors)
+        sources, system = Sources(shifts), shifts.apart()
+        held = sources.of(still)
+        system.equal(held[:, None], np.ones((len(held), 1)))
+        directions, first = _echelon(*system.solutions(), shifts.count + 1)
+        known = np.flatnonzero(sources.part[first] >= 0)
+        directions, first = directions[:, known], first[known]
+        column = {owner: k for k, owner in enumerate(sources.owners(first))}
+        return Solved(shifts, sources, directions, first, column)
 
-    def held(self, params: Params, pivot: Owner) -> float:
-        """Return the constant that a number or a row of a weight adds."""
-        if pivot not in self.directions:  # all that the weight takes is 0 on average: nothing is constant
-            return 0.0
-        kind, name, place = pivot
-        if kind == "bias":
-            vector_scale, offset = self.shifts.walk.notes["source", name, place]
-            number = float(params[name].detach().reshape(-1)[place].double())
-            return (vector_scale * number + offset) * self.factors[pivot]
-        for linear, u, _ in self.shifts.virtual.values():
-            if _first(linear) == (name, place // ROWS):
-                W = linear.entries.read(params)[0].cpu().numpy()
-                return float(W[place % ROWS] @ u / (u @ u))
-        return 0.0
+    def added(self, pivots: Sequence[Sequence[Owner]], z: Sequence[Array]) -> Array:
+        """Return what every source adds (nodes, batch) where pivots do by these sizes, one list after the other."""
+        taken = np.zeros((len(self.first), len(pivots)))
+        for k, (some, sizes) in enumerate(zip(pivots, z, strict=True)):
+            columns = self._columns(some)
+            taken[columns[columns >= 0], k] = sizes[columns >= 0]
+        return self.shifts.evaluate(self.directions @ taken)
+
+    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], Array]]:
+        """Yield unknowns of one bias or weight, the pivots among their owners, and what directions of pivots do to them."""
+        several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
+        for pivot in pivots:
+            if pivot in self.column:
+                several[source(pivot)].append(pivot)
+        for key, own in several.items():
+            unknowns = self.sources.like(key)
+            yield unknowns, own, self.directions[unknowns][:, self._columns(own)].toarray()
+
+    def _columns(self, pivots: Sequence[Owner]) -> Array:
+        return np.array([self.column.get(each, -1) for each in pivots], np.int64)
+
+
+def source(owner: Owner) -> tuple[Any, ...]:
+    """Return what numbers of one bias, or rows of one weight, have in common."""
+    kind, name, place = owner
+    return (kind, name, place // ROWS) if kind == "weight" else (kind, name)
 
 
 def _first(linear: Linear) -> tuple[str, int]:
     """Return the parameter of a weight, and the place of its first number."""
-    return linear.entries.name, int(linear.entries.index()[0, 0, 0])
+    return linear.entries.name, linear.entries.first
 
 
-def _owners(shifts: Shifts) -> tuple[dict[int, Owner], dict[Owner, float]]:
-    """Return what each unknown belongs to, and how a total grows with the number that sets it."""
-    owners: dict[int, Owner] = {}
-    factors: dict[Owner, float] = {}
-    place: dict[int, Owner] = {}
-    for vector in shifts.walk.vectors:
-        if vector.gain:
-            continue
-        index = vector.entries.index()
-        for row, numbers in zip(vector.outs, index.reshape(len(vector.outs), -1).tolist(), strict=True):
-            for node, number in zip(row, numbers, strict=True):
-                place.setdefault(node, ("bias", vector.entries.name, number))
-                shifts.walk.notes["source", vector.entries.name, number] = vector.entries.scale, vector.entries.offset
-    for node, unknown in shifts.free.items():
-        owners.setdefault(unknown, place[node])
-        factors.setdefault(place[node], 1.0)
-    for node, (_, unknown, factor) in shifts.claimed.items():
-        owners[unknown] = place[node]
-        factors[place[node]] = factor
-    for linear, _, totals in shifts.virtual.values():
-        name, first = _first(linear)
-        for row, unknown in enumerate(totals):
-            owners[unknown] = "weight", name, first * ROWS + row
-    return owners, factors
+def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
+    """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
+    _, part = linked(solutions)
+    alone = np.bincount(part, minlength=1)[part] == 1 if len(part) else np.zeros(0, bool)
+    single = solutions[:, alone].tocoo()
+    parts = [(unknowns[single.row], single.col, single.data)]
+    width = single.shape[1]
+    for component in parts_of(unknowns, solutions[:, ~alone].tocsr()):
+        basis = _reduced(component.basis)
+        row, column = np.nonzero(np.abs(basis) > TINY)
+        parts.append((component.unknowns[row], width + column, basis[row, column]))
+        width += basis.shape[1]
+    row, column, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+    found = scipy.sparse.csc_matrix((value, (row, column)), shape=(count, width))
+    found.sort_indices()
+    found.data /= np.repeat(found.data[found.indptr[:-1]], np.diff(found.indptr))
+    first = found.indices[found.indptr[:-1]]
+    order = np.argsort(first)
+    return found[:, order], first[order]
 
 
-def _echelon(component: Component) -> Iterator[tuple[int, Direction]]:
-    """Yield directions by their first unknown, which no other direction has: in the order in which they were made."""
-    rows = component.basis.T.copy()
-    unknowns = component.unknowns
-    pivots: list[int] = []
-    for column in range(len(unknowns)):
-        place = len(pivots)
-        if place == len(rows):
-            break
-        best = place + int(np.abs(rows[place:, column]).argmax())
-        if abs(rows[best, column]) <= SMALL * max(1.0, np.abs(rows).max()):
-            continue
-        rows[[place, best]] = rows[[best, place]]
-        rows[place] /= rows[place, column]
-        others = np.arange(len(rows)) != place
-        rows[others] -= np.outer(rows[others, column], rows[place])
-        pivots.append(column)
-    for row, column in zip(rows, pivots, strict=False):
-        kept = np.flatnonzero(np.abs(row) > 1e-13)
-        yield int(unknowns[column]), dict(zip(unknowns[kept].tolist(), row[kept].tolist(), strict=True))
+def _reduced(basis: Array) -> Array:
+    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
+    count, width = basis.shape
+    most = SMALL * max(1.0, float(np.abs(basis).max()))
+    places, Q = list[int](), np.zeros((width, 0))
+    for start in range(0, count, ROWS_AT_ONCE):
+        rest = basis[start : start + ROWS_AT_ONCE]
+        rest = rest - (rest @ Q) @ Q.T  # what the rows before do not span
+        while len(places) < width and (new := np.flatnonzero(np.abs(rest).max(1) > most)).size:
+            row = rest[new[0]] - Q @ (Q.T @ rest[new[0]])
+            places.append(start + int(new[0]))
+            Q = np.concatenate([Q, (row / np.linalg.norm(row))[:, None]], 1)
+            rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
+    chosen = basis[places]
+    return np.linalg.solve(chosen.T, basis.T).T if len(chosen) == width else basis @ np.linalg.pinv(chosen)
 
 
 def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Shift]:
     """Yield the shifts that start at each parameter, those first that stand before others."""
     found = Solved.at(constants, params)
     groups: dict[tuple[str, str], list[Owner]] = defaultdict(list)
-    order: dict[tuple[str, str], int] = {}
-    for owner, direction in found.directions.items():
+    for owner in found.column:  # in the order of their unknowns
         groups[owner[:2]].append(owner)
-        order[owner[:2]] = min(order.get(owner[:2], min(direction)), min(direction))
-    for key in sorted(groups, key=order.__getitem__):
-        record = Shift(constants, tuple(groups[key]), (), (key[1],), FAMILY[key[0]])
-        rng = np.random.default_rng(0)
-        total: Direction = defaultdict(float)
-        for owner in groups[key]:
-            for unknown, value in found.directions[owner].items():
-                total[unknown] += rng.normal() * value
-        changed = [entries.name for entries, change in found.shifts.biases(total) if float(change.abs().max()) > 1e-12]
-        answers = [each for each, answer in found.shifts.answers(total) if np.abs(answer).max() > 1e-12]
-        changed += [each.entries.name for each in answers]
-        targets = (0.0,) * len(record.pivots)
-        if key[0] == "bias" and answers and len(record.pivots) == answers[0].shape[2]:
-            size = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
-            u = common(constants.at(params), answers[0]) * np.exp(-size)  # where gains are 1
-            targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-        yield replace(record, changed=tuple(dict.fromkeys((key[1], *changed))), targets=targets)
+    several = list(groups.values())
+    for start in range(0, len(several), TOGETHER):
+        some = several[start : start + TOGETHER]
+        sizes = found.added(some, [np.random.default_rng(0).normal(size=len(each)) for each in some])
+        for pivots, size in zip(some, sizes.T, strict=True):
+            yield _record(constants.at(params), found, pivots, size, constants)
+
+
+def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
+    """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
+    kind, name, _ = pivots[0]
+    changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
+    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
+    changed += [each.entries.name for each in answers]
+    targets = (0.0,) * len(pivots)
+    if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
+        scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+        u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
+        targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
+    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))))
 
 
 def common(at: At, linear: Linear) -> Array:

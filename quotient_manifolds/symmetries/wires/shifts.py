@@ -2,374 +2,510 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import Direction, solutions, zeros
+from quotient_manifolds.symmetries.wires.blocks import Direction, zeros
 from quotient_manifolds.symmetries.wires.entries import Entries
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
-from quotient_manifolds.symmetries.wires.walk import Flow, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.values import Values
+from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
 
 Array = np.ndarray
+SMALL = 1e-13
 
 
-def _expr(*terms: tuple[dict[int, float], float]) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for expression, factor in terms:
-        if factor:
-            for key, value in expression.items():
-                found[key] = found.get(key, 0.0) + factor * value
-    return {key: value for key, value in found.items() if abs(value) > 1e-13}
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Say of nodes that their constants are a sum of those of others: names and factors (nodes, k), less a mean.
+
+    plus: what is added of unknowns, (nodes, names of unknowns).
+    """
+
+    outs: Array
+    names: Array
+    factors: Array
+    centred: bool = False
+    plus: scipy.sparse.csr_matrix | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Say of nodes that their constants are rows of a weight times those of others, plus unknowns."""
+
+    outs: Array
+    linear: Linear
+    rows: Array
+    names: Array
+    plus: scipy.sparse.csr_matrix | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Hold a weight that answers to what its inputs have in common, u . x = 1, by unknown numbers."""
+
+    linear: Linear
+    u: Array
+    unknowns: Array
 
 
 class Shifts:
-    """Find constants that some parameters add and others take away: one unknown for each total that a source can set."""
+    """Find constants that some parameters add and others take away: one unknown for each total that a source can set.
+
+    A source is an entry of a vector that is added, or of what a weight makes of a functional that is constant. One that
+    is the first to be added to a sum sets the total, which is then unknown; any other is unknown itself. Unknowns are
+    numbered from 2, in the order in which they are met.
+    """
 
     def __init__(
         self,
         walk: Walk,
-        values: dict[int, Array],
+        values: Values,
         unseen: Unseen,
         unreached: Unreached,
         gauges: Iterable[Direction] = (),
-        *,
-        apart: bool = True,
     ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
-        self.at: dict[int, dict[int, float]] = {}
-        self.claimed: dict[int, tuple[int, int, float]] = {}  # bias node -> (out node, total, factor)
-        self.free: dict[int, int] = {}  # bias node -> its own unknown
-        self.virtual: dict[int, tuple[Linear, Array, list[int]]] = {}
-        self.alike: dict[Any, int] = {}
-        self.keys: dict[int, list[int]] = {}  # score -> the channels of the key
-        self.soft = self._soft()
-        uses: dict[int, int] = defaultdict(int)
+        self.unknown = np.zeros(walk.count, np.int64)
+        """The unknown that the constant of a node is; 0 if it is none."""
+        self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
+        self.definitions: list[Sum | Image] = []
+        self.claims: list[tuple[Array, Array, Array, Array]] = []
+        """Sources, sums that they claim, and names and factors of all their terms."""
+        self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
+        """The sum that a source claims, and its factor there."""
+        self.virtual: list[Answer] = []
+        self._rows: dict[int, scipy.sparse.csr_matrix] = {}
+        self._alike: dict[Any, Array] = {}
+        self._zero = np.zeros(walk.count, bool)
+        self._keys: dict[int, list[int]] = {}  # score -> the channels of the key
+        self._soft, uses = _before_softmax(walk), _uses(walk)
+        self._source = np.zeros(walk.count, bool)
+        """Sources that nothing has taken yet."""
         for flow in walk.flows:
-            if flow.kind in ("sum", "token", "number", "pool", "mix"):
-                for each in flow.terms:
-                    for n, _ in each:
-                        uses[n] += 1
-            elif flow.kind == "offset":
-                for each in flow.terms:
-                    uses[each[0][0]] += 2
-            elif flow.kind in ("linear", "gain"):
-                for row in flow.terms.ins:
-                    for n in set(row):
-                        uses[n] += 2
-            elif flow.kind in ("norm", "centre"):
-                for n in flow.terms:
-                    uses[n] += 2
-            elif flow.kind in ("through", "max"):
-                for n in flow.terms if flow.kind == "max" else [x for t in flow.terms for x in t]:
-                    uses[n] += 2
-            elif flow.kind == "dot":
-                for n in (*flow.terms[0], *flow.terms[1]):
-                    uses[n] += 2
-            elif flow.kind in ("seen", "soft"):
-                for n in flow.outs:
-                    uses[n] += 2
-        self.uses = uses
-        self.gauges = {self.new(): each for each in gauges}
-        self.sources = {
-            n: flow.terms
-            for flow in walk.flows
-            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like
-            for row in flow.terms.outs
-            for n in row
-        }
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
+                self._source[flow.outs] = True
+        self._single = uses == 1
+        self.gauges = list(gauges)
+        """Directions of channels that need a shift beside them; theirs are the first unknowns."""
+        self._turns = self._new(len(self.gauges))
+        self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
             self._forward(flow)
-        if apart:
-            self._leave_unseen()
 
-    def _leave_unseen(self) -> None:
-        """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
+    # unknowns and definitions
+    def _new(self, count: int) -> Array:
+        found = np.arange(self.count + 1, self.count + count + 1)
+        self.count += count
+        self.system.name(found)
+        return found
+
+    def total(self, nodes: Any) -> Array:
+        """Return the unknowns of sources, or of the totals that they set; 0 where there is none."""
+        names = np.asarray(nodes, np.int64)
+        return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
+
+    def apart(self) -> Scales:
+        """Return the equations where what nobody sees of a bias, or of a weight's constant, is left to what is unseen."""
+        system = self.system.copy()
         biases = [each for each in self.walk.vectors if not each.gain]
         several = [
-            ([self._unknown(n) for n in row], [each.outs[place] for each in self._uses(vector, biases)])
+            (self.total(row), [each.outs[place] for each in _same(vector, biases)])
             for vector in biases
             for place, row in enumerate(vector.outs)
         ]
-        for linear, _, totals in self.virtual.values():
-            several.append((totals, [each.outs[0] for each in self._uses(linear, self.walk.linears)]))
+        for each in self.virtual:
+            several.append((each.unknowns, [use.outs[0] for use in _same(each.linear, self.walk.linears)]))
         for unknowns, rows in several:
-            if all(unknown > 1 for unknown in unknowns) and not any(self.unseen.all(row) for row in rows):
-                for k in kernel(np.concatenate([self.unseen.of(row) for row in rows])).T:
-                    self.system.equal(np.array(unknowns), k)
+            if (unknowns > 1).all() and not any(self.unseen.all(row) for row in rows):
+                K = scipy.sparse.csr_matrix(self.unseen.common(rows).T)
+                shape = (K.shape[0], self.count + 1)
+                system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
+        return system
 
-    def _uses(self, one: Any, several: list[Any]) -> list[Any]:
-        """Return what takes the same entries in the same way, the first use first."""
-        return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
+    def _define(self, definition: Sum | Image) -> None:
+        self.made[definition.outs] = len(self.definitions)
+        self.place[definition.outs] = np.arange(len(definition.outs))
+        self.definitions.append(definition)
 
-    def _unknown(self, node: int) -> int:
-        """Return the unknown of a number of a bias, or of the total that it sets, and 0 if there is none."""
-        return self.claimed[node][1] if node in self.claimed else self.free.get(node, 0)
+    def _moves(self, nodes: Any) -> Array:
+        """Say of nodes whether their constants may change."""
+        return (self.unknown[nodes] > 0) | (self.made[nodes] >= 0)
 
-    def _soft(self) -> set[int]:
-        """Scores to which nothing is done before a softmax over their keys but what adds or multiplies known numbers."""
-        good: dict[int, bool] = {}
-        scores: set[int] = set()
-        for flow in self.walk.flows:
-            if flow.kind == "dot":
-                scores.update(flow.outs)
-            elif flow.kind in ("sum", "token"):
-                scores.update(
-                    out for out, each in zip(flow.outs, flow.terms, strict=True) if any(n in scores for n, _ in each)
-                )
-        for flow in reversed(self.walk.flows):
-            if flow.kind == "soft":
-                for n in flow.outs:
-                    good[n] = good.get(n, True) and bool(flow.about)
-            elif flow.kind in ("sum", "token", "number"):
-                for out, each in zip(flow.outs, flow.terms, strict=True):
-                    for n, _ in each:
-                        good[n] = (
-                            good.get(n, True)
-                            and good.get(out, True)
-                            and flow.kind in ("sum", "token")
-                            and sum(m in scores for m, _ in each) == 1
-                        )
-            elif flow.kind == "through":
-                for each in flow.terms:
-                    for n in each:
-                        good[n] = False
-            elif flow.kind in ("seen",):
-                for n in flow.outs:
-                    good[n] = False
-            elif flow.kind in ("pool", "mix", "offset"):
-                for each in flow.terms:
-                    for n, _ in each:
-                        good[n] = False
-            elif flow.kind in ("linear", "gain"):
-                for row in flow.terms.ins:
-                    for n in row:
-                        good[n] = False
-            elif flow.kind in ("norm", "centre", "max"):
-                for n in flow.terms:
-                    good[n] = False
-            elif flow.kind == "dot":
-                for n in (*flow.terms[0], *flow.terms[1]):
-                    good[n] = False
-        return {n for n, value in good.items() if value}
+    def _open(self, nodes: Any) -> None:
+        """Let sources that are used by themselves have unknowns of their own."""
+        names = np.asarray(nodes, np.int64).reshape(-1)
+        names = np.unique(names[self._source[names]])
+        self._source[names] = False
+        self.unknown[names] = self._new(len(names))
 
-    def new(self) -> int:
-        self.count += 1
-        self.system.name([self.count])
-        return self.count
+    def _sum(self, outs: Array, names: Array, factors: Array, *, centred: bool = False) -> None:
+        moves = (self._moves(names) & (factors != 0)).any(1) | centred
+        if self._moves(names).any():
+            self._define(Sum(outs[moves], names[moves], factors[moves], centred))
 
-    def _own(self, vector: Vector, node: int) -> int:
-        """Return the unknown of a number of a vector: one for all the places where it is used."""
-        if not vector.shared:
-            return self.new()
-        place = next((r, row.index(node)) for r, row in enumerate(vector.outs) if node in row)
-        key = vector.entries.key, place
-        if key not in self.alike:
-            self.alike[key] = self.new()
-        return self.alike[key]
+    def _offset(self, flow: Flow) -> None:
+        """Of x + c, where a gauge changes x by X x, something must add -X c."""
+        turned = [[-each.offsets.get(n, 0.0) for each in self.gauges] for n in flow.outs.tolist()]
+        plus = scipy.sparse.lil_matrix((len(flow.outs), self._width))
+        plus[:, self._turns] = np.array(turned)
+        self._define(Sum(flow.outs, *flow.terms, plus=plus.tocsr()))
 
-    def expr(self, node: int) -> dict[int, float]:
-        return self.at.get(node, {})
+    # equations
+    def _constrain(self, names: Array, factors: Array) -> None:
+        some = self._moves(names).any(1)
+        if some.any():
+            self.system.rows(self._combined(names[some], np.broadcast_to(factors, names.shape)[some]))
 
     def zero(self, nodes: Any) -> None:
-        for node in nodes:
-            if self.expr(node):
-                self._constrain(self.expr(node))
+        """Say that constants do not change."""
+        names = np.unique(np.asarray(nodes, np.int64))
+        names = names[~self._zero[names]]
+        self._zero[names] = True
+        self._constrain(names[:, None], np.ones(1))
 
+    def _equal(self, nodes: Any) -> None:
+        """Say that constants change by one number."""
+        names = np.asarray(nodes, np.int64)
+        self._constrain(np.stack([names[1:], np.full(len(names) - 1, names[0])], 1), np.array([1.0, -1.0]))
+
+    def _combined(self, names: Array, factors: Array) -> scipy.sparse.csr_matrix:
+        """Return sums of constants as functionals of the unknowns, a row each."""
+        nodes, place = np.unique(names, return_inverse=True)
+        row = np.repeat(np.arange(len(names)), names.shape[1])
+        shape = (len(names), len(nodes))
+        pick = scipy.sparse.csr_matrix((factors.reshape(-1), (row, place.reshape(-1))), shape=shape)
+        return _tidy(pick @ self.expressions(nodes))
+
+    def expressions(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        """Return what constants of nodes are in terms of the unknowns, (nodes, names of unknowns)."""
+        waiting, needed = [nodes], set[int]()
+        while waiting:
+            inner = waiting.pop()
+            for each in np.unique(self.made[inner[self.unknown[inner] == 0]]).tolist():
+                if each >= 0 and each not in self._rows and each not in needed:
+                    needed.add(each)
+                    waiting += _inputs(self.definitions[each])
+        for each in sorted(needed):
+            self._rows[each] = self._expressed(self.definitions[each])
+        return self._known(nodes)
+
+    def _known(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        by = np.where(self.unknown[nodes] > 0, -1, np.where(self.made[nodes] >= 0, self.made[nodes], -2))
+        order = np.argsort(by, kind="stable")
+        parts = []
+        for each in np.unique(by).tolist():
+            some = nodes[order][by[order] == each]
+            if each >= 0:
+                parts.append(self._rows[each][self.place[some]])
+                continue
+            count = len(some) if each == -1 else 0
+            start = np.minimum(np.arange(len(some) + 1), count)
+            parts.append(
+                scipy.sparse.csr_matrix(
+                    (np.ones(count), self.unknown[some][:count], start), shape=(len(some), self._width)
+                )
+            )
+        back = np.empty(len(nodes), np.int64)
+        back[order] = np.arange(len(nodes))
+        return scipy.sparse.vstack(parts, format="csr")[back]
+
+    def _expressed(self, definition: Sum | Image) -> scipy.sparse.csr_matrix:
+        if isinstance(definition, Sum):
+            found = self._combined(definition.names, definition.factors)
+            if definition.centred:
+                mean = scipy.sparse.csr_matrix(np.full((1, found.shape[0]), 1 / found.shape[0])) @ found
+                found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
+            return found if definition.plus is None else found + definition.plus
+        inner = self._known(definition.names)
+        columns, count = np.unique(inner.indices), len(definition.outs)
+        found = scipy.sparse.csr_matrix((count, self._width))
+        if len(columns):
+            answer = self.values.answer(definition.linear, inner[:, columns].toarray())
+            made = scipy.sparse.csr_matrix(answer[definition.rows])
+            found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=found.shape)
+        return _tidy(found if definition.plus is None else found + definition.plus)
+
+    # flows
     def _forward(self, flow: Flow) -> None:
-        seen = self.unseen.any
         if flow.kind == "bias":
-            for row in flow.terms.outs:
-                for n in row:
-                    if n in self.sources and (self.uses[n] != 1 or flow.terms.shared):
-                        self.free[n] = self._own(flow.terms, n)
-                        self.at[n] = {self.free[n]: 1.0}
+            self._bias(flow)
         elif flow.kind == "linear":
             self._linear(flow.terms)
-        elif flow.kind in ("sum", "token", "pool"):
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                self._sum(out, each, flow.kind == "sum")
-                if scores := [n for n, _ in each if n in self.keys]:  # one, for a sum of two is not `soft`
-                    self.keys[out] = self.keys[scores[0]]
-        elif flow.kind == "offset":
-            self._open(each[0][0] for each in flow.terms)
-            for out, ((n, factor),) in zip(flow.outs, flow.terms, strict=True):
-                moved = {key: -each.offsets.get(out, 0.0) for key, each in self.gauges.items()}
-                self.at[out] = _expr((self.expr(n), factor), (moved, 1.0))
-        elif flow.kind == "mix":
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                for n, _ in each[1:]:
-                    if seen(out):
-                        self._constrain(_expr((self.expr(n), 1.0), (self.expr(each[0][0]), -1.0)))
-                if each:
-                    self.at[out] = self.expr(each[0][0])
-        elif flow.kind == "number":
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                if seen(out):
-                    self._open(n for n, _ in each)
-                    self.zero(n for n, _ in each)
+        elif flow.kind in SUMS:
+            self._sums(flow)
         elif flow.kind == "gain":
-            vector = flow.terms
-            self._open(vector.ins[0])
-            for a, out, g in zip(vector.ins[0], vector.outs[0], self.values[id(vector)], strict=True):
-                self.at[out] = _expr((self.expr(a), g))
+            names, weights = np.array(flow.terms.ins[0]), self.values.vector(flow.terms)
+            self._open(names)
+            self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
-            if not flow.outs or any(seen(n) for n in flow.outs):
+            if not len(flow.outs) or self.unseen.partly(flow.outs).any():
                 self._open(flow.terms)
-                for a in flow.terms[1:]:
-                    self._constrain(_expr((self.expr(a), 1.0), (self.expr(flow.terms[0]), -1.0)))
+                self._equal(flow.terms)
         elif flow.kind == "centre":
             self._open(flow.terms)
-            n = len(flow.terms)
-            mean = _expr(*((self.expr(a), 1 / n) for a in flow.terms))
-            for a, out in zip(flow.terms, flow.outs, strict=True):
-                self.at[out] = _expr((self.expr(a), 1.0), (mean, -1.0))
+            names = np.array(flow.terms)[:, None]
+            self._sum(flow.outs, names, np.ones(names.shape), centred=True)
         elif flow.kind == "through":
-            for out, ins in zip(flow.outs, flow.terms, strict=True):
-                if seen(out):
-                    self._open(ins)
-                    self.zero(ins)
+            names = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(names)
+            self.zero(names)
         elif flow.kind == "seen":
             self._open(flow.outs)
             self.zero(flow.outs)
         elif flow.kind == "soft":
             self._open(flow.outs)
             for row in flow.terms:
-                several = [self.keys.get(n) for n in row]
-                for keys in several[1:]:
-                    for a, b in zip(several[0] or keys or [], keys or several[0] or [], strict=True):
-                        if several[0] is None or keys is None:
-                            self.zero([a])
-                        elif a != b:
-                            self._constrain(_expr((self.expr(a), 1.0), (self.expr(b), -1.0)))
-                for n in row[1:]:
-                    self._constrain(_expr((self.expr(n), 1.0), (self.expr(row[0]), -1.0)))
+                self._same_keys([self._keys.get(n) for n in row])
+                self._equal(row)
         elif flow.kind == "dot":
-            if seen(flow.outs[0]):
-                self._open([*flow.terms[0], *flow.terms[1]])
-                self.zero(flow.terms[0])
-                if flow.outs[0] in self.soft:  # it ignores what all keys have in common
-                    self.keys[flow.outs[0]] = flow.terms[1]
-                else:
-                    self.zero(flow.terms[1])
+            self._dot(flow)
         elif flow.kind == "max":
-            a, b = flow.terms
-            if seen(flow.outs[0]):
-                self._open([a, b])
-                self._constrain(_expr((self.expr(a), 1.0), (self.expr(b), -1.0)))
-            self.at[flow.outs[0]] = self.expr(a)
+            seen = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(seen)
+            self._constrain(seen, np.array([1.0, -1.0]))
+            self._sum(flow.outs, flow.terms[:, :1], np.ones((len(flow.outs), 1)))
 
-    def _constrain(self, expression: dict[int, float]) -> None:
-        if expression:
-            self.system.equal(np.array(list(expression)), np.array(list(expression.values())))
-
-    def _open(self, nodes: Any) -> None:
-        """A source that is used by itself has an unknown of its own."""
-        for n in nodes:
-            if n in self.sources and n not in self.free and n not in self.claimed:
-                self.free[n] = self.new()
-                self.at[n] = {self.free[n]: 1.0}
-
-    def _sum(self, out: int, terms: list[tuple[int, float]], plain: bool) -> None:
-        sources = [n for n, _ in terms if n in self.sources and n not in self.free and n not in self.claimed]
-        if sources and plain:
-            total = self.new()
-            factor = dict(terms)[sources[0]]
-            self.claimed[sources[0]] = out, total, factor
-            self._open(sources[1:])
-            self.at[out] = {total: 1.0}
+    def _bias(self, flow: Flow) -> None:
+        vector, nodes = flow.terms, flow.outs
+        if vector.shared == "other" or vector.like:
             return
-        self._open(n for n, _ in terms)
-        self.at[out] = _expr(*((self.expr(n), factor) for n, factor in terms))
+        several = ~self._single[nodes] | bool(vector.shared)
+        self._source[nodes[several]] = False
+        if not vector.shared:
+            self.unknown[nodes[several]] = self._new(int(several.sum()))
+            return
+        if vector.entries.key not in self._alike:
+            self._alike[vector.entries.key] = self._new(len(nodes))
+        self.unknown[nodes] = self._alike[vector.entries.key]
+
+    def _sums(self, flow: Flow) -> None:
+        names, factors = flow.terms
+        seen = self.unseen.partly(flow.outs)
+        if flow.kind == "number":
+            self._open(names[seen])
+            self.zero(names[seen])
+            return
+        if flow.kind == "mix":
+            for column in names[seen].T[1:]:
+                there = column > ZERO
+                self._constrain(np.stack([column, names[seen][:, 0]], 1)[there], np.array([1.0, -1.0]))
+            self._sum(flow.outs, names[:, :1], np.ones((len(names), 1)))
+            return
+        claims = self._source[names].any(1) & (flow.kind == "sum")
+        first = self._source[names].argmax(1)
+        if claims.any():
+            sources = names[claims, first[claims]]
+            self._source[sources] = False
+            self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
+            self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
+            self.unknown[flow.outs[claims]] = self._new(int(claims.sum()))
+        self._open(names)
+        if flow.kind == "offset" and self.gauges:
+            self._offset(flow)
+            return
+        self._sum(flow.outs[~claims], names[~claims], factors[~claims])
+        if self._keys:
+            for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
+                if scores := [name for name in row if name in self._keys]:  # one: a sum of two is not `soft`
+                    self._keys[out] = self._keys[scores[0]]
+
+    def _dot(self, flow: Flow) -> None:
+        out = int(flow.outs[0])
+        if not self.unseen.any(out):
+            return
+        self._open([*flow.terms[0], *flow.terms[1]])
+        self.zero(flow.terms[0])
+        if self._soft[out]:  # it ignores what all keys have in common
+            self._keys[out] = flow.terms[1]
+        else:
+            self.zero(flow.terms[1])
+
+    def _same_keys(self, several: list[list[int] | None]) -> None:
+        """Say that the keys beside one query change alike."""
+        first = several[0]
+        for keys in several[1:]:
+            if first is None or keys is None:
+                self.zero(first or keys or [])
+            else:
+                self._constrain(np.stack([first, keys], 1), np.array([1.0, -1.0]))
 
     def _linear(self, linear: Linear) -> None:
         for row in linear.ins:
             self._open(row)
-        moved = any(self.expr(n) for row in linear.ins for n in row)
-        U, c = np.zeros((0, 0)), np.zeros(0)
-        same = self._uses(linear, self.walk.linears)
-        if linear.table:
-            U, c = np.ones((1, linear.shape[2])), np.ones(1)
-        elif linear.shared != "other":
-            U, c = self.unreached.common([row for each in same for row in each.ins])
-        W = self.values[id(linear)][0]
-        whole = not linear.taps and linear.shared != "other" and linear.shape[0] == 1
-        if whole and len(c) and np.abs(c).max() > 1e-9:
-            first = same[0]
-            if id(first) not in self.virtual:
-                self.virtual[id(first)] = first, c @ U / (c @ c), [self.new() for _ in first.outs[0]]
-            totals = self.virtual[id(first)][2]
-            for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-                there = [i for i, n in enumerate(row_in) if self.expr(n)]
-                for o, (n, total) in enumerate(zip(row_out, totals, strict=True)):
-                    self.at[n] = _expr(({total: 1.0}, 1.0), *((self.expr(row_in[i]), float(W[o, i])) for i in there))
+        plain = not linear.taps and linear.shape[0] == 1
+        outs = [np.array(row) for row in linear.outs]
+        answer = self._answer(linear) if plain and linear.shared != "other" else None
+        if answer is not None:
+            shape = (len(answer.unknowns), self._width)
+            own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
+            plus = scipy.sparse.csr_matrix(own, shape=shape)
+            for row_in, out in zip(linear.ins, outs, strict=True):
+                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), plus))
             return
-        if not moved:
-            return
-        for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-            if linear.taps or linear.shape[0] > 1:
+        for row_in, out in zip(linear.ins, outs, strict=True):
+            if not plain:
                 self.zero(row_in)
-                continue
-            there = [i for i, n in enumerate(row_in) if self.expr(n)]
-            for o, n in enumerate(row_out):
-                if self.unseen.any(n):
-                    self.at[n] = _expr(*((self.expr(row_in[i]), float(W[o, i])) for i in there))
+            elif self._moves(np.array(row_in)).any():
+                rows = np.flatnonzero(self.unseen.partly(out))
+                self._define(Image(out[rows], linear, rows, np.array(row_in)))
 
-    def tangents(self) -> Iterator[dict[str, Tensor]]:
-        """Evaluate each solution forward, and read off what every source adds."""
-        for solution in solutions(self.system):
-            yield self.tangent(solution)
+    def _answer(self, linear: Linear) -> Answer | None:
+        """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
+        same = _same(linear, self.walk.linears)
+        for each in self.virtual:
+            if each.linear is same[0]:
+                return each
+        if linear.table:
+            u = np.ones(linear.shape[2])
+        else:
+            U, c = self.unreached.common([row for each in same for row in each.ins])
+            if not len(c) or not np.abs(c).max() > 1e-9:
+                return None
+            u = c @ U / (c @ c)
+        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1])))
+        return self.virtual[-1]
 
-    def tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
-        """Evaluate a solution forward, and read off what every source adds."""
-        tangent = zeros(self.walk)
-        for key, each in self.gauges.items():
-            for name, change in each.tangent.items():
-                tangent[name] += solution.get(key, 0.0) * change
-        for entries, change in self.biases(solution):
-            entries.add_to(tangent, change)
-        for linear, answer in self.answers(solution):
-            u = self.virtual[id(linear)][1]
-            linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, u))[None])
-        return tangent
+    # values
+    def evaluate(self, coefficients: Array) -> Array:
+        """Return what every source adds, (nodes, batch), for values of the unknowns, (count + 1, batch), by number.
 
-    def biases(self, solution: dict[int, float]) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield what a solution adds to the numbers of vectors (rows, n)."""
-
-        def value(expression: dict[int, float]) -> float:
-            return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
-
-        done = set[Any]()
-        size: dict[int, float] = {n: solution.get(key, 0.0) for n, key in self.free.items()}
-        for flow in self.walk.flows:
-            if flow.kind != "sum":
-                continue
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                for n, factor in each:
-                    if n in self.claimed and self.claimed[n][0] == out:
-                        rest = sum(f * (size[m] if m in size else value(self.expr(m))) for m, f in each if m != n)
-                        size[n] = (solution.get(self.claimed[n][1], 0.0) - rest) / factor
+        An entry of a vector adds it at its node, and a weight at those nodes that it writes first.
+        """
+        value = np.zeros((self.walk.count, coefficients.shape[1]))
+        named = np.flatnonzero(self.unknown > 0)
+        value[named] = coefficients[self.unknown[named]]
+        for each in self.definitions:
+            value[each.outs] = self._evaluated(each, value, coefficients)
+        size = np.zeros(value.shape)
+        for vector in self._vectors():
+            size[np.array(vector.outs)] = value[np.array(vector.outs)]
+        for sources, outs, names, factors in self.claims:
+            rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
+            size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
+        for each in self.virtual:
+            size[each.linear.outs[0]] = coefficients[each.unknowns]
         for vector in self.walk.vectors:
             if vector.like:  # rows that nobody asked for go with those that were
-                places = zip(vector.outs[0], *vector.like, strict=True)
-                size.update((n, sum(size.get(m, 0.0) for m in some) / len(some)) for n, *some in places)
-            if not vector.gain and vector.shared != "other" and vector.entries.key not in done:
-                done.add(vector.entries.key)
-                change = torch.tensor([[size.get(n, 0.0) for n in row] for row in vector.outs], dtype=torch.float64)
-                if bool(change.any()):
-                    yield vector.entries, change
+                size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
+        return size
 
-    def answers(self, solution: dict[int, float]) -> Iterator[tuple[Linear, Array]]:
-        """Yield what a solution adds to the answers of weights to what their inputs have in common."""
-        for linear, _, totals in self.virtual.values():
-            answer = np.array([solution.get(key, 0.0) for key in totals])
+    def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
+        found = np.zeros((len(definition.outs), value.shape[1]))
+        if definition.plus is not None:
+            found += definition.plus[:, : len(coefficients)] @ coefficients
+        inner = value[definition.names]
+        if isinstance(definition, Sum):
+            found += np.einsum("mk,mkb->mb", definition.factors, inner)
+            return found - found.mean(0) if definition.centred else found
+        if inner.any():
+            found += self.values.answer(definition.linear, inner)[definition.rows]
+        return found
+
+    def _vectors(self) -> list[Vector]:
+        """Return the vectors that add something, one for all that take the same entries."""
+        found: dict[Any, Vector] = {}
+        for each in self.walk.vectors:
+            if not each.gain and each.shared != "other":
+                found.setdefault(each.entries.key, each)
+        return list(found.values())
+
+    def tangents(self) -> Iterator[dict[str, Tensor]]:
+        """Yield a tangent for every solution."""
+        for component in self.apart().components():
+            coefficients = np.zeros((self.count + 1, component.dimension))
+            coefficients[component.unknowns] = component.basis
+            for size, part in zip(self.evaluate(coefficients).T, coefficients.T, strict=True):
+                tangent = zeros(self.walk)
+                for turn, each in zip(part[self._turns], self.gauges, strict=True):
+                    for name, change in each.tangent.items():
+                        tangent[name] += turn * change
+                self.add_to(tangent, size)
+                yield tangent
+
+    def add_to(self, tangent: dict[str, Tensor], size: Array) -> None:
+        """Add to a tangent what changes where every source adds this, (nodes,)."""
+        for entries, change in self.biases(size):
+            entries.add_to(tangent, change)
+        for each, answer in self.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+
+    def biases(self, size: Array) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what is added to the numbers of vectors (rows, n) where every source adds this."""
+        for vector in self._vectors():
+            change = size[np.array(vector.outs)]
+            if change.any():
+                yield vector.entries, torch.from_numpy(change)
+
+    def answers(self, size: Array) -> Iterator[tuple[Answer, Array]]:
+        """Yield what weights answer more to what their inputs have in common where every source adds this."""
+        for each in self.virtual:
+            answer = size[each.linear.outs[0]]
             if answer.any():
-                yield linear, answer
+                yield each, answer
+
+
+def _same(one: Any, several: Sequence[Any]) -> list[Any]:
+    """Return what takes the same entries in the same way, the first use first."""
+    return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
+
+
+def _inputs(definition: Sum | Image) -> list[Array]:
+    if isinstance(definition, Sum):
+        return [np.unique(definition.names)]
+    return [definition.names]
+
+
+def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    matrix.data[np.abs(matrix.data) < SMALL] = 0.0
+    matrix.eliminate_zeros()
+    return matrix
+
+
+def _taken(flow: Flow) -> Array:
+    """Return the nodes that a flow takes, as often as it does."""
+    if flow.kind in SUMS:
+        return flow.terms[0].reshape(-1)
+    if flow.kind in ("linear", "gain"):
+        return np.concatenate([np.unique(row) for row in flow.terms.ins])
+    if flow.kind in ("norm", "centre", "through", "max"):
+        return np.asarray(flow.terms, np.int64).reshape(-1)
+    if flow.kind == "dot":
+        return np.array([*flow.terms[0], *flow.terms[1]])
+    return flow.outs if flow.kind in ("seen", "soft") else np.zeros(0, np.int64)
+
+
+def _uses(walk: Walk) -> Array:
+    """Count by how many sums a node is taken; twice what takes it otherwise."""
+    uses = np.zeros(walk.count, np.int64)
+    for flow in walk.flows:
+        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS and flow.kind != "offset" else 2)
+    return uses
+
+
+def _before_softmax(walk: Walk) -> Array:
+    """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
+    good, known, score = np.ones(walk.count, bool), np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+    for flow in walk.flows:
+        if flow.kind == "dot":
+            score[flow.outs] = True
+        elif flow.kind in ("sum", "token"):
+            score[flow.outs] |= score[flow.terms[0]].any(1)
+    for flow in reversed(walk.flows):
+        names = _taken(flow)
+        known[names] = True
+        if flow.kind in ("sum", "token"):
+            alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score
+            good[flow.terms[0][~(alone & good[flow.outs])]] = False
+        elif flow.kind != "soft" or not flow.about:
+            good[names] = False
+    return good & known

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
-from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Flow, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.values import Values
+from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, ZERO, Flow, Linear, Walk
 
 Array = np.ndarray
 
@@ -15,24 +17,24 @@ Array = np.ndarray
 class Unreached:
     """Find functionals u with u . x = c on every input, of rows of nodes, on demand."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array]) -> None:
+    def __init__(self, walk: Walk, values: Values) -> None:
         self.walk, self.values = walk, values
-        self.producer: dict[int, Flow] = {}
-        for flow in walk.flows:
-            if flow.kind not in ("seen", "soft", "dot", "max", "through"):
-                for out in flow.outs:
-                    self.producer.setdefault(out, flow)
+        self.producer = np.full(walk.count, -1)
+        for place, flow in reversed(list(enumerate(walk.flows))):
+            if flow.kind in (*SUMS, "linear", "gain", "bias", "norm", "centre"):
+                self.producer[flow.outs] = place
         self.known: dict[tuple[int, ...], tuple[Array, Array]] = {}
 
-    def of(self, row: list[int]) -> tuple[Array, Array]:
+    def of(self, row: Any) -> tuple[Array, Array]:
         """Return U (r, n) and c (r,)."""
-        key = tuple(row)
+        nodes = np.asarray(row, np.int64)
+        key = tuple(nodes.tolist())
         if key not in self.known:
-            self.known[key] = np.zeros((0, len(row))), np.zeros(0)  # what asks for itself gets nothing
-            self.known[key] = self._of(row)
+            self.known[key] = _none(len(nodes))  # what asks for itself gets nothing
+            self.known[key] = self._of(nodes)
         return self.known[key]
 
-    def common(self, rows: list[list[int]]) -> tuple[Array, Array]:
+    def common(self, rows: Sequence[Any]) -> tuple[Array, Array]:
         """Return what all kinds of tokens have in common: u . x = c in every row."""
         U, c = self.of(rows[0])
         for row in rows[1:]:
@@ -42,98 +44,81 @@ class Unreached:
             U, c = a.T @ U, a.T @ c
         return U, c
 
-    def _of(self, row: list[int]) -> tuple[Array, Array]:
+    def _of(self, row: Array) -> tuple[Array, Array]:
         n = len(row)
-        us, cs = [], []
-        groups: dict[int, list[int]] = defaultdict(list)
-        for i, node in enumerate(row):
-            if node > FIXED and row.count(node) > 1:
-                continue  # it has a number of its own at each place
-            if node == ZERO:
-                us.append(np.eye(n)[[i]])
-                cs.append(np.zeros(1))
-            elif node in self.producer:
-                groups[id(self.producer[node])].append(i)
-        for members in groups.values():
-            nodes = [row[i] for i in members]
-            U, c = self._made(self.producer[nodes[0]], nodes)
-            wide = np.zeros((len(U), n))
-            wide[:, members] = U
-            us.append(wide)
-            cs.append(c)
-        if not us:
-            return np.zeros((0, n)), np.zeros(0)
-        return np.concatenate(us), np.concatenate(cs)
+        _, inverse, count = np.unique(row, return_inverse=True, return_counts=True)
+        once = (count[inverse] == 1) & (row > FIXED)  # what stands there twice has a number of its own at each place
+        zero = np.flatnonzero(row == ZERO)
+        found = [(zero, (np.eye(len(zero)), np.zeros(len(zero))))]
+        maker = np.where(once, self.producer[row], -1)
+        for place in dict.fromkeys(maker[maker >= 0].tolist()):
+            members = np.flatnonzero(maker == place)
+            found.append((members, self._made(self.walk.flows[place], row[members])))
+        return _beside(n, found)
 
-    def _made(self, flow: Flow, nodes: list[int]) -> tuple[Array, Array]:
-        none = np.zeros((0, len(nodes))), np.zeros(0)
+    def _made(self, flow: Flow, nodes: Array) -> tuple[Array, Array]:
+        none = _none(len(nodes))
         if flow.kind == "bias":
-            vector: Vector = flow.terms
-            where = {n: (r, i) for r, row in enumerate(vector.outs) for i, n in enumerate(row)}
-            b = np.array([self.values[id(vector)][where[n]] for n in nodes])
-            return np.eye(len(nodes)), b
+            outs, values = flow.outs, self.values.vector(flow.terms).reshape(-1)
+            return np.eye(len(nodes)), values[_places(outs, nodes)]
         if flow.kind == "linear":
-            linear: Linear = flow.terms
-            if len(self.values[id(linear)]) > 1 or linear.taps:
-                return none
-            for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-                place = {n: i for i, n in enumerate(row_out)}
-                if all(n in place for n in nodes):
-                    W = self.values[id(linear)][0][[place[n] for n in nodes]]
-                    V, d = (np.ones((1, W.shape[1])), np.ones(1)) if linear.table else self.of(row_in)
-                    return self._images(W, V, d)
-            return none
-        if flow.kind in ("sum", "token", "number", "pool", "mix"):
-            keys = dict(zip(flow.outs, flow.about or [0] * len(flow.outs), strict=True))
-            if len({keys[n] for n in nodes}) > 1:
-                us, cs = [], []
-                for key in dict.fromkeys(keys[n] for n in nodes):
-                    members = [i for i, n in enumerate(nodes) if keys[n] == key]
-                    U, c = self._made(flow, [nodes[i] for i in members])
-                    wide = np.zeros((len(U), len(nodes)))
-                    wide[:, members] = U
-                    us.append(wide)
-                    cs.append(c)
-                return np.concatenate(us), np.concatenate(cs)
-            terms = {out: each for out, each in zip(flow.outs, flow.terms, strict=True)}
-            width = max(len(terms[n]) for n in nodes)
-            parts = []
-            for k in range(width):
-                inner = [terms[n][k][0] if len(terms[n]) > k else ZERO for n in nodes]
-                size = np.array([terms[n][k][1] if len(terms[n]) > k else 1.0 for n in nodes])
-                V, d = self.of(inner)
-                if flow.kind == "number":
-                    N = kernel(d[None]) if len(d) else np.zeros((0, 0))
-                    V, d = N.T @ V, np.zeros(N.shape[1])
-                if not len(V):
-                    return none
-                parts.append((V / size, d))
-            return self._common(parts)
-        if flow.kind == "offset":
-            known = {n: (*term, c) for n, (term,), c in zip(flow.outs, flow.terms, flow.about, strict=True)}
-            V, d = self.of([known[n][0] for n in nodes])
-            V = V / np.array([known[n][1] for n in nodes])
-            return V, d + V @ np.array([known[n][2] for n in nodes])
+            return self._linear(flow.terms, nodes)
+        if flow.kind in SUMS:
+            places = _places(flow.outs, nodes)
+            keys = flow.about[places]
+            groups = [np.flatnonzero(keys == key) for key in dict.fromkeys(keys.tolist())]
+            return _beside(len(nodes), [(group, self._sum(flow, places[group])) for group in groups])
         if flow.kind == "gain":
-            vector = flow.terms
-            weights = dict(zip(vector.outs[0], self.values[id(vector)], strict=True))
-            before = dict(zip(vector.outs[0], vector.ins[0], strict=True))
-            V, d = self.of([before[n] for n in nodes])
-            return V / np.array([weights[n] for n in nodes]), d
-        if flow.kind in ("norm", "centre") and sorted(nodes) == sorted(flow.outs) and len(nodes) > 1:
-            return np.ones((1, len(nodes))), np.zeros(1)
+            places = _places(flow.outs, nodes)
+            V, d = self.of(np.array(flow.terms.ins[0])[places])
+            return V / self.values.vector(flow.terms)[places], d
+        if flow.kind in ("norm", "centre") and len(nodes) > 1:
+            if len(nodes) == len(flow.outs) and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
+                return np.ones((1, len(nodes))), np.zeros(1)
         return none
 
-    @staticmethod
-    def _images(W: Array, V: Array, d: Array) -> tuple[Array, Array]:
-        """u with u W in the span of V."""
-        if W.shape[0] > W.shape[1] or len(V):
-            N = kernel(np.concatenate([W.T, -V.T], 1))
-            u, a = N[: len(W)], N[len(W) :]
+    def _linear(self, linear: Linear, nodes: Array) -> tuple[Array, Array]:
+        """Return functionals u for which u W is one that is constant on what goes in."""
+        none = _none(len(nodes))
+        if linear.shape[0] > 1 or linear.taps:
+            return none
+        for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
+            if not np.isin(nodes, row_out).all():
+                continue
+            V, d = (np.ones((1, linear.shape[2])), np.ones(1)) if linear.table else self.of(row_in)
+            if len(nodes) <= linear.shape[2] and not len(V):
+                return none
+            N = self._images(linear, _places(np.array(row_out), nodes), V)
+            u, a = N[: len(nodes)], N[len(nodes) :]
             good = np.linalg.norm(u, axis=0) > 1e-9
-            U, c = u[:, good].T, (d @ a[:, good] if len(V) else np.zeros(int(good.sum())))
-            return U, np.asarray(c).reshape(-1)
-        return np.zeros((0, len(W))), np.zeros(0)
+            return u[:, good].T, d @ a[:, good]
+        return none
+
+    def _images(self, linear: Linear, rows: Array, V: Array) -> Array:
+        """Return u and a, above each other, with u W = a V for rows W of a weight."""
+        N, start = None, 0
+        for W in self.values.columns(linear, rows):
+            part = np.concatenate([W.T, -V[:, start : start + W.shape[1]].T], 1)
+            start += W.shape[1]
+            N = kernel(part) if N is None else N @ kernel(part @ N, float(np.abs(part).max()))
+            if not N.shape[1]:
+                break
+        return N
+
+    def _sum(self, flow: Flow, places: Array) -> tuple[Array, Array]:
+        parts = []
+        for inner, size in zip(flow.terms[0][places].T, flow.terms[1][places].T, strict=True):
+            if not (inner > FIXED).any() and len(parts):
+                continue
+            V, d = self.of(inner)
+            if flow.kind == "number":
+                N = kernel(d[None]) if len(d) else np.zeros((0, 0))
+                V, d = N.T @ V, np.zeros(N.shape[1])
+            if not len(V):
+                return _none(len(places))
+            parts.append((V / np.where(inner > FIXED, size, 1.0), d))
+        U, c = self._common(parts)
+        return U, c if flow.plus is None else c + U @ flow.plus[places]
 
     @staticmethod
     def _common(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -145,3 +130,23 @@ class Unreached:
             if not len(U):
                 break
         return U, np.asarray(c).reshape(-1)
+
+
+def _none(width: int) -> tuple[Array, Array]:
+    return np.zeros((0, width)), np.zeros(0)
+
+
+def _places(names: Array, nodes: Array) -> Array:
+    """Return where nodes stand among names."""
+    order = np.argsort(names, kind="stable")
+    return order[np.searchsorted(names[order], nodes)]
+
+
+def _beside(width: int, parts: list[tuple[Array, tuple[Array, Array]]]) -> tuple[Array, Array]:
+    """Put functionals of some of the places beside those of others."""
+    U = np.zeros((sum(len(c) for _, (_, c) in parts), width))
+    start = 0
+    for members, (V, _) in parts:
+        U[start : start + len(V), members] = V
+        start += len(V)
+    return U, np.concatenate([c for _, (_, c) in parts]) if parts else np.zeros(0)

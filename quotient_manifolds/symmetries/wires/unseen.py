@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.symmetries.wires.linear_algebra import full_rank, kernel
+from quotient_manifolds.symmetries.wires.linear_algebra import kernel, outside, span
 from quotient_manifolds.symmetries.wires.unreached import Unreached
-from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Flow, Vector, Walk
+from quotient_manifolds.symmetries.wires.values import Values
+from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, Flow, Linear, Walk
 
 Array = np.ndarray
+SMALL = 1e-14
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """Hold nodes, ascending, and of them what somebody sees or what nobody sees, whichever is at hand."""
+
+    nodes: Array
+    seen: Array | None  # functionals (r, n), fewer than nodes
+    unseen: Array | None  # directions (n, u), orthonormal
+
+    @property
+    def functionals(self) -> Array:
+        return outside(self.unseen) if self.seen is None else self.seen
+
+    @property
+    def directions(self) -> Array:
+        return kernel(self.seen) if self.unseen is None else self.unseen
+
+    def at(self, places: Array) -> Array:
+        """Return the directions of some of the nodes, where all others are 0."""
+        if self.unseen is None:
+            return kernel(self.seen[:, places])
+        rest = np.ones(len(self.nodes), bool)
+        rest[places] = False
+        K = self.unseen[places]
+        return K @ kernel(self.unseen[rest], 1.0) if rest.any() else K
 
 
 class Unseen:
-    """Hold, by cells of nodes, the functionals that something downstream sees; backward from the ends."""
+    """Hold, by cells of nodes, what somebody downstream sees; backward from the ends."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unreached: Unreached, seen: Array | None = None) -> None:
+    def __init__(self, walk: Walk, values: Values, unreached: Unreached, seen: Array | None = None) -> None:
         self.walk, self.values, self.unreached = walk, values, unreached
         self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
-        self.cells: dict[int, tuple[Array, Array]] = {}
+        self.cells: dict[int, Cell] = {}
         for flow in reversed(walk.flows):
             self._back(flow)
 
@@ -32,42 +62,66 @@ class Unseen:
         """
         names = np.asarray(nodes, np.int64)
         live = np.flatnonzero((names > FIXED) & ~self.seen[names])
-        names, functionals = names[live], functionals[:, live]
-        distinct, first = np.unique(names, return_index=True)
-        if len(distinct) < len(names):
-            rest = np.ones(len(names), bool)
-            rest[first] = False
-            self.add(names[first], functionals[:, first])
+        distinct, first = np.unique(names[live], return_index=True)
+        some = live[first]
+        if len(distinct) < len(live):
+            rest = np.setdiff1d(live, some)
+            self.add(distinct, functionals[:, some])
             self.add(names[rest], functionals[:, rest])
             return
-        if not functionals.size:
+        functionals = functionals[:, some]
+        kept = np.abs(functionals).max(0, initial=0) > SMALL
+        if kept.any():
+            functionals = functionals[:, kept]
+            self._put(distinct[kept], seen=functionals[np.abs(functionals).max(1) > SMALL])
+
+    def leave(self, nodes: Any, directions: Array) -> None:
+        """Say that of these nodes together nothing is unseen but these directions (n, u)."""
+        names = np.asarray(nodes, np.int64)
+        K = span(directions)
+        live = (names > FIXED) & ~self.seen[names]
+        distinct, first = np.unique(names[live], return_index=True)
+        if len(distinct) < live.sum():
+            self.add(names, outside(K))
             return
-        size = np.abs(functionals)
-        kept = size.max(0) > 1e-14
-        names, rows = names[kept], functionals[:, kept][size.max(1) > 1e-14]
-        if not len(names):
-            return
+        if not live.all():
+            K = K[live] @ kernel(K[~live], 1.0)
+        K = K[first]
+        free = (K**2).sum(1) > 1 - 1e-12  # by itself
+        if free.any():
+            distinct, K = distinct[~free], span(K[~free])
+        if len(distinct):
+            self._put(distinct, unseen=K)
+
+    def _put(self, names: Array, *, seen: Array | None = None, unseen: Array | None = None) -> None:
+        """Let nodes, ascending and not seen, have what is seen or unseen of them beside what has been so before."""
         touched = np.unique(self.cell[names])
         inner = [self.cells.pop(c) for c in touched.tolist() if c >= 0]
-        every = np.unique(np.concatenate([names, *(each for each, _ in inner)]))
-        parts = []
-        for some, matrix in [*inner, (names, rows)]:
-            wide = np.zeros((len(matrix), len(every)))
-            wide[:, np.searchsorted(every, some)] = matrix
-            parts.append(wide)
-        matrix = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        if len(matrix) > len(every):
-            matrix = np.linalg.qr(matrix, mode="r")
-        self._store(every, matrix)
+        made = Cell(names, seen, unseen)
+        if not inner:
+            self._store(made)
+        elif len(inner) == 1 and np.array_equal(inner[0].nodes, names):
+            self._store(_meet(inner[0], made))
+        else:
+            every = np.unique(np.concatenate([names, *(each.nodes for each in inner)]))
+            parts = []
+            for each in (*inner, made):
+                matrix = each.functionals
+                wide = np.zeros((len(matrix), len(every)))
+                wide[:, np.searchsorted(every, each.nodes)] = matrix
+                parts.append(wide)
+            self._store(Cell(every, np.concatenate(parts), None))
 
-    def _store(self, nodes: Array, matrix: Array) -> None:
-        if len(matrix) >= len(nodes) and full_rank(matrix):
-            self.cell[nodes] = -1
-            self.seen[nodes] = True
+    def _store(self, cell: Cell) -> None:
+        if cell.unseen is None and len(cell.seen) >= len(cell.nodes):
+            cell = Cell(cell.nodes, None, kernel(cell.seen))
+        if cell.unseen is not None and not cell.unseen.shape[1]:
+            self.cell[cell.nodes] = -1
+            self.seen[cell.nodes] = True
             return
-        identity = int(nodes.min())
-        self.cells[identity] = nodes, matrix
-        self.cell[nodes] = identity
+        identity = int(cell.nodes[0])
+        self.cells[identity] = cell
+        self.cell[cell.nodes] = identity
 
     def see(self, nodes: Any) -> None:
         names = np.unique(np.asarray(nodes, np.int64))
@@ -76,11 +130,15 @@ class Unseen:
         self.seen[names] = True
         self.cell[names] = -1
         for c in cells[cells >= 0].tolist():
-            inner, matrix = self.cells.pop(c)
-            self.cell[inner] = -1
-            keep = ~self.seen[inner]
-            if keep.any() and np.abs(matrix[:, keep]).max() > 1e-14:
-                self._store(inner[keep], matrix[:, keep])
+            cell = self.cells.pop(c)
+            self.cell[cell.nodes] = -1
+            keep = np.flatnonzero(~self.seen[cell.nodes])
+            if cell.unseen is None:
+                keep = keep[np.abs(cell.seen[:, keep]).max(0, initial=0) > SMALL]
+            if len(keep) and cell.unseen is None:
+                self._store(Cell(cell.nodes[keep], cell.seen[:, keep], None))
+            elif len(keep):
+                self._store(Cell(cell.nodes[keep], None, cell.at(keep)))
 
     def of(self, nodes: Any) -> Array:
         """Return the functionals of a list of nodes, (r, n)."""
@@ -89,114 +147,154 @@ class Unseen:
         first = np.zeros((len(alone), len(names)))
         first[np.arange(len(alone)), alone] = 1.0
         rows = [first]
-        cell = self.cell[names]
-        for c in np.unique(cell[cell >= 0]).tolist():
-            inner, matrix = self.cells[c]
-            here = np.flatnonzero(cell == c)
+        for here, cell in self._cells_of(names):
+            matrix = cell.functionals
             part = np.zeros((len(matrix), len(names)))
-            part[:, here] = matrix[:, np.searchsorted(inner, names[here])]
+            part[:, here] = matrix[:, np.searchsorted(cell.nodes, names[here])]
             rows.append(part)
         return np.concatenate(rows)
+
+    def directions(self, nodes: Any) -> Array:
+        """Return what nobody sees of a list of nodes, (n, u), orthonormal."""
+        names = np.asarray(nodes, np.int64)
+        if len(np.unique(names)) < len(names):
+            return kernel(self.of(names))
+        free = np.flatnonzero(~self.seen[names] & (self.cell[names] < 0))
+        parts = [(free, np.eye(len(free)))]
+        parts += [(here, cell.at(np.searchsorted(cell.nodes, names[here]))) for here, cell in self._cells_of(names)]
+        found = np.zeros((len(names), sum(K.shape[1] for _, K in parts)))
+        start = 0
+        for here, K in parts:
+            found[here, start : start + K.shape[1]] = K
+            start += K.shape[1]
+        return found
+
+    def common(self, rows: Sequence[Any]) -> Array:
+        """Return what nobody sees of any of several lists of nodes, (n, u), orthonormal."""
+        K = self.directions(rows[0])
+        for row in rows[1:]:
+            other = self.directions(row)
+            K = K @ kernel(K - other @ (other.T @ K), 1.0)
+        return K
 
     def any(self, node: int) -> bool:
         return bool(self.seen[node] or self.cell[node] >= 0)
 
-    def some(self, nodes: Any) -> bool:
-        """Say whether anything of these nodes is seen."""
+    def partly(self, nodes: Any) -> Array:
+        """Say of each of these nodes whether anything of it is seen."""
         names = np.asarray(nodes, np.int64)
-        return bool((self.seen[names] | (self.cell[names] >= 0)).any())
+        return self.seen[names] | (self.cell[names] >= 0)
 
     def all(self, nodes: Any) -> bool:
-        return bool(self.seen[np.asarray(nodes, np.int64)].all())
+        """Say whether these nodes (fixed ones count for nothing) are seen, each by itself."""
+        names = np.asarray(nodes, np.int64)
+        return bool((self.seen[names] | (names <= FIXED)).all())
+
+    def _cells_of(self, names: Array) -> list[tuple[Array, Cell]]:
+        cell = self.cell[names]
+        return [(np.flatnonzero(cell == c), self.cells[c]) for c in np.unique(cell[cell >= 0]).tolist()]
 
     def _back(self, flow: Flow) -> None:
         if flow.kind == "seen":
             self.see(flow.outs)
-        elif flow.kind in ("sum", "token", "number", "pool", "mix"):
-            keys = flow.about or [0] * len(flow.outs)
-            for key in dict.fromkeys(keys):
-                members = [i for i, other in enumerate(keys) if other == key]
-                self._through_terms(Flow(flow.kind, [flow.outs[i] for i in members], [flow.terms[i] for i in members]))
-        elif flow.kind == "offset":
-            self._through_terms(Flow("sum", flow.outs, flow.terms))
-        elif flow.kind == "linear":
+        elif flow.kind in SUMS:
+            self._sums(flow)
+        elif flow.kind == "linear" and not flow.terms.table:
             for row_in, row_out in zip(flow.terms.ins, flow.terms.outs, strict=True):
-                if flow.terms.table or (np.array(row_in) <= FIXED).all() or self.all([n for n in row_in if n > FIXED]):
-                    continue
-                F = None if self.all(row_out) else self.of(row_out)
-                if F is None or len(F):
-                    for W in self.values[id(flow.terms)]:
-                        self.add(row_in, W if F is None else F @ W)
+                self._linear(flow.terms, row_in, row_out)
         elif flow.kind == "bias":
             if flow.terms.like:  # what is seen of any row would be seen of these
-                F = np.concatenate([self.of(row) for row in flow.terms.like])
-                self.add(flow.terms.outs[0], np.linalg.qr(F, mode="r"))
+                self.leave(flow.terms.outs[0], self.common(flow.terms.like))
         elif flow.kind == "gain":
-            vector: Vector = flow.terms
-            weights = np.array(self.values[id(vector)])
-            outs, ins = np.array(vector.outs[0]), np.array(vector.ins[0])
-            whole = self.seen[outs] & (weights != 0)
-            self.see(ins[whole])
-            rest = np.flatnonzero(~whole)
-            self.add(ins[rest], self.of(outs[rest]) * weights[rest])
+            self._gain(flow)
         elif flow.kind == "norm":
-            row = flow.terms
-            if (not flow.outs or self.some(flow.outs)) and not self.all([n for n in row if n > FIXED]):
-                n = len(row)
-                self.add(row, np.eye(n) - (flow.about != "even") * np.full((n, n), 1 / n))
+            if not len(flow.outs) or self.partly(flow.outs).any():
+                n = len(flow.terms)
+                self.see(flow.terms) if flow.about == "even" else self.leave(flow.terms, np.full((n, 1), n**-0.5))
         elif flow.kind == "centre":
-            if not self.all(flow.terms) and self.some(flow.outs):
+            if not self.all(flow.terms) and self.partly(flow.outs).any():
                 F = self.of(flow.outs)
                 self.add(flow.terms, F - F.mean(1, keepdims=True))
         elif flow.kind == "through":
-            for out, ins in zip(flow.outs, flow.terms, strict=True):
-                if self.any(out):
-                    self.see(ins)
+            self.see(flow.terms[self.partly(flow.outs)])
         elif flow.kind == "soft":
             for row in flow.terms:
                 n = len(row)
-                if n > 1 and len(set(row)) == n:
-                    self.add(row, np.eye(n) - np.full((n, n), 1 / n))
-                else:
-                    self.see(row)
+                self.leave(row, np.full((n, 1), n**-0.5)) if n > 1 and len(set(row)) == n else self.see(row)
         elif flow.kind == "dot":
             if self.any(flow.outs[0]):
                 for one, other in (flow.terms, flow.terms[::-1]):
                     self._against(one, other)
         elif flow.kind == "max":
-            if self.any(flow.outs[0]):
-                a, b = flow.terms
-                self.add([a, b], np.array([[1.0, -1.0]]))
-                F = self.of(flow.outs)
-                self.add([a], F)
+            self.see(flow.terms[self.seen[flow.outs]])
+            for out, pair in zip(flow.outs.tolist(), flow.terms, strict=True):
+                if self.cell[out] >= 0:
+                    self.add(pair, np.array([[1.0, -1.0]]))
+                    self.add(pair[:1], self.of([out]))
 
     def _against(self, row: list[int], other: list[int]) -> None:
         """See of a row what its products with another take, which may not reach all directions."""
-        if self.all([n for n in row if n > FIXED]):
+        if self.all(row):
             return
         U, c = self.unreached.of(other)
         V = kernel(c[None]).T @ U if len(c) else U
         if len(V):
-            self.add(row, kernel(V).T)
+            self.leave(row, V.T)
         else:
             self.see(row)
 
-    def _through_terms(self, flow: Flow) -> None:
-        outs = np.array(flow.outs)
-        going = self.seen[outs] | (self.cell[outs] >= 0)
-        if not going.any():
+    def _linear(self, linear: Linear, row_in: list[int], row_out: list[int]) -> None:
+        """See of what goes into a weight what is seen of its answer, some rows of the weight after others."""
+        if self.all(row_in) or not self.partly(row_out).any():
             return
-        terms = [flow.terms[i] for i in np.flatnonzero(going)]
-        outs = outs[going]
-        twice = np.array([len({n for n, _ in each}) < len(each) for each in terms])  # x + x, x - x
-        simple = self.seen[outs] & ~twice
-        self.see([n for each, there in zip(terms, simple, strict=True) if there for n, _ in each])
-        rest = np.flatnonzero(~simple)
-        cell = np.where(self.seen[outs[rest]], -1 - np.arange(len(rest)), self.cell[outs[rest]])
-        parts = [(outs[rest[cell == c]], [terms[i] for i in rest[cell == c]]) for c in np.unique(cell)]
-        for names, left, F in [(names, left, self.of(names)) for names, left in parts]:
-            for k in range(max(map(len, left))):
-                nodes = [each[k][0] if len(each) > k else ZERO for each in left]
-                size = np.array([each[k][1] if len(each) > k else 0.0 for each in left])
-                if not self.all([n for n in nodes if n > FIXED]):
-                    self.add(nodes, F * size)
+        K = None if self.all(row_out) else self.directions(row_out)
+        for tap in range(linear.shape[0]):
+            chunks = self.values.chunks
+            along = 0.0 if K is None else sum(K[i : i + len(W)].T @ W for i, W in chunks(linear, tap))
+            for start, W in chunks(linear, tap):
+                self.add(row_in, W if K is None else W - K[start : start + len(W)] @ along)
+                if self.all(row_in):
+                    return
+
+    def _gain(self, flow: Flow) -> None:
+        weights = self.values.vector(flow.terms)
+        outs, ins = flow.outs, np.array(flow.terms.ins[0])
+        whole = self.seen[outs] & (weights != 0)
+        self.see(ins[whole])
+        rest = np.flatnonzero(~whole)
+        self._scaled(ins[rest], outs[rest], weights[rest])
+
+    def _scaled(self, nodes: Array, outs: Array, factors: Array) -> None:
+        """See of nodes what is seen of their multiples."""
+        if self.all(nodes) or not self.partly(outs).any():
+            return
+        if (factors != 0).all() and all(cell.seen is None for _, cell in self._cells_of(outs)):
+            self.leave(nodes, self.directions(outs) / factors[:, None])
+        else:
+            self.add(nodes, self.of(outs) * factors)
+
+    def _sums(self, flow: Flow) -> None:
+        names, factors = flow.terms
+        cell = self.cell[flow.outs]
+        self.see(names[self.seen[flow.outs]])
+        rest = np.flatnonzero(cell >= 0)
+        if not len(rest):
+            return
+        key = np.stack([flow.about[rest], cell[rest]], 1)
+        _, group = np.unique(key, axis=0, return_inverse=True)
+        for g in range(group.max() + 1):
+            part = rest[group.reshape(-1) == g]
+            for nodes, size in zip(names[part].T, factors[part].T, strict=True):
+                self._scaled(nodes, flow.outs[part], size)
+
+
+def _meet(one: Cell, other: Cell) -> Cell:
+    """Return what is seen or unseen of the nodes of two cells that have the same ones."""
+    if one.unseen is None:
+        one, other = other, one
+    if one.unseen is None:
+        return Cell(one.nodes, np.concatenate([one.seen, other.seen]), None)
+    K = one.unseen
+    if other.unseen is None:
+        return Cell(one.nodes, None, K @ kernel(other.seen @ K, float(np.abs(other.seen).max())))
+    return Cell(one.nodes, None, K @ kernel(K - other.unseen @ (other.unseen.T @ K), 1.0))

@@ -1,66 +1,91 @@
-"""Read the numbers of weights and vectors of a walk, at any parameters."""
+"""Read the numbers of weights and vectors as somebody asks for them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import gaussian, typical
-from quotient_manifolds.symmetries.wires.walk import Walk
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.generic import Generic
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Array = np.ndarray
-NOISE = 0.03  # relative to the typical size of a parameter
+T = TypeVar("T")
+CHUNK = 1 << 22  # entries of a weight that are read together
 
 
-class Generic(Mapping[str, Tensor]):
-    """Give parameters in float64 with a little noise, one at a time and the same every time it is asked.
+class Values:
+    """Read numbers in float64, of parameters that somebody else holds, and remember of which.
 
-    So nothing is zero, one or of low rank because it starts there: gains of 1, biases of 0, the B of an adapter.
+    Vectors are kept, weights are read a part at a time.
     """
 
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
-        self._params = params
-
-    def __getitem__(self, name: str) -> Tensor:
-        w = self._params[name].detach()
-        seed = torch.Generator().manual_seed(sum(name.encode()))
-        return w.double() + NOISE * typical(w) * gaussian(w, seed)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._params)
-
-    def __len__(self) -> int:
-        return len(self._params)
-
-
-class Values(dict[int, Array]):
-    """Read numbers when they are asked for, and remember of which parameters: of gains those of every place."""
-
     def __init__(self, walk: Walk, params: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._walk, self._params = walk, params
-        self._parts = {id(each): each for each in (*walk.linears, *walk.vectors)}
-        self.asked: dict[str, tuple[weakref.ref[Tensor], int]] = {}
-
-    def __missing__(self, key: int) -> Array:
-        part = self._parts[key]
-        entries = part.entries
-        w = self._params[entries.name]
-        self.asked[entries.name] = weakref.ref(w), w._version
-        if getattr(part, "gain", False):
-            index, _ = self._walk.notes["gain index", key]
-            flat = w.detach().reshape(-1)
-            self[key] = (entries.scale * flat[torch.tensor(index)].double() + entries.offset).cpu().numpy()
-        else:
-            self[key] = entries.read(self._params).cpu().numpy()
-        return self[key]
+        self._walk = walk
+        self._generic = weakref.ref(params) if isinstance(params, Generic) else None
+        self._params = {} if self._generic else _references(params)
+        self._asked: dict[str, int] = {}
+        self._kept: dict[int, Array] = {}
 
     def hold(self, params: Mapping[str, Tensor]) -> bool:
-        """Say whether these parameters have the numbers that were read."""
-        if not isinstance(params, dict):
-            return isinstance(params, Generic) and params is self._params
-        return all(params[name] is w() and params[name]._version == at for name, (w, at) in self.asked.items())
+        """Say whether these parameters have the numbers that were read; if so, read the others of them, too."""
+        if self._generic or isinstance(params, Generic):
+            return self._generic is not None and self._generic() is params
+        now = ((params[name], self._params[name](), at) for name, at in self._asked.items())
+        if not all(w is own and w._version == at for w, own, at in now):
+            return False
+        self._params = _references(params)
+        return True
+
+    def vector(self, vector: Vector) -> Array:
+        """Return the numbers that are added, (rows, n), or of a gain those of every place, (n,)."""
+        if id(vector) not in self._kept:
+            entries = vector.entries
+            if vector.gain:
+                index, _ = self._walk.notes["gain index", id(vector)]
+                entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
+            self._kept[id(vector)] = self._read(entries)
+        return self._kept[id(vector)]
+
+    def chunks(self, linear: Linear, tap: int = 0) -> Iterator[tuple[int, Array]]:
+        """Yield the rows of a weight in parts, each with the place of its first."""
+        _, out, width = linear.shape
+        step = max(width, CHUNK // width, 1)
+        for start in range(0, out, step):
+            (part,) = linear.entries.apply(lambda layout, start=start: layout[tap, start : start + step])
+            yield start, self._read(part)
+
+    def columns(self, linear: Linear, rows: Array) -> Iterator[Array]:
+        """Yield some of the rows of a plain weight, in parts of their columns."""
+        width, first, last = linear.shape[2], int(rows.min()), int(rows.max()) + 1
+        step = max(len(rows) + 1, CHUNK // (last - first), 1)
+        for start in range(0, width, step):
+            (part,) = linear.entries.apply(lambda layout, start=start: layout[0, first:last, start : start + step])
+            yield self._read(part)[rows - first]
+
+    def answer(self, linear: Linear, x: Array) -> Array:
+        """Return what a plain weight makes of columns (in, k)."""
+        return np.concatenate([W @ x for _, W in self.chunks(linear)])
+
+    def _read(self, entries: Entries) -> Array:
+        if self._generic:
+            return entries.read(_alive(self._generic)).cpu().numpy()
+        w = _alive(self._params[entries.name])
+        self._asked[entries.name] = w._version
+        return entries.read({entries.name: w}).cpu().numpy()
+
+
+def _references(params: Mapping[str, Tensor]) -> dict[str, weakref.ref[Tensor]]:
+    return {name: weakref.ref(w) for name, w in params.items()}
+
+
+def _alive(what: weakref.ref[T]) -> T:
+    found = what()
+    if found is None:
+        raise RuntimeError("numbers must be read while the parameters are there. Found them gone")
+    return found

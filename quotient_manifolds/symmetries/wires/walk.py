@@ -30,7 +30,6 @@ MASKED = -1e30  # a score that is smaller has no weight after a softmax
 Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
-Terms = list[list[tuple[int, float]]]
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -79,14 +78,41 @@ class Vector:
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
+SUMS = ("sum", "offset", "token", "number", "pool", "mix")
+"""Flows whose answers are sums of terms; what is arbitrary at each token stays so."""
+
+
 @dataclass(eq=False)
 class Flow:
-    """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of."""
+    """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of.
 
-    kind: str  # sum, offset, number, pool, linear, gain, bias, norm, centre, seen, soft, dot, max
-    outs: list[Any]
+    The terms of a sum are names and factors (nodes, k), padded by zeros; those of a function are names (nodes, k). They
+    may be given as lists of pairs, and lists of nodes. To an offset known numbers are added.
+    """
+
+    kind: str  # one of SUMS, through, linear, gain, bias, norm, centre, seen, soft, dot, max
+    outs: Any
     terms: Any = None
     about: Any = None
+    plus: Any = None
+
+    def __post_init__(self) -> None:
+        self.outs = np.asarray(self.outs, np.int64).reshape(-1)
+        if self.kind in SUMS:
+            if not isinstance(self.terms, tuple):
+                rows = self.terms
+                names, factors = ([[pair[i] for pair in row] for row in rows] for i in (0, 1))
+                self.terms = _padded(names, np.int64), _padded(factors, float)
+            self.about = np.zeros(len(self.outs), np.int64) if self.about is None else np.asarray(self.about)
+        elif self.kind == "through" and not isinstance(self.terms, np.ndarray):
+            self.terms = _padded(self.terms, np.int64)
+
+
+def _padded(rows: list[list[Any]], kind: Any) -> Array:
+    made = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
+    for place, row in enumerate(rows):
+        made[place, : len(row)] = row
+    return made
 
 
 _ABOUT = (
@@ -116,6 +142,7 @@ class Walk:
         self.recording: Any = recording
         self.codes: Any = Codes(recording)
         self.parameters = recording.parameters if values is None else values
+        self.shapes = {name: w.shape for name, w in recording.parameters.items()}
         self.ran: dict[str, list[Entries]] = {}
         """What operations took of each parameter."""
         self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
@@ -276,8 +303,8 @@ class Walk:
 
     def offsets(self) -> Array:
         """Return the channels to which constants other than 0 are added."""
-        flows = [flow for flow in self.flows if flow.kind == "offset"]
-        return np.array([n for f in flows for n, c in zip(f.outs, f.about, strict=True) if c], np.int64)
+        parts = [flow.outs[flow.plus != 0] for flow in self.flows if flow.kind == "offset"]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     # labels
     def nodes(self, label: Tensor) -> Array:
@@ -372,17 +399,13 @@ class Walk:
         factors = np.broadcast_to(
             np.asarray(factors, float).reshape(-1, 1) if np.ndim(factors) == 1 else factors, names.shape
         )
-        terms = [
-            [(n, f) for n, f in zip(row, size, strict=True) if n > FIXED]
-            for row, size in zip(names.tolist(), factors.tolist(), strict=True)
-        ]
-        self.flows.append(Flow(kind, nodes.tolist(), terms, None if keys is None else np.asarray(keys).tolist()))
+        moving = names > FIXED
+        self.flows.append(Flow(kind, nodes, (np.where(moving, names, ZERO), np.where(moving, factors, 0.0)), keys))
 
     def through(self, nodes: Array, names: Array) -> None:
         """Say that nodes are functions of others, entry by entry."""
         if len(nodes):
-            terms = [[n for n in row if n > FIXED] for row in names.tolist()]
-            self.flows.append(Flow("through", nodes.tolist(), terms))
+            self.flows.append(Flow("through", nodes, np.where(names > FIXED, names, ZERO)))
 
     def normed(self, row: Array) -> None:
         """Say that only turning leaves the norm of these channels, less their mean, alone."""
@@ -521,7 +544,9 @@ class Walk:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
-        if name in VIEWS or name in RULES:
+        if name not in VIEWS and not any(out.numel() for out in operation.outputs):
+            self.opaque(operation)  # an expert that these inputs do not choose: others will
+        elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
             if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
                 self.settle(operation)

@@ -64,8 +64,8 @@ def where(walk: Walk, operation: Operation) -> None:
     moving = (names > FIXED).any(1)
     walk.follow(nodes[moving], x[moving], y[moving], key=key[moving])
     either = (x != y) & (names > FIXED).all(1)
-    for pair, node in zip(names[either].tolist(), nodes[either].tolist(), strict=True):
-        walk.flows.append(Flow("max", [node], tuple(pair)))
+    walk.flows.append(Flow("max", nodes[either], names[either]))
+    partly = bool((((names == ZERO).any(1)) & (names.max(1) > FIXED)).any()) if len(names) else False
     zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
     partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
     one = np.where(x > FIXED, x, y)
@@ -104,16 +104,14 @@ def maximum(walk: Walk, operation: Operation) -> None:
         live = each > FIXED
         walk.equal((nodes[live], 1.0), (each[live], -1.0))
     both = (names > FIXED).all(1)
-    for pair, node in zip(names[both].tolist(), nodes[both].tolist(), strict=True):
-        walk.flows.append(Flow("max", [node], tuple(pair)))
+    walk.flows.append(Flow("max", nodes[both], names[both]))
     walk.through(nodes[~both], names[~both])
 
 
 def through(walk: Walk, nodes: Array, names: Array) -> None:
     """Say that nodes are functions of others, entry by entry."""
     if len(nodes):
-        terms = [[n for n in row if n > FIXED] for row in names.tolist()]
-        walk.flows.append(Flow("through", nodes.tolist(), terms))
+        walk.flows.append(Flow("through", nodes, np.where(names > FIXED, names, ZERO)))
 
 
 @rule("pointwise")

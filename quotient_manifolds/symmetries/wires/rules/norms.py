@@ -94,6 +94,22 @@ def batch_norm(walk: Walk, operation: Operation) -> None:
     _affine(walk, operation, walk.labels[id(tensor)], *numbers_of)
 
 
+@rule("_weight_norm_interface")
+def weight_norm(walk: Walk, operation: Operation) -> None:
+    """g v / |v| along an axis: the length of v is free, and nothing else as long as no rule knows what it is used for."""
+    v, g, axis = (*operation.args, 0)[:3]
+    if id(v) not in walk.entries:
+        walk.opaque(operation)
+        return
+    rows = walk.label(v).movedim(axis, 0).reshape(v.shape[axis], -1).numpy()
+    walk.alone(rows)
+    walk.scales.name(rows.reshape(-1))
+    walk.equal((rows[:, 1:], 1.0), (rows[:, :1], -1.0))
+    walk.flows.append(Flow("seen", rows.reshape(-1).tolist()))
+    walk.fix(walk.label(g))
+    walk.settle(operation)
+
+
 def _by_channel(walk: Walk, numbers: Tensor | None, like: Tensor) -> Tensor | None:
     """Return numbers of channels in a shape that stands beside tokens."""
     if numbers is None:

@@ -90,7 +90,7 @@ def offset(walk: Walk, out: Tensor, part: tuple[Tensor, float], number: Tensor) 
     walk.mark(nodes[exact], "offset", walk.at)
     if exact.any():
         terms = [[(n, factor)] for n in a[exact].tolist()]
-        walk.flows.append(Flow("offset", nodes[exact].tolist(), terms, value[exact].tolist()))
+        walk.flows.append(Flow("offset", nodes[exact], terms, plus=value[exact]))
     walk.passed("sum", nodes[~exact], names[~exact], factor)
     walk.keep_group(tensor, out)
 

@@ -34,12 +34,13 @@ def _spare_rows(walk: Walk) -> None:
     for each in (*walk.linears, *walk.vectors):
         uses.setdefault(each.entries.name, []).append(each)
     for name, several in uses.items():
-        width = walk.parameters[name].shape[-1] if walk.parameters[name].ndim > 1 else 0
+        shape = walk.shapes[name]
+        width = shape[-1] if len(shape) > 1 else 0
         if not all(isinstance(each, Vector) and not each.gain and each.entries.shape[-1] == width for each in several):
             continue
         index, columns = torch.cat([each.entries.index() for each in several]), torch.arange(width)
         asked = index[:, 0] // width
-        spare = sorted(set(range(walk.parameters[name].numel() // width)) - set(asked.tolist()))
+        spare = sorted(set(range(shape.numel() // width)) - set(asked.tolist()))
         factors = {(each.entries.scale, each.entries.offset) for each in several}
         if spare and len(factors) == 1 and torch.equal(index, asked[:, None] * width + columns):
             _add_spare(walk, several, torch.tensor(spare)[:, None] * width + columns)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.linear import lookup
+from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
     Walk,
+    flat,
     on_labels,
     rule,
 )
@@ -140,14 +141,34 @@ def pad(walk: Walk, operation: Operation) -> None:
     if not any(sizes):
         walk.put(operation.out, label)
         return
-    names = walk.nodes(label)
-    fresh = walk.new(len(names))
-    table = np.arange(walk.count)
-    table[names] = fresh
-    walk.put(operation.out, operation.func(torch.from_numpy(table)[label], sizes, FIXED if value else ZERO))
-    walk.same(names, fresh)
-    walk.follow(fresh, names, key=walk.at)
-    walk.passed("number", fresh, names, keys=np.zeros(len(names)))
+    made = walk.moved(label, kind="number")
+    walk.put(operation.out, operation.func(made, sizes, FIXED if value else ZERO))
+
+
+@rule("im2col")
+def im2col(walk: Walk, operation: Operation) -> None:
+    """Put the tokens of each window beside each other, as kinds of one token, and zeros where there are none."""
+    source, *sizes = operation.args
+    label = walk.label(source)
+    if any(not walk.tokens(label, axis) for axis in (-2, -1)):
+        walk.opaque(operation)
+        return
+    made = walk.moved(label, kind="number" if any(sizes[2]) else "token")
+    walk.put(operation.out, operation.func(made.double(), *sizes).long())
+
+
+@rule("index_add")
+def index_add(walk: Walk, operation: Operation) -> None:
+    """Add tokens to some of others: to which of them depends on the inputs."""
+    tensor, axis, _, added = operation.args[:4]
+    label = walk.label(added)
+    if not added.numel() or not walk.tokens(walk.label(tensor), axis) or not flat(label, axis):
+        walk.opaque(operation)
+        return
+    some = torch.empty(tensor.shape, device="meta")
+    walk.notes["kept", walk.at] = some
+    walk.put(some, walk.moved(label.narrow(axis, 0, 1), kind="number").expand(tensor.shape))
+    total(walk, operation.out, [(tensor, 1.0), (some, float(operation.kwargs.get("alpha", 1.0)))])
 
 
 @rule("index")
@@ -158,10 +179,8 @@ def index(walk: Walk, operation: Operation) -> None:
         return
     label = walk.label(source)
     given = [axis for axis, each in enumerate(places) if each is not None]
-    known = all(walk.codes.constant(places[axis]) for axis in given)
-    if any(places[axis].dtype == torch.bool for axis in given) or not (
-        known or all(walk.tokens(label, axis) for axis in given)
-    ):
+    known = all(walk.codes.constant(places[axis]) for axis in given) or all(walk.tokens(label, axis) for axis in given)
+    if not known or any(places[axis].dtype == torch.bool for axis in given):
         walk.opaque(operation)
         return
     made = operation.func(label, places)

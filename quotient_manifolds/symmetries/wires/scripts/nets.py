@@ -24,6 +24,7 @@ class L(nn.Module):
 
     def forward(s, x):
         s.raw = x
+        s.given = x
         x = s.body(s, s.emb(x))
         if s.pool == "mean":
             x = x.mean(1)
@@ -245,6 +246,50 @@ def nets(bias):
         a=li(),
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
+
+    def weighed(s, x):
+        return F.linear(x, torch._weight_norm(s.v, s.g, 0))
+
+    add("weight norm", lambda s, x: s.b(torch.tanh(weighed(s, x))), b=li(), v=P(d, d), g=P(d, 1))
+    add("weight norm, read", lambda s, x: s.b(torch.tanh(weighed(s, x) + x @ s.v)), b=li(), v=P(d, d), g=P(d, 1))
+    add("weight norm, one", lambda s, x: s.b(torch.tanh(weighed(s, x) + s.v[0])), b=li(), v=P(d, d), g=P(d, 1))
+    hand = lambda v: v / v.square().sum(1, keepdim=True).sqrt()
+    add("weight norm by hand", lambda s, x: s.b(torch.tanh(F.linear(x, s.g * hand(s.v)))), b=li(), v=P(d, d), g=P(d, 1))
+
+    def windows(y, w, **k):
+        y = F.unfold(y.mT[..., None], (3, 1), **k).mT
+        return (y.view(*y.shape[:2], -1, 3) @ w[..., None])[..., 0]
+
+    add(
+        "windows",
+        lambda s, x: s.b(windows(s.a(x), s.r(x).softmax(-1), padding=(1, 0))),
+        a=li(),
+        b=li(),
+        r=li(d, 3),
+    )
+    add("windows inside", lambda s, x: s.b(windows(s.a(x), s.r(x)[:, :3].softmax(-1))), a=li(), b=li(), r=li(d, 3))
+    add(
+        "half in windows",
+        lambda s, x: s.b(
+            torch.cat([windows(s.a(x)[..., :4], s.r(x).softmax(-1), padding=(1, 0)), s.a(x)[..., 4:]], -1)
+        ),
+        a=li(),
+        b=li(),
+        r=li(d, 3),
+    )
+    chosen = lambda s: (s.given[1, :, 0] > 0).nonzero()[:, 0]
+    add("index add", lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x)[:, chosen(s)])), a=li(), b=li(), c=li())
+    add("idle", lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x)[:, chosen(s)])), a=li(), b=li(), c=li())
+    add("idle expert", lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x[:, chosen(s)]))), a=li(), b=li(), c=li())
+    add(
+        "half index add",
+        lambda s, x: s.b(
+            torch.cat([s.a(x)[..., :4].index_add(1, chosen(s), s.c(x)[:, chosen(s), :4]), s.a(x)[..., 4:]], -1)
+        ),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
 
     def twice(s, x):
         for _ in range(2):
@@ -515,6 +560,7 @@ if __name__ == "__main__":
             B = [torch.randn(24, 5, 9) for _ in range(4)]
             try:
                 short = B[0][:, :3] if name.startswith("short") else None  # what a walk finds holds for longer inputs
+                short = -B[0].abs() if name.startswith("idle") else short  # what a walk does not see is refused
                 w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang, walk_batch=short)
             except Exception as e:
                 import traceback
