@@ -334,7 +334,8 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
         axis = args[1] if name == "cat" and len(args) > 1 else operation.kwargs.get("dim", 0)
         axis = args[2] if name != "cat" and len(args) > 2 else axis
         if any(
-            each.ndim > 1 and each.shape[axis] > 1 and flat(fields[id(each)].names, axis) for each in operation.inputs
+            each.ndim == operation.out.ndim and each.shape[axis] > 1 and flat(fields[id(each)].names, axis)
+            for each in operation.inputs
         ):
             return _beside(graph, operation, fields, axis)
     if name in ("view", "_unsafe_view", "_reshape_alias"):

@@ -27,7 +27,7 @@ FUNCTIONS = (
 )
 """Functions after which neurons are called, if they have several after the first of these."""
 ROUNDS = 4  # of refinement between counts of colors
-MOST_FIXED = 3  # sets of vertices that are tried as fixed where nothing comes apart
+MOST_FREE = 3  # sets of vertices that are left free, one after the other, where nothing comes apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,8 @@ class Part:
     @property
     def key(self) -> object:
         """Return what parts of the same units in the same parameters have in common."""
-        sides = (None if each is None else frozenset(map(tuple, each.tolist())) for each in (self.rows, self.columns))
-        return (frozenset(each.key for each in self.entries), *sides)
+        sides = ([] if each is None else each.sort(1).values.tolist() for each in (self.rows, self.columns))
+        return frozenset(each.key for each in self.entries), *(frozenset(map(tuple, side)) for side in sides)
 
     def unit(self, params: Mapping[str, Tensor], i: int) -> Tensor:
         """Return the numbers of a unit (taps, out, in)."""
@@ -163,7 +163,11 @@ class _Search:
     def inner(
         self, color: Array, groups: list[Array], whole: list[Array], depth: int
     ) -> list[tuple[Array, Array, int]]:
-        """Return what to search next: inside of the units of each group, and of parts that are like none."""
+        """Return what to search next: inside of the units of each group, and of parts that are like none.
+
+        Such a part may be a grid, as of heads and of channels that all heads have: vertices of one color are left free,
+        and what does not depend on them stays where it is.
+        """
         found = []
         single = np.zeros(self.graph.count, bool)
         fixed = color.copy()
@@ -173,7 +177,7 @@ class _Search:
         if single.any():
             found.append((self.colors(fixed), single, depth + 1))
         tried = np.zeros(self.graph.count, bool)
-        for _ in range(MOST_FIXED):
+        for _ in range(MOST_FREE):
             fixed, inside = color.copy(), np.zeros(self.graph.count, bool)
             for part in whole:
                 left = part[~tried[part]]
@@ -184,9 +188,12 @@ class _Search:
                     inside[part] = True
             if not inside.any():
                 break
+            sizes, split = _sizes(color), _sizes(self.colors(fixed))
+            tried |= inside & (split == 1)
+            other = np.flatnonzero(inside & (split == sizes))
+            fixed = color.copy()
+            fixed[other] = hashed(color[other], other)
             found.append((self.colors(fixed), inside, depth + 1))
-            _, cell, size = np.unique(found[-1][0], return_inverse=True, return_counts=True)
-            tried |= inside & (size[cell] == 1)
         return found
 
     def colors(self, color: Array) -> Array:
@@ -206,8 +213,7 @@ class _Search:
 
     def apart(self, color: Array, inside: Array) -> tuple[list[Array], list[Array]]:
         """Return groups of parts that are alike (units, k), and parts that are like none, without single vertices."""
-        _, cell, size = np.unique(color, return_inverse=True, return_counts=True)
-        loose = size[cell] > 1
+        loose = _sizes(color) > 1
         held = loose[self.source] & loose[self.target]
         pairs = self.source[held], self.target[held]
         graph = scipy.sparse.coo_matrix((np.ones(len(pairs[0]), bool), pairs), shape=(len(color), len(color)))
@@ -251,6 +257,12 @@ class _Search:
         for uses, sides in sorted(together.items()):
             rows, columns = (torch.from_numpy(np.stack(side, 1)) if side else None for side in sides)
             yield Part(tuple(self.graph.uses[each].entries for each in uses), rows, columns)
+
+
+def _sizes(color: Array) -> Array:
+    """Return how many vertices have the color of each."""
+    _, cell, size = np.unique(color, return_inverse=True, return_counts=True)
+    return size[cell]
 
 
 def _mixing(walk: Walk) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:

@@ -625,10 +625,11 @@ def flat(label: Tensor, axis: int) -> bool:
     for other in range(label.ndim):
         if other != axis and label.stride(other) == 0:
             label = label.narrow(other, 0, min(1, label.shape[other]))
-    line = label[
-        tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
-    ]  # most labels that differ do so here
-    return bool((line == line.narrow(axis, 0, 1)).all()) and bool((label == label.narrow(axis, 0, 1)).all())
+    one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
+    for some in (label[one], label):  # most labels that differ do so in one line
+        if not bool((some == some.narrow(axis, 0, 1)).all()):
+            return False
+    return True
 
 
 def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
