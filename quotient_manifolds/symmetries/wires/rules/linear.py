@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import folded
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
@@ -139,10 +140,9 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     label = walk.label(tensor).mT if turned else walk.label(tensor)  # (..., tokens, channels)
     matrix = weights.mT if turned else weights
     codes = walk.codes(weights)
-    codes = (codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1, 1)
+    codes = folded((codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1))[..., None, None]
     thin = walk.first_kind(label, [label.ndim - 2])
-    spread = thin.expand(*thin.shape[:-2], codes.shape[-2], thin.shape[-1])
-    known, column = _columns(walk, spread, codes)
+    known, column = _columns(walk, thin, codes)
     made, names, nodes = walk.combined(thin)
     target = (*out.shape[:-2], out.shape[-1], out.shape[-2]) if turned else out.shape
     made = made.expand(*target[:-2], target[-2], made.shape[-1])
@@ -153,8 +153,8 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     kinds = walk.kinds_along(label, label.ndim - 2)
     walk.same(a, nodes)
     walk.follow(nodes, a, key=hashed(marks, named(("mixed", walk.at))))
-    for node, each in zip(nodes.tolist(), a.tolist(), strict=True):
-        walk.same([n for n in kinds.get(each, []) if n > FIXED], node)  # whatever is added up changes alike
+    alike = [(n, node) for node, each in zip(nodes.tolist(), a.tolist(), strict=True) for n in kinds.get(each, [])]
+    walk.same(*np.array([pair for pair in alike if pair[0] > FIXED], np.int64).reshape(-1, 2).T)  # what is added up
     group = walk.notes.get(("group", id(weights)))
     axis = -2 if turned else -1
     whole = group is not None and ("normalised", id(weights)) in walk.notes and flat(group, axis)

@@ -51,6 +51,7 @@ def nets(bias):
         N[name] = (body, pool, mods)
 
     P = lambda *s: nn.Parameter(torch.randn(*s))
+    t, bn = torch.tanh, lambda n, y: n(y.mT).mT
     add("linear", lambda s, x: x)
     add(
         "half pooled",
@@ -187,6 +188,42 @@ def nets(bias):
     add("no softmax", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
     add("sigmoid attn", lambda s, x: x + s.o(torch.sigmoid(s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
     add("shared qk", lambda s, x: x + s.o((s.q(x) @ s.q(x).mT).softmax(-1) @ s.v(x)), **A())
+    num = 1 + torch.arange(8.0) / 4
+    add("shared qk scaled", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * num).mT).softmax(-1) @ s.v(x)), **A())
+    add("shared qk signs", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * (num - 1.9)).mT).softmax(-1) @ s.v(x)), **A())
+    add("shared qk gain", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * s.g).mT).softmax(-1) @ s.v(x)), g=P(d), **A())
+    add(
+        "tied head",
+        lambda s, x: F.linear(s.n(x + s.b(t(s.a(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+    )
+    add(
+        "tied head rms",
+        lambda s, x: F.linear(x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.RMSNorm(d, eps=1e-5),
+    )
+    add(
+        "tied head scaled",
+        lambda s, x: F.linear(num * x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.RMSNorm(d, eps=1e-5),
+    )
+    add(
+        "tied head ln",
+        lambda s, x: F.linear(x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+    )
     add("temp", lambda s, x: x + s.o((s.t * (s.q(x) @ s.k(x).mT)).softmax(-1) @ s.v(x)), t=P(1), **A())
     add("score bias", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.t).softmax(-1) @ s.v(x)), t=P(5, 5), **A())
     add(
@@ -475,7 +512,6 @@ def nets(bias):
     add("mean used", lambda s, x: torch.tanh(s.a(x - x.mean(-1, keepdim=True))) + x.mean(-1, keepdim=True), a=li())
     add("dead", lambda s, x: s.b(torch.tanh(s.a(x))[..., :5]), a=li(), b=li(5, d))
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
-    t, bn = torch.tanh, lambda n, y: n(y.mT).mT
     add("bn mean", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
     add("bn plain", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats(affine=False))
     add("bn relu", lambda s, x: s.b(F.relu(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
