@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
-from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
+from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension, grown_fibre
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.prove import prove_symmetries
@@ -20,7 +20,7 @@ from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.tangents import span, tangents
 
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
-OUTPUTS = (3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
+OUTPUTS = (1.5, 3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
 
 
 @final
@@ -97,13 +97,13 @@ def certify(
     """
     if batches is not None and settings:
         raise ValueError(f"settings are those of a small copy, and with batches none is made. Found {list(settings)}.")
-    small = small_copy(model, blocks=blocks, seed=seed, **settings) if batches is None else model
-    given = None if batches is None else list(batches)
-    for enough in OUTPUTS:
-        listed = generic_inputs(small, seed=seed, enough=enough) if given is None else given
+    if batches is None:
+        small = small_copy(model, blocks=blocks, seed=seed, **settings)
+        rounds = (generic_inputs(small, seed=seed, enough=enough) for enough in OUTPUTS)
+        fibre, listed = grown_fibre(small, rounds, evaluate=evaluate, seed=seed, progress=progress)
+    else:
+        small, listed = model, list(batches)
         fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
-        if given is not None or fibre.rank_of_half >= fibre.rank:
-            break
     some = joined(listed)
     symmetries = propose_symmetries(small, some, evaluate=evaluate)
     proof = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate)

@@ -417,3 +417,7 @@ def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
             if w.ndim < 2 or bool((w == w.reshape(-1)[0]).all()):
                 w += 0.3 * torch.randn_like(w)
     return model, inputs[: 24 if name in ALL_TOKENS else 96]
+
+
+MISSING: dict[str, tuple[int, int]] = {}
+PLACES: set[str] = set()
