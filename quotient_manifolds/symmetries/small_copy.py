@@ -177,7 +177,7 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
     }
     known = {name: size for name in (*aliases, *full) if (size := _size(config, name, blocks)) is not None}
-    sizes = {aliases.get(name, name): size for name, size in known.items()}
+    sizes: dict[str, Any] = {aliases.get(name, name): size for name, size in known.items()}
     depths = (getattr(config, name) for name in known if re.fullmatch(_BLOCKS, name))
     depth = next((number for number in depths if isinstance(number, int)), None)
     stages = len(full.get("depths") or ())
