@@ -106,11 +106,13 @@ def certify(
         fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
     proposed = propose_symmetries(small, joined(listed), evaluate=evaluate)
     K, own = fibre.kernel, dict(small.named_parameters())
-    counted = torch.cat([torch.full((w.numel(),), w.requires_grad) for w in own.values()])
-    T = {name: each[:, counted].to(K) for name, each in tangents(proposed, own).items()}
+    frozen = torch.cat([torch.full((w.numel(),), not w.requires_grad) for w in own.values()])
+    directions = tangents(proposed, own)
+    T = {name: each[:, ~frozen].to(K) for name, each in directions.items()}
     still = {name for name, each in T.items() if not bool(each.any())}  # all that they move is frozen
-    outside = tuple(name for name, each in T.items() if name not in still and _leaves(each, K))
-    found = proposed.without({*still, *outside})
+    leaving = [name for name, each in T.items() if name not in still and _leaves(each, K)]
+    outside = tuple(name for name in leaving if not bool(directions[name][:, frozen].any()))
+    found = proposed.without({*still, *leaving})
     count = count_symmetries(small, found)
     symmetric = span(torch.cat([K.new_zeros(1, len(K)), *(T[each.name] @ K.mT for each in found.every)]))
     silent = K[:, torch.linalg.vector_norm(K, dim=0) > 1 - ALONG].mT
