@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
+from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, hashed
+
+Array = np.ndarray
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,76 +72,97 @@ def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     """Channels mix whose classes have equal marks: of what was read, written and multiplied, and of norms with their weights."""
-    nodes = np.arange(FIXED + 1, walk.count)
-    root, weight, dual = classes.find(nodes)
-    size = np.where(dual, 1 / weight, weight)
-    refused = walk.about("alone")[nodes] | walk.about("dead")[nodes] | (mean & walk.about("normed")[nodes])
-    bad = np.zeros(walk.count, bool)
-    bad[root[refused]] = True
-    total = np.zeros(walk.count, np.int64)
-    touched = np.zeros(walk.count, bool)
-    with np.errstate(over="ignore"):
-        for names, codes in walk.marks:
-            owner = root[names - FIXED - 1]
-            np.add.at(total, owner, codes)
-            touched[owner] = True
-    # norms: in which weights a class is orthogonal is told by the first of them, and the others relative to it
-    strict: dict[int, list[tuple[str, int, int, float]]] = defaultdict(list)
-    for kind, names, codes, width in walk.norms:
-        place = names - FIXED - 1
-        touched[root[place]] = True
-        for owner, code, each in zip(root[place].tolist(), codes.tolist(), size[place].tolist(), strict=True):
-            strict[owner].append((kind, code, width, each))
-    planes: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for p, q in walk.planes:
-        for pair in zip(classes.find(p)[0].tolist(), classes.find(q)[0].tolist(), strict=True):
-            for each in pair:
-                planes[each].add(pair)
-    cycles: dict[int, list[tuple[bool, float]]] = defaultdict(list)
-    for owner, turned, around in classes.cycles:
-        cycles[owner].append((turned, around))
+    root = classes.find(np.arange(walk.count))[0]
+    refused = walk.about("alone") | walk.about("dead") | (mean & walk.about("normed"))
+    bad, touched, total = (np.zeros(walk.count, kind) for kind in (bool, bool, np.int64))
+    bad[root[FIXED + 1 :][refused[FIXED + 1 : walk.count]]] = True
+    for names, codes in walk.marks:
+        with np.errstate(over="ignore"):
+            np.add.at(total, root[names], codes)
+        touched[root[names]] = True
+    norms, planes, cycles = (
+        Norms(walk, classes),
+        _planes(walk, classes),
+        defaultdict[int, list[tuple[bool, float]]](list),
+    )
+    touched[norms.owner] = True
+    for owner, turned, ratio in classes.cycles:
+        cycles[owner].append((turned, ratio))
     groups: dict[Any, list[int]] = defaultdict(list)
-    weights: dict[int, float] = {}
     for owner in np.flatnonzero(touched & ~bad).tolist():
-        found = _signature(strict.get(owner, []), cycles.get(owner, []))
-        if found is not None:
-            key, weights[owner] = found
+        around = norms.around(owner, cycles[owner]) if owner in cycles else ()
+        if around is not None:
             flat = tuple(sorted({tuple(sorted(pair)) for pair in planes[owner]})) if owner in planes else ()
-            groups[int(total[owner]), key, flat].append(owner)
-    for (_, key, plane), roots in groups.items():
-        kind = _kind(key, plane, roots, mean)
+            groups[int(total[owner]), int(norms.code[owner]), around, flat].append(owner)
+    for (_, _, around, plane), roots in groups.items():
+        kind = _kind(norms.of(roots[0]), around, plane, roots, mean)
         if kind == "complex":
             roots = list(next(iter(planes[roots[0]])))
         if kind:
-            yield Block(
-                kind, tuple(roots), torch.tensor([weights[each] for each in roots], dtype=torch.float64), classes
-            )
+            yield Block(kind, tuple(roots), torch.from_numpy(norms.weight[roots]), classes)
 
 
-def _signature(strict: list[tuple[str, int, int, float]], cycles: list[tuple[bool, float]]) -> tuple[Any, float] | None:
-    """Return what the channels of a block have in common, and the weight in which this one is orthogonal."""
-    if not strict and not cycles:
-        return ((), ()), 1.0
-    strict = sorted(strict)
-    weight = strict[0][3] if strict else 1.0
-    ratios = [(kind, code, width, round(abs(size / weight), 9)) for kind, code, width, size in strict]
-    duals = [w for dual, w in cycles if dual]
-    if duals and (strict or len(duals) > 1):
-        return None
-    if duals:
-        weight = abs(duals[0]) ** 0.5
-        ratios = [("orthogonal", 0, 0, 1.0 if duals[0] > 0 else -1.0)]
-    rest = tuple(sorted(w for dual, w in cycles if not dual))
-    return (tuple(sorted(Counter(ratios).items())), rest), weight
+def _planes(walk: Walk, classes: Classes) -> dict[int, set[tuple[int, int]]]:
+    """Return the planes that are turned, by the classes of which they are."""
+    found: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for p, q in walk.planes:
+        for pair in zip(classes.find(p)[0].tolist(), classes.find(q)[0].tolist(), strict=True):
+            for each in pair:
+                found[each].add(pair)
+    return found
 
 
-def _kind(key: Any, plane: Any, roots: list[int], mean: bool) -> str | None:
-    strict = [ratio for ratio, _ in key[0]]
-    orthogonal = {code for kind, code, _, _ in strict if kind == "orthogonal"}
-    centred = {code for kind, code, _, _ in strict if kind == "centred"}
+class Norms:
+    """Hold for each class the norms in which it stands: kinds, codes, numbers of channels.
+
+    The first of them tells in which weights it is orthogonal; a code has how the others stand to it.
+    """
+
+    def __init__(self, walk: Walk, classes: Classes) -> None:
+        self._turned = set[int]()
+        self._kinds = sorted({kind for kind, *_ in walk.norms})
+        parts = [
+            (nodes, np.full(len(nodes), self._kinds.index(kind)), codes, np.full(len(nodes), width))
+            for kind, nodes, codes, width in walk.norms
+        ]
+        nodes, kind, code, width = (np.concatenate(each) for each in zip(*parts, strict=True)) if parts else [_NONE] * 4
+        root, size, dual = classes.find(nodes)
+        size = np.where(dual, 1 / size, size)
+        order = np.lexsort((size, width, code, kind, root))
+        self.owner, size = root[order], size[order]
+        self._about = np.stack([kind, code, width], 1)[order]
+        first, start = np.unique(self.owner, return_index=True)
+        self.weight, self.code = np.ones(walk.count), np.zeros(walk.count, np.int64)
+        self.weight[first] = size[start]
+        ratio = np.abs(size / self.weight[self.owner]).round(9)
+        with np.errstate(over="ignore"):
+            np.add.at(self.code, self.owner, hashed(*self._about.T, ratio.view(np.int64)))
+
+    def of(self, root: int) -> list[tuple[str, int, int]]:
+        """Return kind, code and number of channels of every norm of a class."""
+        if root in self._turned:
+            return [("orthogonal", 0, 0)]
+        start, stop = np.searchsorted(self.owner, [root, root + 1])
+        return [(self._kinds[kind], code, width) for kind, code, width in self._about[start:stop].tolist()]
+
+    def around(self, root: int, cycles: list[tuple[bool, float]]) -> tuple[tuple[bool, float], ...] | None:
+        """Return what relates a class to itself, None if that leaves nothing; a dual relation makes it orthogonal."""
+        duals = [ratio for dual, ratio in cycles if dual]
+        if duals and (self.of(root) or len(duals) > 1):
+            return None
+        if duals:
+            self.weight[root] = abs(duals[0]) ** 0.5
+            self._turned.add(root)
+        return tuple(sorted((dual, float(np.sign(ratio)) if dual else ratio) for dual, ratio in cycles))
+
+
+def _kind(strict: list[tuple[str, int, int]], around: Any, plane: Any, roots: list[int], mean: bool) -> str | None:
+    """Return the kind of group that acts on these classes, by the norms and cycles in which each of them stands."""
+    orthogonal = {code for kind, code, _ in strict if kind == "orthogonal"}
+    centred = {code for kind, code, _ in strict if kind == "centred"}
     if mean:
-        whole = centred and orthogonal <= centred and not plane and not key[1]
-        whole = whole and all(width == len(roots) for kind, _, width, _ in strict if kind == "centred")
+        whole = centred and orthogonal <= centred and not plane and not around
+        whole = whole and all(width == len(roots) for kind, _, width in strict if kind == "centred")
         return "mean" if whole and len(roots) > 1 else None
     if len(roots) < 2:
         return None
@@ -149,33 +173,43 @@ def _kind(key: Any, plane: Any, roots: list[int], mean: bool) -> str | None:
     return "orthogonal" if orthogonal else "linear"
 
 
-class Places:
-    """Say where the channels of a block stand in a list of nodes: positions, weights and duality, for each copy."""
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Say where channels of a block stand along an axis: places, and the block's channels there with weight and duality."""
 
-    def __init__(self, block: Block, nodes: list[int]) -> None:
-        position = {root: i for i, root in enumerate(block.roots)}
-        seen: Counter[int] = Counter()
-        self.copies: dict[int, list[tuple[int, int, float, bool]]] = defaultdict(list)
-        names = np.array(nodes, np.int64)
-        for place, node, root, weight, dual in zip(
-            range(len(nodes)), nodes, *(each.tolist() for each in block.classes.find(names)), strict=True
-        ):
-            if node > FIXED and root in position:
-                self.copies[seen[root]].append((place, position[root], weight, dual))
-                seen[root] += 1
+    places: Tensor  # (k,)
+    channels: Tensor  # (k,)
+    weights: Tensor  # (k,)
+    dual: bool
 
-    def __bool__(self) -> bool:
-        return bool(self.copies)
+    def generator(self, X: Tensor) -> Tensor:
+        """Return what a direction X of the group does to the channels that stand here: S X S^-1, or of -X^T."""
+        return self._placed(-X.mT if self.dual else X)
 
-    def of(self, X: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield positions and the change of the channels that stand there."""
-        for copy in self.copies.values():
-            places, roots = [each[0] for each in copy], [each[1] for each in copy]
-            w = torch.tensor([each[2] for each in copy], dtype=torch.float64)
-            part = X[roots][:, roots]
-            if copy[0][3]:
-                part = -part.T
-            yield places, w[:, None] * part / w
+    def element(self, A: Tensor) -> Tensor:
+        """Return what an element A of the group does to the channels that stand here: S A S^-1, or of A^-T."""
+        return self._placed(torch.linalg.inv(A).mT if self.dual else A)
+
+    def _placed(self, part: Tensor) -> Tensor:
+        return self.weights[:, None] * part[self.channels][:, self.channels] / self.weights
+
+
+def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:
+    """Return where the channels of a block stand in a list of nodes: what stands there twice is in two copies."""
+    names, roots = np.asarray(nodes, np.int64), np.array(block.roots)
+    root, weight, dual = block.classes.find(names)
+    order = np.argsort(roots)
+    channel = order[np.searchsorted(roots[order], root) % len(roots)]
+    places = np.flatnonzero((names > FIXED) & (roots[channel] == root))
+    by_channel = places[np.argsort(channel[places], kind="stable")]
+    _, start, count = np.unique(channel[by_channel], return_index=True, return_counts=True)
+    number = np.arange(len(places)) - np.repeat(start, count)
+    found = []
+    for k in range(int(count.max(initial=0))):
+        here = np.sort(by_channel[number == k])
+        parts = (torch.from_numpy(each[here]) for each in (np.arange(len(names)), channel, weight))
+        found.append(Copy(*parts, bool(dual[here[0]])))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +239,11 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
     offsets = [flow for flow in walk.flows if flow.kind == "offset"]
     for block in blocks:
-        linears = [(each, Places(block, each.outs[0]), Places(block, each.takes)) for each in walk.linears]
+        linears = [(each, copies(block, each.outs[0]), copies(block, each.takes)) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
-        vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
+        vectors = [(each, copies(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
         vectors = [each for each in vectors if each[1]]
-        constants = [(flow, Places(block, flow.outs.tolist())) for flow in offsets]
+        constants = [(flow, copies(block, flow.outs)) for flow in offsets]
         for X in block.generators():
             tangent = zeros(walk)
             done: set[Any] = set()
@@ -219,10 +253,10 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
                 done.add(linear.entries.key)
                 W = values[id(linear)]
                 change = torch.zeros_like(W)
-                for places, part in out.of(X):
-                    change[:, places] += part @ W[:, places]
-                for places, part in ins.of(X):
-                    change[:, :, places] -= W[:, :, places] @ part
+                for each in out:
+                    change[:, each.places] += each.generator(X) @ W[:, each.places]
+                for each in ins:
+                    change[:, :, each.places] -= W[:, :, each.places] @ each.generator(X)
                 linear.entries.add_to(tangent, change)
             for vector, out in vectors:
                 if vector.entries.key in done:
@@ -230,14 +264,16 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
                 done.add(vector.entries.key)
                 b = values[id(vector)]
                 change = torch.zeros_like(b)
-                for places, part in out.of(X):
-                    change.view(-1)[places] += part @ b.reshape(-1)[places]
+                for each in out:
+                    change.view(-1)[each.places] += each.generator(X) @ b.reshape(-1)[each.places]
                 vector.entries.add_to(tangent, change)
             moved: dict[int, float] = {}
             for flow, constant in constants:
-                for places, part in constant.of(X):
-                    c = torch.from_numpy(flow.plus[places])
-                    moved.update((int(flow.outs[i]), x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
+                for each in constant:
+                    change = (each.generator(X) @ torch.from_numpy(flow.plus)[each.places]).tolist()
+                    moved.update(
+                        (n, x) for n, x in zip(flow.outs[each.places.numpy()].tolist(), change, strict=True) if x
+                    )
             yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
     for solution in solutions(scales):
         tangent = zeros(walk)

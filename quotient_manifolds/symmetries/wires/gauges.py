@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.blocks import Block, Places
+from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
@@ -26,22 +26,6 @@ FAMILIES = {
     "linear": "change of basis of a stream",
     "complex": "phase of a plane",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """Say where channels of a block stand along an axis: places, and the block's channels there with weight and duality."""
-
-    places: Tensor  # (k,)
-    channels: Tensor  # (k,)
-    weights: Tensor  # (k,)
-    dual: bool
-
-    def element(self, A: Tensor) -> Tensor:
-        """Return what an element A of the group does to the channels that stand here: S A S^-1, or of A^-T."""
-        part = torch.linalg.inv(A).mT if self.dual else A
-        part = part[self.channels][:, self.channels]
-        return self.weights[:, None] * part / self.weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,12 +261,12 @@ def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
             continue
-        out, into = Places(block, each.outs[0]), Places(block, each.takes)
+        out, into = copies(block, each.outs[0]), copies(block, each.takes)
         if out or into:
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
             alone = bool(other) and mixed.isdisjoint(other)
-            yield Part(each.entries, _copies(out), _copies(into), alone)
+            yield Part(each.entries, out, into, alone)
 
 
 def _biases(walk: Walk, block: Block) -> Iterator[Part]:
@@ -290,16 +274,10 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
     for each in walk.vectors:
         if each.gain or each.entries.key in done or each.shared == "other":
             continue
-        for row, nodes in enumerate(each.outs):
-            if places := Places(block, nodes):
+        about = np.stack(block.classes.find(np.array(each.outs)), 1)
+        alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
+        for row, nodes in enumerate(each.outs[:1] if alike else each.outs):
+            if places := copies(block, nodes):
                 done.add(each.entries.key)
                 (line,) = each.entries.apply(lambda layout, row=row: layout[row : row + 1])
-                yield Part(line, _copies(places))
-
-
-def _copies(places: Places) -> tuple[Copy, ...]:
-    found = []
-    for copy in places.copies.values():
-        where, channels = (torch.tensor([each[k] for each in copy]) for k in (0, 1))
-        found.append(Copy(where, channels, torch.tensor([each[2] for each in copy], dtype=torch.float64), copy[0][3]))
-    return tuple(found)
+                yield Part(each.entries if alike else line, places)

@@ -30,7 +30,8 @@ class Operation:
 
     @property
     def name(self) -> str:
-        return str(self.func.overloadpacket.__name__)
+        """An operation in place, inside of one that is recorded, is that operation."""
+        return str(self.func.overloadpacket.__name__).removesuffix("_")
 
     @property
     def inputs(self) -> list[Tensor]:

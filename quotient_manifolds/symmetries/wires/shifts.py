@@ -312,8 +312,8 @@ class Shifts:
         self._open(names)
         if flow.kind == "offset" and self.gauges:
             self._offset(flow)
-            return
-        self._sum(flow.outs[~claims], names[~claims], factors[~claims])
+        else:
+            self._sum(flow.outs[~claims], names[~claims], factors[~claims])
         if self._keys:
             for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
                 if scores := [name for name in row if name in self._keys]:  # one: a sum of two is not `soft`
@@ -498,12 +498,12 @@ def _before_softmax(walk: Walk) -> Array:
     for flow in walk.flows:
         if flow.kind == "dot":
             score[flow.outs] = True
-        elif flow.kind in ("sum", "token"):
+        elif flow.kind in ("sum", "token", "offset"):
             score[flow.outs] |= score[flow.terms[0]].any(1)
     for flow in reversed(walk.flows):
         names = _taken(flow)
         known[names] = True
-        if flow.kind in ("sum", "token"):
+        if flow.kind in ("sum", "token", "offset"):
             alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score
             good[flow.terms[0][~(alone & good[flow.outs])]] = False
         elif flow.kind != "soft" or not flow.about:

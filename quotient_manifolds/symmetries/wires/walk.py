@@ -26,7 +26,8 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording, ten
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
-MASKED = -1e30  # a score that is smaller has no weight after a softmax
+MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
+HIDDEN = -9e3  # e to the power of this is 0 in every precision
 Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
@@ -165,8 +166,9 @@ class Walk:
         for self.at, operation in enumerate(recording.operations):
             self._step(operation)
         for out in recording.outputs:
-            if self.live(out):
-                self.fix(self.label(out))
+            for each in self.notes.get(("complex", id(out)), [out]):
+                if self.live(each):
+                    self.fix(self.label(each))
         RULES["end"](self, recording.operations[-1])
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
         self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
@@ -287,12 +289,9 @@ class Walk:
         """Return for rows of nodes (k, n) the first row that has the same channels with the same history."""
         if len(rows) == 1:
             return np.zeros(1, np.int64)
-        root, weight, dual = self.turns.find(rows)
         still = self.dead[rows] | (rows <= FIXED)
         codes = hashed(
-            root,
-            weight.view(np.int64),
-            dual,
+            self._relation(rows),
             self.history[rows],
             still,
             self._room["alone"][rows],
@@ -313,7 +312,9 @@ class Walk:
         return found[found > FIXED]
 
     def live(self, tensor: Any) -> bool:
-        return isinstance(tensor, Tensor) and (id(tensor) in self.labels or id(tensor) in self.entries)
+        if not isinstance(tensor, Tensor):
+            return False
+        return id(tensor) in self.labels or id(tensor) in self.entries or ("complex", id(tensor)) in self.notes
 
     def moving(self, tensor: Any) -> bool:
         return self.live(tensor) and bool((self.thin(self.label(tensor))[0] > FIXED).any())
@@ -431,6 +432,18 @@ class Walk:
         if other is not group and not torch.equal(other, group):  # of rows and of columns: of nothing together
             self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
 
+    def hidden(self, tensor: Tensor) -> Tensor | None:
+        """Say which scores have a known constant added that leaves them no weight beside others after a softmax."""
+        if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
+            return tensor.cpu() <= HIDDEN
+        return self.notes.get(("hidden", id(tensor)))
+
+    def hide(self, out: Tensor, *found: Tensor | None) -> None:
+        """Note down scores that are hidden by any of these."""
+        some = [each.expand(out.shape) for each in found if each is not None and bool(each.any())]
+        if some:
+            self.notes["hidden", id(out)] = torch.stack(some).any(0)
+
     def moved(self, label: Tensor, *key: Any, kind: str = "token") -> Tensor:
         """Return a label of new nodes, for channels whose tokens were moved or dropped."""
         label, tuples, nodes = self.combined(label)
@@ -449,9 +462,12 @@ class Walk:
         for other in range(label.ndim):
             if other != axis % label.ndim and flat(thin, other):
                 thin = thin.narrow(other, 0, 1)
-        nodes = thin.numpy()
+        return flat(torch.from_numpy(self._relation(thin.numpy())), axis)
+
+    def _relation(self, nodes: Array) -> Array:
+        """Return a code for how channels follow from the one that represents their class; weights are rounded products."""
         root, weight, dual = self.turns.find(nodes)
-        return flat(torch.from_numpy(np.where((weight == 1) & ~dual, root, -nodes)), axis)
+        return hashed(root, weight.round(9).view(np.int64), dual)
 
     def first_kind(self, label: Tensor, axes: Sequence[int]) -> Tensor:
         """Take one token along axes of tokens, one that moves where there is one."""
@@ -544,7 +560,11 @@ class Walk:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
-        if name not in VIEWS and not any(out.numel() for out in operation.outputs):
+        if any(("complex", id(each)) in self.notes for each in inputs):
+            RULES["complex"](self, operation)
+        elif any(out.is_complex() for out in operation.outputs) and name != "view_as_complex":
+            self.opaque(operation)
+        elif name not in VIEWS and not any(out.numel() for out in operation.outputs):
             self.opaque(operation)  # an expert that these inputs do not choose: others will
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]

@@ -72,6 +72,10 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either])
     walk.keep_group(a, operation.out)
     walk.keep_group(b, operation.out)
+    if walk.codes.constant(condition):
+        for each, there in ((a, condition), (b, ~condition)):
+            hidden = walk.hidden(each)
+            walk.hide(operation.out, walk.hidden(operation.out), None if hidden is None else hidden & there.cpu())
 
 
 def _hides(walk: Walk, tensor: Tensor) -> bool:
@@ -126,7 +130,10 @@ def pointwise(walk: Walk, operation: Operation) -> None:
     labels = [walk.label(each).expand(shape) for each in moving]
     label, names, nodes = walk.combined(*labels)
     walk.put(operation.out, label)
-    degree = _degree(operation) if len(operation.inputs) == 1 else None
+    length = ("length", id(moving[0])) in walk.notes
+    degree = _degree(operation, length=length) if len(operation.inputs) == 1 else None
+    if length and degree is not None:
+        walk.notes["length", id(operation.out)] = True
     if degree is None:
         walk.fix(names[names > FIXED], seen=False)
         walk.fix(nodes, seen=False)
@@ -138,16 +145,20 @@ def pointwise(walk: Walk, operation: Operation) -> None:
     walk.through(nodes, names)
 
 
-def _degree(operation: Operation) -> float | None:
-    """Return p where f(c t) = c^p f(t) for all c > 0, by values of all sizes and both signs."""
+def _degree(operation: Operation, *, length: bool) -> float | None:
+    """Return p where f(c t) = c^p f(t) for all c > 0, by values of all sizes and both signs; a length is positive.
+
+    A number that only keeps it from being 0 counts for nothing: then all that it is the length of is 0 as well.
+    """
     try:
-        one = _at(operation, 1.0)
+        one = _at(operation, 1.0, length=length)
         known = one.isfinite() & (one != 0)
         if not bool(known.any()) or not one.dtype.is_floating_point:
             return None
-        p = float((_at(operation, 2.0)[known] / one[known]).log2()[0])
-        for c in (0.01, 0.5, 2.0, 3.7, 40.0):
-            if not torch.allclose(_at(operation, c)[one.isfinite()], c**p * one[one.isfinite()], rtol=1e-9, atol=0):
+        p = float((_at(operation, 2.0, length=length)[known] / one[known]).log2()[0])
+        for c in (1e-8 if length else 0.5, 0.01, 0.5, 2.0, 3.7, 40.0):
+            found = _at(operation, c, length=length)[one.isfinite()]
+            if not torch.allclose(found, c**p * one[one.isfinite()], rtol=1e-9, atol=0):
                 return None
     except (RuntimeError, TypeError):
         return None
@@ -160,9 +171,9 @@ def _passes_signs(operation: Operation, degree: float) -> bool:
     return degree == round(degree) and torch.equal(_at(operation, -1.0), (-1) ** round(degree) * one)
 
 
-def _at(operation: Operation, c: float) -> Tensor:
-    """Return f(c t) for numbers t of all sizes and both signs."""
+def _at(operation: Operation, c: float, *, length: bool = False) -> Tensor:
+    """Return f(c t) for numbers t of all sizes, and both signs if t is no length."""
     t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
-    args = tree_map_only(Tensor, lambda _: c * torch.cat([t, -t]), operation.args)
+    args = tree_map_only(Tensor, lambda _: c * (t if length else torch.cat([t, -t])), operation.args)
     found: Tensor = operation.func(*args, **operation.kwargs)
     return found

@@ -151,8 +151,8 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     kinds = walk.kinds_along(label, label.ndim - 2)
     walk.same(a, nodes)
     walk.follow(nodes, a, key=hashed(marks, named(("mixed", walk.at))))
-    for node, each in zip(nodes.tolist(), a.tolist(), strict=True):
-        walk.same([n for n in kinds.get(each, []) if n > FIXED], node)  # whatever is added up changes alike
+    alike = [(n, node) for node, each in zip(nodes.tolist(), a.tolist(), strict=True) for n in kinds.get(each, [])]
+    walk.same(*np.array([pair for pair in alike if pair[0] > FIXED], np.int64).reshape(-1, 2).T)  # what is added up
     group = walk.notes.get(("group", id(weights)))
     axis = -2 if turned else -1
     whole = group is not None and ("normalised", id(weights)) in walk.notes and flat(group, axis)

@@ -148,6 +148,9 @@ def softmax(walk: Walk, operation: Operation) -> None:
     label = walk.label(tensor)
     if bool((label == ZERO).any()):  # a score that is known is one, unless it is masked
         label = torch.where((label == ZERO) & (tensor > MASKED).to(label.device), FIXED, label)
+    hidden = walk.hidden(tensor)
+    if hidden is not None:
+        label = torch.where(hidden & ~hidden.all(axis, keepdim=True), ZERO, label)
     group = walk.notes.get(("group", id(tensor)))
     if walk.tokens(label, axis, masked=True):
         nodes = walk.nodes(label)

@@ -163,6 +163,7 @@ def _over_channels(
         for row in owners.values():
             walk.alone(_bases(pending[1], np.array(row)))
         owners = {}
+        walk.notes["length", id(operation.out)] = True
     made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(shape)
     for axis in sorted(axes):
         made = made.unsqueeze(axis)

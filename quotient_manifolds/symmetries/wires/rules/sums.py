@@ -49,6 +49,7 @@ def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, 
 
 def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> None:
     """A weighted sum: all its parts change alike."""
+    walk.hide(out, *(walk.hidden(tensor) for tensor, factor in parts if factor == 1))
     if len(parts) == 2:
         for (tensor, factor), (number, size) in (parts, parts[::-1]):
             if walk.live(tensor) and not walk.live(number) and walk.codes.constant(number):
@@ -101,39 +102,37 @@ def _turned(walk: Walk, names: Array, factors: Array, nodes: Array) -> Array:
         return np.zeros(len(nodes), bool)
     origin, size, angle = (walk.about(name)[names] for name in ("turned", "turn", "angle"))
     found = (origin >= 0).all(1) & (origin[:, 0] != origin[:, 1]) & (angle[:, 0] != angle[:, 1])
-    if found.any():
-        some = (nodes[found], names[found], np.broadcast_to(factors, names.shape)[found])
-        walk.notes.setdefault(("planes", None), []).append((*some, origin[found], size[found] * factors, angle[found]))
+    waiting = walk.notes.setdefault(("planes", None), {})
+    pairs = []
+    for i in np.flatnonzero(found).tolist():
+        row = (origin[i], size[i] * factors, angle[i])
+        terms = list(zip(*(each.tolist() for each in row), strict=True))
+        halves = waiting.setdefault(tuple(sorted(origin[i].tolist())), [])
+        other = next((each for each in halves if _makes_a_plane(each[1], terms)), None)
+        if other is None:
+            halves.append((int(nodes[i]), terms, names[i], factors))
+        else:
+            halves.remove(other)
+            pairs.append((other[0], int(nodes[i]), other[1][0][0], other[1][1][0]))
+    if pairs:
+        one, second, p, q = np.array(pairs).T
+        walk.same(p, one)
+        walk.same(q, second)
+        walk.equal((p, 1.0), (q, -1.0))
+        walk.planes.append((p, q))
+        walk.history[second] = walk.history[one]  # in whatever order they were added
     return found
 
 
+def _makes_a_plane(one: list[tuple[int, float, int]], other: list[tuple[int, float, int]]) -> bool:
+    """Say of sums of channels, factors and codes of numbers whether they are x c - y s and y c + x s."""
+    (x, size, c), (_, across, s) = one
+    here, there = other if other[0][0] == x else other[::-1]
+    return there[1:] == (size, c) and here[1:] == (-across, s)
+
+
 def settle_planes(walk: Walk) -> None:
-    """Join the halves of planes; what has no other half is a sum like any other."""
-    found = walk.notes.get(("planes", None))
-    if not found:
-        return
-    nodes, names, factors, origin, size, angle = (np.concatenate(each) for each in zip(*found, strict=True))
-    halves: dict[tuple[int, int], list[int]] = {}
-    for i, pair in enumerate(np.sort(origin, 1).tolist()):
-        halves.setdefault((pair[0], pair[1]), []).append(i)
-    done = np.zeros(len(nodes), bool)
-    pairs = []
-    for several in halves.values():
-        for i in several:
-            for j in several:
-                if j <= i or done[i] or done[j]:
-                    continue
-                k = int(origin[j, 0] != origin[i, 0])  # where the other half has the first of this one
-                turned = (size[j, 1 - k], angle[j, 1 - k]) == (size[i, 0], angle[i, 0])
-                if turned and (size[j, k], angle[j, k]) == (-size[i, 1], angle[i, 1]):
-                    done[[i, j]] = True
-                    pairs.append((i, j))
-    if pairs:
-        one, other = np.array(pairs).T
-        p, q = origin[one].T
-        walk.same(p, nodes[one])
-        walk.same(q, nodes[other])
-        walk.equal((p, 1.0), (q, -1.0))
-        walk.planes.append((p, q))
-    for a, factor in zip(names[~done].T, factors[~done].T, strict=True):
-        walk.same(a, nodes[~done], factor)
+    """Take what has no other half as a sum like any other."""
+    left = [half for halves in walk.notes.get(("planes", None), {}).values() for half in halves]
+    for node, _, names, factors in left:
+        walk.same(names, np.full(len(names), node), factors)

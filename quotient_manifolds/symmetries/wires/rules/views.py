@@ -17,6 +17,8 @@ from quotient_manifolds.symmetries.wires.walk import (
     rule,
 )
 
+SCORES = "group", "hidden", "pending", "normalised"
+
 
 @rule("view")
 def view(walk: Walk, operation: Operation) -> None:
@@ -51,7 +53,7 @@ def view(walk: Walk, operation: Operation) -> None:
             if out.shape[axis] == 1 < source.shape[axis]:
                 walk.notes["single", id(out)] = axis  # one of several channels, and no token
     if isinstance(source, Tensor):
-        for kind in ("group", "pending", "normalised"):
+        for kind in SCORES:
             if (kind, id(source)) in walk.notes:
                 _carry(walk, kind, operation)
 
@@ -110,14 +112,14 @@ def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
     return not told or any(walk.tokens(walk.label(t), axis) for t in told)
 
 
-@rule("_to_copy", "copy_")
+@rule("_to_copy")
 def to_copy(walk: Walk, operation: Operation) -> None:
     if not operation.out.dtype.is_floating_point:
         walk.opaque(operation)
         return
     source = operation.args[0]
     walk.put(operation.out, walk.label(source))
-    for kind in ("group", "pending", "normalised"):
+    for kind in SCORES:
         if (kind, id(source)) in walk.notes:
             walk.notes[kind, id(operation.out)] = walk.notes[kind, id(source)]
 

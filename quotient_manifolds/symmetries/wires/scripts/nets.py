@@ -219,6 +219,52 @@ def nets(bias):
     hand = lambda v: v / v.square().sum(1, keepdim=True).sqrt()
     add("weight norm by hand", lambda s, x: s.b(torch.tanh(F.linear(x, s.g * hand(s.v)))), b=li(), v=P(d, d), g=P(d, 1))
 
+    unit = lambda y, **k: F.normalize(y.view(*y.shape[:2], 2, 4), dim=-1, **k).flatten(2)
+    add("unit", lambda s, x: s.b(torch.tanh(s.c(unit(s.a(x))))), a=li(), b=li(), c=li())
+    add(
+        "unit by hand",
+        lambda s, x: s.b(s.a(x) / s.a(x).square().sum(-1, keepdim=True).clamp(1e-20).sqrt()),
+        a=li(),
+        b=li(),
+    )
+    add("unit at least", lambda s, x: s.b(torch.tanh(s.c(unit(s.a(x), eps=0.9)))), a=li(), b=li(), c=li())
+    add("unit of relu", lambda s, x: s.b(s.a(x) / F.relu(s.c(x)).clamp(1e-12)), a=li(), b=li(), c=li())
+    number = torch.polar(1 + torch.arange(20.0).view(5, 4) / 20, ang)
+    pairs = lambda y: torch.view_as_complex(y.view(*y.shape[:2], -1, 2))
+    rotated = lambda y, n=number: torch.view_as_real(pairs(y) * n).flatten(2)
+    add("complex", lambda s, x: x + s.o((rotated(s.q(x)) @ rotated(s.k(x)).mT).softmax(-1) @ s.v(x)), **A())
+    add("complex one", lambda s, x: s.b(torch.tanh(s.c(rotated(s.a(x), number[:1, :1])))), a=li(), b=li(), c=li())
+    add("complex two", lambda s, x: s.b(torch.tanh(s.c(rotated(rotated(s.a(x)), number[:1])))), a=li(), b=li(), c=li())
+    add(
+        "complex of inputs",
+        lambda s, x: s.b(torch.tanh(s.c(rotated(s.a(x), torch.polar(1 + 0 * s.given[..., :4], s.given[..., :4]))))),
+        **dict(a=li(), b=li(), c=li()),
+    )
+    add(
+        "complex square", lambda s, x: s.b(torch.view_as_real(pairs(s.a(x)) * pairs(s.a(x))).flatten(2)), a=li(), b=li()
+    )
+    add(
+        "complex product",
+        lambda s, x: s.b(torch.view_as_real(pairs(s.a(x)) * pairs(s.c(x))).flatten(2)),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
+    add("complex real", lambda s, x: s.b(torch.tanh(s.c(rotated(s.a(x), torch.arange(4.0))))), a=li(), b=li(), c=li())
+    add(
+        "conjugate",
+        lambda s, x: s.b(torch.tanh(torch.view_as_real(pairs(s.a(x)).conj().resolve_conj()).flatten(2))),
+        a=li(),
+        b=li(),
+    )
+    add(
+        "half complex",
+        lambda s, x: s.b(torch.tanh(s.c(torch.cat([rotated(s.a(x)[..., :4], number[:, :2]), s.a(x)[..., 4:]], -1)))),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
+
     def windows(y, w, **k):
         y = F.unfold(y.mT[..., None], (3, 1), **k).mT
         return (y.view(*y.shape[:2], -1, 3) @ w[..., None])[..., 0]
@@ -420,6 +466,13 @@ def nets(bias):
         "hidden by inputs": lambda s, w: w.masked_fill((s.raw[..., 0] > 1)[:, None], -1e38).softmax(-1),
         "dropped": lambda s, w: w.softmax(-1).masked_fill(tril == 0, 0.0),
         "dropped by inputs": lambda s, w: w.softmax(-1).masked_fill((s.raw[..., 0] > 1)[:, None], 0.0),
+        "low": lambda s, w: torch.where(tril > 0, w, -1e4).softmax(-1),
+        "not low": lambda s, w: torch.where(tril > 0, w, -100.0).softmax(-1),
+        "all low": lambda s, w: torch.where((tril > 0) & (tril.sum(1) != 3), w, -1e4).softmax(-1),
+        "lowered": lambda s, w: (w + s.h + torch.where(tril > 0, 0.0, -1e4)).softmax(-1),
+        "all lowered": lambda s, w: (w + s.h + torch.where((tril > 0) & (tril.sum(1) != 3), 0.0, -1e4)).softmax(-1),
+        "lowered a bit": lambda s, w: (w + s.h + torch.where(tril > 0, 0.0, -1e4) / 1e3).softmax(-1),
+        "lowered biases": lambda s, w: (w + torch.where(tril > 0, s.h, -1e38)).softmax(-1),
         "a key's gain": lambda s, w: (w * s.g).softmax(-1),
         "a bias by place": lambda s, w: (w + s.h).softmax(-1),
     }
