@@ -98,17 +98,14 @@ def fibre_dimension(
     """Compute the dimension of {theta' : f_theta' = f_theta}, as P - rank J, J the Jacobian of all outputs.
 
     P counts the parameters that ask for gradients, a tied one once. All is computed in float64, whatever the model
-    casts to, on copies of its structure. Rows of J come by reverse mode, some at a time, and are compressed to the
-    triangle R of a QR decomposition: it keeps the singular values, where J^T J loses those below the root of rounding.
-    The rank is where the singular values fall furthest, to below 1e-10 of the largest.
-
-    Exact and near: with every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
-    direction, and P - rank J counts the exact ones; with every eps 0 it counts the near ones too.
+    casts to, on copies of its structure. Rows of J come by reverse mode and are compressed to the triangle R of a QR
+    decomposition, R^T R = J^T J, which keeps the singular values. The rank is where these fall furthest, to below 1e-10
+    of the largest. With every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
+    direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
 
     batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
     They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
-    choose the outputs.
-    progress: called with what is being computed, how much of it is finished, and the total.
+    choose the outputs. progress: called with what is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
     not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
@@ -125,31 +122,22 @@ def fibre_dimension(
     """
     listed = _distinct(batches)
     order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
-    shuffled = [listed[index] for index in order]
-    halves = [shuffled[: len(shuffled) // 2], shuffled]
-    return grown_fibre(model, halves, evaluate=evaluate, seed=seed, progress=progress)[0]
+    halves = ([listed[index] for index in order[:end]] for end in (len(order) // 2, len(order)))
+    return where_it_stands(Jacobian(model, evaluate, seed, progress), halves)[0]
 
 
-def grown_fibre(
-    model: nn.Module,
-    rounds: Iterable[list[Any]],
-    *,
-    evaluate: Evaluate | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[FibreDimension, list[Any]]:
+def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[FibreDimension, list[Any]]:
     """Compute the dimension on the first list of batches that does not lift the rank, and return that list, too.
 
-    rounds: lists that each begin with the one before. All else is as for `fibre_dimension`.
+    rounds: lists that each begin with the one before.
     """
-    jacobian = _Jacobian(model, evaluate, seed, progress)
     used: list[Any] = []
-    R, outputs, rank = jacobian.nothing, 0, -1
+    R, outputs, rank = jacobian.no_rows, 0, -1
     for batches in rounds:
         if len(batches) == len(used):
             continue
         if not used:
-            ModelOutputs(model, batches[0], evaluate, double=False)  # raises where they are random or no numbers
+            ModelOutputs(jacobian.model, batches[0], jacobian.evaluate, double=False)  # raises if they are random
         R, rows = jacobian.triangle(batches[len(used) :], above=R)
         of_half, outputs, used = rank, outputs + rows, batches
         s, rank, gap = _spectrum(R)
@@ -169,7 +157,7 @@ def grown_fibre(
         dimension=len(kernel),
         near=near,
         parameters=R.shape[1],
-        frozen=sum(w.numel() for w in model.parameters() if not w.requires_grad),
+        frozen=sum(w.numel() for w in jacobian.model.parameters() if not w.requires_grad),
         rank=rank,
         rank_of_half=of_half,
         above=tuple(s[max(0, rank - SHOWN) : rank].tolist()),
@@ -212,7 +200,7 @@ def _spectrum(R: Tensor) -> tuple[Tensor, int, float]:
     return s, int(ratio.argmax()) + 1 if bool(s.any()) else 0, float(ratio.max())
 
 
-def _doubts(fibre: FibreDimension, jacobian: _Jacobian, batches: Sequence[Any], R: Tensor) -> Iterator[str]:
+def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> Iterator[str]:
     """Yield a sentence for each thing that speaks against the dimension."""
     if fibre.gap < SMALLEST_GAP:
         yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
@@ -237,7 +225,7 @@ def _doubts(fibre: FibreDimension, jacobian: _Jacobian, batches: Sequence[Any], 
         yield "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"
 
 
-class _Jacobian:
+class Jacobian:
     """Differentiate all outputs of a model by the parameters that ask for gradients, in float64, on replicas."""
 
     def __init__(self, model: nn.Module, evaluate: Evaluate | None, seed: int, progress: Progress | None) -> None:
@@ -252,10 +240,9 @@ class _Jacobian:
                 f"the dimension is computed for 1 to {MOST_PARAMETERS} parameters that ask for gradients. Found "
                 f"{len(self.columns)}{': make a small model of the same kind.' if self.columns else '.'}"
             )
-        self.model, self.found_eps = model, False
-        self.nothing = next(iter(self.params.values())).new_zeros(0, len(self.columns))
-        self._evaluate, self._draw = evaluate or answer, generator_of(seed)
-        self._progress = progress or (lambda what, finished, total: None)
+        self.model, self.evaluate, self.found_eps = model, evaluate or answer, False
+        self.no_rows = next(iter(self.params.values())).new_zeros(0, len(self.columns))
+        self._draw, self._progress = generator_of(seed), progress or (lambda what, finished, total: None)
 
     def triangle(
         self, batches: Sequence[Any], eps: float = BROKEN, *, noise: bool = False, above: Tensor | None = None
@@ -264,7 +251,7 @@ class _Jacobian:
 
         eps: of every norm. noise: is added to what tables of embeddings give. above: rows to put above those of J.
         """
-        waiting, count = [self.nothing if above is None else above], 0
+        waiting, count = [self.no_rows if above is None else above], 0
         for index, batch in enumerate(batches):
             for J in self.rows(batch, eps, noise):
                 waiting.append(J)
@@ -281,7 +268,7 @@ class _Jacobian:
 
         def pulled(v: Tensor) -> Tensor:
             grads = torch.autograd.grad(y, leaves, v, retain_graph=True, is_grads_batched=v.ndim > 1)
-            return torch.cat([g.flatten(v.ndim - 1) for g in grads], dim=-1)
+            return torch.cat([g.reshape(*v.shape[:-1], -1) for g in grads], dim=-1)
 
         for places in torch.arange(len(y), device=y.device).split(ROWS):
             one_hot = F.one_hot(places, len(y)).to(y)
@@ -300,9 +287,9 @@ class _Jacobian:
             if noise:
                 table.register_forward_hook(self._noisy)
         exact = DoublePrecision(eps)
-        device = self.nothing.device.type
+        device = self.no_rows.device.type
         with torch.autocast(device, enabled=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), exact:
-            found = floating(self._evaluate(copy, private_batch(batch, doubled)))
+            found = floating(self.evaluate(copy, private_batch(batch, doubled)))
             y = torch.cat([output.flatten() for output in found])
         self.found_eps |= exact.found_eps
         for name, buffer in copy.named_buffers():

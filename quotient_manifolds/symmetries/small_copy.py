@@ -19,25 +19,22 @@ ENOUGH = 3  # times as many outputs as parameters
 TOGETHER = 64  # outputs of a batch, about: fewer and larger batches spare time, but each row costs a pass through all
 SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic, and ReLU neurons stay alive
 
-# Sizes of what the entries of configurations are about, by their names. Other entries are left alone.
-_ENCODER = r"(num_|n_|encoder_|decoder_)*"
+# Sizes by the words in names of entries of configurations. Other entries are left alone.
+_SIDE = r"(num_|n_|encoder_|decoder_)*"
+_BLOCKS = rf"{_SIDE}(hidden_)?layers?|depth"
 _SIZES: tuple[tuple[str, int], ...] = (
-    (rf"{_ENCODER}(attention_)?heads?", 2),
+    (r"\w*intermediate_size|(\w+_)?ffn_(dim|hidden_size)|d_?ff|[nd]_inner|hidden_dim", 12),
+    (r"(\w+_)?(hidden|embedding|projection|bottleneck|output)_size", 8),
+    (r"d_model|n_embd|(embed_|projection_|\w+_proj_)?dim|image_size|num_mel_bins", 8),
+    (rf"{_SIDE}(attention_)?heads?", 2),
     (r"(attention_)?head_dim|d_head|d_kv", 4),
-    (r"\w*intermediate_size|(\w+_)?ffn_(dim|hidden_size)|d_?ff|n_inner|d_inner|hidden_dim", 12),
-    (
-        r"(\w+_)?(hidden|embedding|projection|bottleneck|output)_size|d_model|n_embd|(embed_|projection_|word_embed_proj_)?dim",
-        8,
-    ),
     (r"vocab_size", WORDS),
     (r"max_2d_position_embeddings", 24),
     (r"(n|max)_(\w+_)?(position_embeddings|positions|ctx|seq_len)|n_ctx|sliding_window", LENGTH),
     (r"(bos|pad|decoder_start)_token_id|num_experts_per_tok|depths", 1),
     (r"(eos|sep)_token_id|(num|n)_(local_|routed_)?experts|window_size|num_frames|rotary_dim", 2),
     (r"relative_attention_num_buckets|patch_size", 4),  # 4 x 4 pixels are more numbers than the width
-    (r"image_size|num_mel_bins", 8),
 )
-_BLOCKS = rf"{_ENCODER}(hidden_)?layers?|depth"
 # What a configuration writes about itself and does not take.
 _OWN = ("stage_names", "out_features", "out_indices", "dtype", "torch_dtype")
 
@@ -177,8 +174,8 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
     }
     known = {name: size for name in (*aliases, *full) if (size := _size(config, name, blocks)) is not None}
-    sizes = {aliases.get(name, name): size for name, size in known.items()}
-    depths = (getattr(config, name) for name in known if re.fullmatch(_BLOCKS, name))
+    sizes: dict[str, Any] = {aliases.get(name, name): size for name, size in known.items()}
+    depths = (getattr(config, name, None) for name in known if re.fullmatch(_BLOCKS, name))
     depth = next((number for number in depths if isinstance(number, int)), None)
     stages = len(full.get("depths") or ())
     for name, value in full.items():
@@ -203,4 +200,6 @@ def _size(config: Any, name: str, blocks: int) -> int | None:
     if name in ("num_key_value_heads", "num_kv_heads"):
         heads, own = getattr(config, "num_attention_heads", None), getattr(config, name, None)
         return (1 if isinstance(heads, int) and own < heads else 2) if isinstance(own, int) else None
+    if getattr(config, name, None) == 0 and not name.endswith("_id"):  # none of these
+        return None
     return next((size for names, size in _SIZES if re.fullmatch(names, name)), None)
