@@ -31,7 +31,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Hold entries of a parameter, (n,) or (taps, out, in), and the copies of the block along its axes."""
+    """Hold entries of a parameter, rows (m, n) or (taps, out, in), and the copies of the block along its axes."""
 
     entries: Entries
     out: tuple[Copy, ...]
@@ -41,7 +41,11 @@ class Part:
     def read(self, params: Params) -> Tensor:
         """Return the numbers as (taps, out, in)."""
         W = self.entries.read(params)
-        return W if W.ndim == 3 else W[None, :, None]
+        return W if W.ndim == 3 else W.mT[None]
+
+    def write(self, params: Params, W: Tensor) -> None:
+        """Write the numbers (taps, out, in), in place."""
+        self.entries.write(params, W if len(self.entries.shape) == 3 else W[0].mT)
 
     def act(self, params: Params, A: Tensor, C: Tensor) -> None:
         """Turn what is written by A and turn back what is read by C, in place."""
@@ -51,7 +55,7 @@ class Part:
             W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
             W = W.index_copy(2, copy.places, W.index_select(2, copy.places) @ copy.element(C, A))
-        self.entries.write(params, W.reshape(self.entries.shape))
+        self.write(params, W)
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
         """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
@@ -63,7 +67,7 @@ class Part:
         for copy in self.into:
             answer = (W.index_select(2, copy.places) * copy.weights) @ one[copy.channels]
             W = W.index_copy(2, copy.places, answer[..., None] * mean[copy.channels] / copy.weights)
-        self.entries.write(params, W.reshape(self.entries.shape))
+        self.write(params, W)
 
     def vectors(self, params: Params, read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
         """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
