@@ -139,8 +139,9 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     codes = walk.codes(weights)
     codes = (codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1, 1)
     thin = walk.first_kind(label, [label.ndim - 2])
-    spread = thin.expand(*thin.shape[:-2], codes.shape[-2], thin.shape[-1])
-    known, column = _columns(walk, spread, codes)
+    size = np.full(codes[..., 0, 0].numel(), codes.shape[-2])
+    heads = segments(codes.reshape(-1).numpy(), np.cumsum(size) - size, size)
+    known, column = _columns(walk, thin, torch.from_numpy(heads).view(*codes.shape[:-2], 1, 1))
     made, names, nodes = walk.combined(thin)
     target = (*out.shape[:-2], out.shape[-1], out.shape[-2]) if turned else out.shape
     made = made.expand(*target[:-2], target[-2], made.shape[-1])
