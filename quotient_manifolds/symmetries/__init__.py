@@ -12,7 +12,7 @@ from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.proof import PairProof, Proof
-from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetries
+from quotient_manifolds.symmetries.propose import find_freedoms, find_permutations, propose_symmetries
 from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
@@ -22,6 +22,7 @@ from quotient_manifolds.symmetries.translations import Translation, key_bias, va
 from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
 from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
 from quotient_manifolds.symmetries.wires.gauges import Gauge
+from quotient_manifolds.symmetries.wires.permutations import Permutation
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.shifting import Shift
 
@@ -41,6 +42,7 @@ __all__ = [
     "Match",
     "PairProof",
     "Params",
+    "Permutation",
     "Proof",
     "Refused",
     "Scaling",
@@ -62,6 +64,7 @@ __all__ = [
     "example_inputs",
     "fibre_dimension",
     "find_freedoms",
+    "find_permutations",
     "find_symmetries",
     "generic_inputs",
     "key_bias",

@@ -23,9 +23,16 @@ class Freedom(ABC):
 
     kind: ClassVar[str]
 
+    number = 1  # of those of a model that would have one name
+
     @property
     def name(self) -> str:
-        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm"."""
+        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm gain"."""
+        return self.label if self.number == 1 else f"{self.label} {self.number}"
+
+    @property
+    def label(self) -> str:
+        """Return the parameter that comes first, and what it is about."""
         return f"{self.names[0]} {self.kind}"
 
     @property

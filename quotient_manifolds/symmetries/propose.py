@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
+from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
 from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.records import freedoms
 from quotient_manifolds.symmetries.wires.run import Run
@@ -50,21 +51,41 @@ def proposals(
 ) -> Iterator[tuple[Symmetries, Run]]:
     """Yield what a recorded run leaves free, and the run: one on the first examples, if these run, and one on all."""
     check_model(model)
-    check_eval(model)
-    check_loaded(model)
     params = dict(model.named_parameters())
     check_weights(params, (name for name, w in params.items() if w.is_floating_point()))
     declared = Symmetries(()) if declared is None else declared
     check_symmetries(declared)
     check_weights(params, declared.moved)
+    for run in _runs(model, batch, evaluate):
+        yield _found_in(run, declared, model), run
+
+
+def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> tuple[Permutation, ...]:
+    """Return the units of a model that may change places: neurons, heads, experts, channels of a stream.
+
+    Those that the model treats alike by the operations of one run, on whatever inputs: it computes the same with its
+    parameters permuted. Channels that a continuous group mixes are left out, as are units that a parameter may depend
+    on which did not run. Takes what `find_symmetries` takes, and raises what it raises.
+    """
+    for run in _runs(model, batch, evaluate):
+        found = permutations(run.walk)
+        if not any(run.idle_like(each.names) for each in found):
+            return found
+    return tuple(each for each in found if not run.idle_like(each.names))
+
+
+def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[Run]:
+    """Yield a run on the first examples, if these run, and one on all."""
+    check_model(model)
+    check_eval(model)
+    check_loaded(model)
     for some in first_examples(batch):
         try:
-            trace = Run(model, some, evaluate)
+            run = Run(model, some, evaluate)
         except RUN_ERRORS:  # a loss may insist on the size of the batch
             continue
-        yield _found_in(trace, declared, model), trace
-    trace = recorded(model, batch, evaluate)
-    yield _found_in(trace, declared, model), trace
+        yield run
+    yield recorded(model, batch, evaluate)
 
 
 def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,6 +28,11 @@ def translations_of(constants: Constants, pairs: Sequence[tuple[SymmetricPair, V
     walk = constants.walk
     added = _added(walk)
     asked = [each for pair, views in pairs if pair.acts == "GL(h)" for each in _candidates(walk, pair, views, added)]
+    count = Counter[str]()
+    for number, each in enumerate(asked):
+        count[each.name] += 1
+        if count[each.name] > 1:
+            asked[number] = replace(each, name=f"{each.name} {count[each.name]}")
     if not asked:
         return []
     shifts = constants.at(walk.parameters).shifts(walk)

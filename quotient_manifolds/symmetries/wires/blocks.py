@@ -91,9 +91,8 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     groups: dict[Any, list[int]] = defaultdict(list)
     for owner in np.flatnonzero(touched & ~bad).tolist():
         around = norms.around(owner, cycles[owner]) if owner in cycles else ()
-        if around is not None:
-            flat = tuple(sorted({tuple(sorted(pair)) for pair in planes[owner]})) if owner in planes else ()
-            groups[int(total[owner]), int(norms.code[owner]), around, flat].append(owner)
+        flat = tuple(sorted({tuple(sorted(pair)) for pair in planes[owner]})) if owner in planes else ()
+        groups[int(total[owner]), int(norms.code[owner]), around, flat].append(owner)
     for (_, _, around, plane), roots in groups.items():
         kind = _kind(norms.of(roots[0]), around, plane, roots, mean)
         if kind == "complex":
@@ -140,20 +139,20 @@ class Norms:
 
     def of(self, root: int) -> list[tuple[str, int, int]]:
         """Return kind, code and number of channels of every norm of a class."""
-        if root in self._turned:
-            return [("orthogonal", 0, 0)]
         start, stop = np.searchsorted(self.owner, [root, root + 1])
-        return [(self._kinds[kind], code, width) for kind, code, width in self._about[start:stop].tolist()]
+        found = [(self._kinds[kind], code, width) for kind, code, width in self._about[start:stop].tolist()]
+        return [*found, ("orthogonal", 0, 0)] if root in self._turned else found
 
-    def around(self, root: int, cycles: list[tuple[bool, float]]) -> tuple[tuple[bool, float], ...] | None:
-        """Return what relates a class to itself, None if that leaves nothing; a dual relation makes it orthogonal."""
+    def around(self, root: int, cycles: list[tuple[bool, float]]) -> tuple[tuple[bool, float], ...]:
+        """Return what relates a class to itself; by X = -w X^T / w it is orthogonal in weights |w|^-1/2."""
         duals = [ratio for dual, ratio in cycles if dual]
-        if duals and (self.of(root) or len(duals) > 1):
-            return None
+        if duals and not self.of(root):
+            self.weight[root] = abs(duals[0]) ** -0.5
         if duals:
-            self.weight[root] = abs(duals[0]) ** 0.5
             self._turned.add(root)
-        return tuple(sorted((dual, float(np.sign(ratio)) if dual else ratio) for dual, ratio in cycles))
+        weight = self.weight[root]
+        turned = (float(np.copysign(round(abs(w) ** -0.5 / weight, 9), w)) if dual else w for dual, w in cycles)
+        return tuple(sorted(zip((dual for dual, _ in cycles), turned, strict=True)))
 
 
 def _kind(strict: list[tuple[str, int, int]], around: Any, plane: Any, roots: list[int], mean: bool) -> str | None:

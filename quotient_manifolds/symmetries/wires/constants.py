@@ -106,10 +106,15 @@ class Additive(Freedom):
         add(moved, changes)
         return {name: w - params[name] for name, w in moved.items()}
 
+    @property
+    def alone(self) -> tuple[Additive, ...]:
+        """Return those of which this consists."""
+        return (self,)
+
     def beside(self, other: Freedom) -> Freedom | None:
         """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at."""
-        if type(other) is type(self) and other.constants is self.constants:
-            return Several(self.constants, (self, other), self.kind)
+        if isinstance(other, Additive) and other.kind == self.kind and other.constants is self.constants:
+            return Several(self.constants, (*self.alone, *other.alone), self.kind)
         return None
 
 
@@ -126,6 +131,11 @@ class Several(Additive):
     constants: Constants
     parts: tuple[Additive, ...]
     kind: str  # type: ignore[misc]
+
+    @property
+    def alone(self) -> tuple[Additive, ...]:
+        """Return those of which this consists."""
+        return self.parts
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -149,12 +159,6 @@ class Several(Additive):
     ) -> list[Change]:
         """Return a random element of each."""
         return [change for each in self.parts for change in each.drawn(params, generator, size, control)]
-
-    def beside(self, other: Freedom) -> Freedom | None:
-        """Return these and one more."""
-        if type(other) is type(self.parts[0]) and isinstance(other, Additive) and other.constants is self.constants:
-            return Several(self.constants, (*self.parts, other), self.kind)
-        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,10 +110,11 @@ class Gauge(Freedom):
     scalings: tuple[Scaling, ...]
     weights: Tensor
     partners: Partners
+    number: int = 1
     kind = "gauge"
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """Return the name of the first parameter that writes, and of the group."""
         return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
 
@@ -299,8 +300,7 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
             continue
         about = np.stack(block.classes.find(np.array(each.outs)), 1)
         alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
-        for row, nodes in enumerate(each.outs[:1] if alike else each.outs):
-            if places := copies(block, nodes):
-                done.add(each.entries.key)
-                (line,) = each.entries.apply(lambda layout, row=row: layout[row : row + 1])
-                yield Part(each.entries if alike else line, places)
+        if places := copies(block, each.outs[0] if alike else [node for row in each.outs for node in row]):
+            done.add(each.entries.key)
+            (line,) = [each.entries] if alike else each.entries.apply(lambda layout: layout.reshape(1, -1))
+            yield Part(line, places)

@@ -65,7 +65,7 @@ class Labels:
 
         Queries and keys are named by the module that has values and their output, too.
         """
-        path = _common([self.parts[number].name for number, _ in bundle.places])
+        path = common_path([self.parts[number].name for number, _ in bundle.places])
         if kind == QUERY_KEY:
             alone = len(self._attention) == 1
             around = [each for each in self._attention if (f"{path}.".startswith(f"{each}.") if each else alone)]
@@ -86,7 +86,7 @@ class Labels:
             for each in np.unique(root[part.nodes][mixed[root[part.nodes]]]).tolist():
                 where.setdefault(each, {})[number] = part.reads
         rest = {
-            tuple(each): _common([self.parts[n].name for n in each])
+            tuple(each): common_path([self.parts[n].name for n in each])
             for each in where.values()
             if len(set(each.values())) == 2
         }
@@ -129,7 +129,7 @@ def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
     return [(walk.linears[a], walk.linears[b]) for a, b in found]
 
 
-def _common(names: Sequence[str]) -> str:
+def common_path(names: Sequence[str]) -> str:
     """Return the path of the innermost module that has all the parameters."""
     parts = [name.split(".")[:-1] for name in names]
     return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))

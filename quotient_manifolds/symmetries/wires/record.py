@@ -72,7 +72,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default and id(args[0]) in self.kept:
-            raise ValueError("the model must not write to its own weights while it runs. Found that it does")
+            if not torch.equal(*args[:2]):  # a cast to the dtype that it has writes what is there
+                raise ValueError("the model must not write to its own weights while it runs. Found that it does")
+            return args[0]
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,13 @@ import numpy as np
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
-from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
+from quotient_manifolds.symmetries.wires.constants import (
+    Additive,
+    Constants,
+    UnreachedInput,
+    UnseenOutput,
+    unreached_basis,
+)
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
@@ -55,7 +62,20 @@ def freedoms(
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return [*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *rest]
+    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *rest])
+
+
+def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:
+    """Give each a name of its own, and put together what is added to one parameter: no input may show a part of it."""
+    found, count = dict[str, Freedom](), Counter[str]()
+    for each in several:
+        last = found.get(each.label)
+        both = last.beside(each) if isinstance(last, Additive) else None
+        if both is None:
+            count[each.label] += 1
+            both = replace(each, number=count[each.label]) if each.label in found else each  # type: ignore[type-var]
+        found[both.name] = both
+    return [*found.values()]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:

@@ -108,10 +108,11 @@ class Scaling(Freedom):
     vectors: tuple[ScaledVector, ...]
     components: tuple[Component, ...]
     family: str
+    number: int = 1
     kind = "scale"
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """Return the name of the first parameter that is scaled, and what it is about."""
         return f"{self.names[0]} {self.family}"
 

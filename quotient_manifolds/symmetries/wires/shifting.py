@@ -42,12 +42,8 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
+    number: int = 1
     kind = "shift"
-
-    @property
-    def name(self) -> str:
-        """Return the parameter that shifts, and what it is about."""
-        return f"{self.pivots[0][1]} {self.kind}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,9 +81,11 @@ class Shift(Freedom):
         size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
         tangent = {name: torch.zeros_like(params[name]) for name in self.names}
         for entries, change in found.shifts.biases(size):
-            entries.add_to(tangent, change)
+            if entries.name in tangent:
+                entries.add_to(tangent, change)
         for each, answer in found.shifts.answers(size):
-            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+            if each.linear.entries.name in tangent:
+                each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
 
     def fold(self, params: Params) -> None:

@@ -564,8 +564,8 @@ class Walk:
             RULES["complex"](self, operation)
         elif any(out.is_complex() for out in operation.outputs) and name != "view_as_complex":
             self.opaque(operation)
-        elif name not in VIEWS and not any(out.numel() for out in operation.outputs):
-            self.opaque(operation)  # an expert that these inputs do not choose: others will
+        elif self._idle(operation):
+            self.opaque(operation)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
             if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
@@ -592,12 +592,31 @@ class Walk:
 
     def opaque(self, operation: Operation) -> None:
         """Say of an operation that no rule knows that what it takes may not change."""
-        moving = [each for each in operation.inputs if self.moving(each)]
+        labels = [self.whole(each) for each in operation.inputs if self.live(each)]
+        moving = [each for each in labels if bool((self.thin(each)[0] > FIXED).any())]
         if moving:
             self.unknown[operation.name] += 1
         for each in moving:
-            self.fix(self.label(each))
+            self.fix(each)
         self.settle(operation)
+
+    def _idle(self, operation: Operation) -> bool:
+        """Say whether an operation has other things to do on other inputs, as an expert that these do not choose."""
+        view, source = operation.name in VIEWS, operation.inputs[0]
+        idle = any(("whole", id(each)) in self.notes for each in operation.inputs)
+        some = any(out.numel() for out in operation.outputs)
+        for out in operation.outputs:
+            if not out.numel() and (idle or (source.numel() and not (view and self._cuts_channels(source, out)))):
+                self.notes["whole", id(out)] = self.whole(source)
+        return idle and some if view else idle or not some
+
+    def _cuts_channels(self, source: Tensor, out: Tensor) -> bool:
+        label, axes = self.label(source), range(source.ndim if source.ndim == out.ndim else 0)
+        return any(source.shape[axis] and not out.shape[axis] and not self.tokens(label, axis) for axis in axes)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return the label of a tensor; of one that has entries on other inputs alone that of what it is a part of."""
+        return self.notes.get(("whole", id(tensor)), self.label(tensor))
 
     def _on_parameters(self, operation: Operation) -> bool:
         """Follow views and multiples of parameters; say whether that was all."""
@@ -641,7 +660,15 @@ def flat(label: Tensor, axis: int) -> bool:
     """Say whether a label is the same along an axis."""
     if label.shape[axis] <= 1 or label.stride(axis) == 0:
         return True
-    return bool((label == label.narrow(axis, 0, 1)).all())
+    axis %= label.ndim
+    for other in range(label.ndim):
+        if other != axis and label.stride(other) == 0:
+            label = label.narrow(other, 0, min(1, label.shape[other]))
+    one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
+    for some in (label[one], label):  # most labels that differ do so in one line
+        if not bool((some == some.narrow(axis, 0, 1)).all()):
+            return False
+    return True
 
 
 def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import folded
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
@@ -137,11 +140,9 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     label = walk.label(tensor).mT if turned else walk.label(tensor)  # (..., tokens, channels)
     matrix = weights.mT if turned else weights
     codes = walk.codes(weights)
-    codes = (codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1, 1)
+    codes = folded((codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1))[..., None, None]
     thin = walk.first_kind(label, [label.ndim - 2])
-    size = np.full(codes[..., 0, 0].numel(), codes.shape[-2])
-    heads = segments(codes.reshape(-1).numpy(), np.cumsum(size) - size, size)
-    known, column = _columns(walk, thin, torch.from_numpy(heads).view(*codes.shape[:-2], 1, 1))
+    known, column = _columns(walk, thin, codes)
     made, names, nodes = walk.combined(thin)
     target = (*out.shape[:-2], out.shape[-1], out.shape[-2]) if turned else out.shape
     made = made.expand(*target[:-2], target[-2], made.shape[-1])
@@ -217,7 +218,7 @@ def convolution(walk: Walk, operation: Operation) -> None:
     if bool((label <= FIXED).all()):
         label = torch.full((), FIXED).expand(label.shape)
     if any(not walk.tokens(label, axis) for axis in spatial):
-        walk.opaque(operation)
+        _by_numbers(walk, operation)
         return
     out, size = operation.out, layout.shape[1] // groups
     parts = []
@@ -248,3 +249,32 @@ def convolution(walk: Walk, operation: Operation) -> None:
     walk.notes["spread", walk.at] = spread
     walk.put(spread, names.expand(out.shape))
     total(walk, out, [(between, 1.0), (spread, 1.0)])
+
+
+def _by_numbers(walk: Walk, operation: Operation) -> None:
+    """Mix tokens by a row of numbers for each head, where a kernel is 1 wide along channels: a gain for each place in it."""
+    tensor, weight, bias, stride, padding, _, _, _, groups = operation.args[:9]
+    label, out = walk.label(tensor), operation.out
+    channels = [axis for axis in range(2, label.ndim) if not walk.tokens(label, axis)]
+    alone = all((weight.shape[axis], stride[axis - 2], padding[axis - 2]) == (1, 1, 0) for axis in channels)
+    axes = [axis for axis in range(2, label.ndim) if axis not in channels]
+    if bias is not None or not alone or not groups == len(weight) == tensor.shape[1] or not _flat(label, axes):
+        walk.opaque(operation)
+        return
+    (rows,) = walk.entries[id(weight)].apply(lambda layout: layout.reshape(groups, -1))
+    sums = None
+    for tap in range(rows.shape[1]):
+        numbers, moved, product, after = (torch.empty(out.shape, device="meta") for _ in range(4))
+        walk.notes["kept", walk.at, tap] = numbers, moved, product, after
+        (part,) = rows.apply(lambda layout, tap=tap: layout[:, tap].view(-1, *[1] * (out.ndim - 2)))
+        walk.entries[id(numbers)] = part
+        kind = "number" if any(padding) else "token"
+        walk.put(moved, walk.moved(walk.first_kind(label, axes), tap, kind=kind).expand(out.shape))
+        gain(walk, Operation(operation.func, (moved, numbers), {}, product), moved, numbers)
+        total(walk, after, [(product, 1.0)] if sums is None else [(sums, 1.0), (product, 1.0)])
+        sums = after
+    walk.put(out, walk.labels[id(sums)])
+
+
+def _flat(label: Tensor, axes: Sequence[int]) -> bool:
+    return all(flat(label, axis) for axis in axes)

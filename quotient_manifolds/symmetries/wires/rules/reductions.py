@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
     channels = [axis for axis in axes if not walk.tokens(label, axis)]
     mean = operation.name == "mean"
     if not channels:
-        thin = _pool(walk, label, axes, 1 / count if mean else 1.0)
+        thin = _pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
         label = walk.first_kind(label, [axis for axis in axes if axis not in channels])
         thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
@@ -53,8 +54,11 @@ def reduce(walk: Walk, operation: Operation) -> None:
     walk.put(operation.out, thin.expand(operation.out.shape))
 
 
-def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float) -> Tensor:
-    """Sum over tokens, which may be of several kinds."""
+def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: bool | None = None) -> Tensor:
+    """Sum over tokens, which may be of several kinds.
+
+    whole: whether it is a mean over all of an axis, which may be longer on other inputs; None over windows of one size.
+    """
     rest = [axis for axis in range(label.ndim) if axis not in axes]
     moved = label.permute(*rest, *axes)
     thin = moved
@@ -77,13 +81,14 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float) -> Tensor:
     zero, fixed = (names == ZERO).any(1), (names == FIXED).any(1)
     walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if lines.shape[-1] > 1 else None)
     walk.fix(fresh[fixed], seen=False)
-    for kind, some in (("pool", ~zero), ("number", zero)):
-        if some.any():
-            terms = []
-            for row in names[some].tolist():
-                counted = {n: row.count(n) for n in row if n > FIXED}
-                terms.append([(n, factor * repeated * count) for n, count in counted.items()])
-            walk.flows.append(Flow(kind, fresh[some].tolist(), terms, [0] * int(some.sum())))
+    flows: dict[str, list[tuple[int, list[tuple[int, float]]]]] = defaultdict(list)
+    for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
+        counted = Counter(n for n in row if n > FIXED)
+        once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
+        kind = "number" if none or not (once or whole) else "pool" if once else "mix"
+        flows[kind].append((node, [(n, factor * repeated * count) for n, count in counted.items()]))
+    for kind, found in flows.items():
+        walk.flows.append(Flow(kind, [node for node, _ in found], [terms for _, terms in found], [0] * len(found)))
     made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(moved.shape[: len(rest)])
     for axis in sorted(axes):
         made = made.unsqueeze(axis)
@@ -156,8 +161,9 @@ def _over_channels(
         else:
             owners[node] = moving.tolist()
         inside = moving.tolist()
+        kind = "sum" if len(set(inside)) == len(inside) else "number"  # of tokens there may be more
         walk.flows.append(
-            Flow("through" if squares else "sum", [node], [inside if squares else [(n, factor) for n in inside]])
+            Flow("through" if squares else kind, [node], [inside if squares else [(n, factor) for n in inside]])
         )
     if squares:
         for row in owners.values():

@@ -164,7 +164,7 @@ def index_add(walk: Walk, operation: Operation) -> None:
     """Add tokens to some of others: to which of them depends on the inputs."""
     tensor, axis, _, added = operation.args[:4]
     label = walk.label(added)
-    if not added.numel() or not walk.tokens(walk.label(tensor), axis) or not flat(label, axis):
+    if not walk.tokens(walk.label(tensor), axis) or not flat(label, axis):
         walk.opaque(operation)
         return
     some = torch.empty(tensor.shape, device="meta")

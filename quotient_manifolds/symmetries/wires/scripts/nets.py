@@ -51,6 +51,7 @@ def nets(bias):
         N[name] = (body, pool, mods)
 
     P = lambda *s: nn.Parameter(torch.randn(*s))
+    t, bn = torch.tanh, lambda n, y: n(y.mT).mT
     add("linear", lambda s, x: x)
     add(
         "half pooled",
@@ -187,6 +188,42 @@ def nets(bias):
     add("no softmax", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
     add("sigmoid attn", lambda s, x: x + s.o(torch.sigmoid(s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
     add("shared qk", lambda s, x: x + s.o((s.q(x) @ s.q(x).mT).softmax(-1) @ s.v(x)), **A())
+    num = 1 + torch.arange(8.0) / 4
+    add("shared qk scaled", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * num).mT).softmax(-1) @ s.v(x)), **A())
+    add("shared qk signs", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * (num - 1.9)).mT).softmax(-1) @ s.v(x)), **A())
+    add("shared qk gain", lambda s, x: x + s.o((s.q(x) @ (s.q(x) * s.g).mT).softmax(-1) @ s.v(x)), g=P(d), **A())
+    add(
+        "tied head",
+        lambda s, x: F.linear(s.n(x + s.b(t(s.a(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+    )
+    add(
+        "tied head rms",
+        lambda s, x: F.linear(x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.RMSNorm(d, eps=1e-5),
+    )
+    add(
+        "tied head scaled",
+        lambda s, x: F.linear(num * x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.RMSNorm(d, eps=1e-5),
+    )
+    add(
+        "tied head ln",
+        lambda s, x: F.linear(x + s.b(t(s.a(s.n(x)))), s.emb.weight.T),
+        None,
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+    )
     add("temp", lambda s, x: x + s.o((s.t * (s.q(x) @ s.k(x).mT)).softmax(-1) @ s.v(x)), t=P(1), **A())
     add("score bias", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.t).softmax(-1) @ s.v(x)), t=P(5, 5), **A())
     add(
@@ -209,6 +246,8 @@ def nets(bias):
         a=li(),
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
+
+    own = lambda s, x: s.c.expand(len(x), 1, d)
 
     def weighed(s, x):
         return F.linear(x, torch._weight_norm(s.v, s.g, 0))
@@ -265,6 +304,33 @@ def nets(bias):
         c=li(),
     )
 
+    heads = lambda s, y: s.f(y.view(*y.shape[:2], 2, -1).transpose(1, 2)).transpose(1, 2).flatten(2)
+    depthwise = lambda size=3, **k: nn.Conv2d(2, 2, (size, 1), groups=2, bias=False, **k)
+    add("heads mixed", lambda s, x: s.b(heads(s, s.a(x))), None, a=li(), b=li(), f=depthwise())
+    add(
+        "heads mixed padded",
+        lambda s, x: s.b(heads(s, s.a(x)) + s.a(x)),
+        **dict(a=li(), b=li(), f=depthwise(padding=(1, 0))),
+    )
+    add(
+        "half of heads mixed",
+        lambda s, x: s.b(torch.cat([heads(s, s.a(x)[..., :4]), s.a(x)[..., 4:]], -1)),
+        **dict(a=li(), b=li(), f=depthwise(padding=(1, 0))),
+    )
+    add(
+        "heads mixed twice",
+        lambda s, x: s.b(heads(s, heads(s, s.a(x)))),
+        **dict(a=li(), b=li(), f=depthwise(padding=(1, 0))),
+    )
+    add(
+        "channels mixed",
+        lambda s, x: s.b(heads(s, s.a(x))),
+        None,
+        a=li(),
+        b=li(6, d),
+        f=nn.Conv2d(2, 2, (3, 2), groups=2),
+    )
+
     def windows(y, w, **k):
         y = F.unfold(y.mT[..., None], (3, 1), **k).mT
         return (y.view(*y.shape[:2], -1, 3) @ w[..., None])[..., 0]
@@ -298,6 +364,36 @@ def nets(bias):
         a=li(),
         b=li(),
         c=li(),
+    )
+
+    count = lambda s: int((s.given[1, :, 0] > 0).sum())
+
+    def sent(s, x):  # the first tokens to one expert, the others to another
+        one, other = x.split([count(s), x.shape[1] - count(s)], 1)
+        return s.b(torch.cat([torch.tanh(s.a(one)), torch.tanh(s.c(other))], 1))
+
+    add("sent", sent, a=li(), b=li(), c=li())
+    add(
+        "sent, mean",
+        lambda s, x: torch.cat([s.a(x[:, : count(s)]), s.c(x[:, count(s) :])], 1).mean(1),
+        None,
+        **dict(a=li(), c=li()),
+    )
+    add("short sum", lambda s, x: s.a(x).sum(1), None, a=li())
+    add("short mean", lambda s, x: torch.cat([own(s, x), s.a(x)], 1).mean(1), None, a=li(), c=P(1, 1, d))
+    add(
+        "sent, none",
+        lambda s, x: torch.tanh(s.a(torch.cat([own(s, x), s.a(x)], 1).mean(1))),
+        None,
+        a=li(),
+        c=P(1, 1, d),
+    )
+    add("idle split", sent, a=li(), b=li(), c=li())
+    add(
+        "idle slice",
+        lambda s, x: s.b(x) + F.pad(s.a(x[:, : count(s)]), (0, 0, 0, x.shape[1] - count(s))),
+        a=li(),
+        b=li(),
     )
 
     def twice(s, x):
@@ -416,7 +512,6 @@ def nets(bias):
     add("mean used", lambda s, x: torch.tanh(s.a(x - x.mean(-1, keepdim=True))) + x.mean(-1, keepdim=True), a=li())
     add("dead", lambda s, x: s.b(torch.tanh(s.a(x))[..., :5]), a=li(), b=li(5, d))
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
-    t, bn = torch.tanh, lambda n, y: n(y.mT).mT
     add("bn mean", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
     add("bn plain", lambda s, x: s.b(t(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats(affine=False))
     add("bn relu", lambda s, x: s.b(F.relu(bn(s.n, s.a(x)))), a=li(), b=li(), n=stats())
@@ -482,7 +577,6 @@ def nets(bias):
         add(f"scores {name}", lambda s, x, f=f: x + s.o(f(s, s.q(x) @ s.k(x).mT) @ s.v(x)), **A(), **about)
     keep = torch.tensor([1.0, 1, 0, 1, 1])[:, None]
     read = lambda s, x: s.b(torch.tanh(s.a(x)))
-    own = lambda s, x: s.c.expand(len(x), 1, d)
     zero = lambda x: torch.zeros(len(x), 1, d)
     add("masked tokens", lambda s, x: read(s, torch.where(keep > 0, x, 0.0)), a=li(), b=li())
     add(
@@ -575,6 +669,7 @@ if __name__ == "__main__":
             torch.manual_seed(1)
             m = L(body, bias, pool=pool, **mods).eval()
             B = [torch.randn(24, 5, 9) for _ in range(4)]
+            B[0][1, :, 0] = torch.tensor([1.0, 1, -1, -1, -1])
             try:
                 short = B[0][:, :3] if name.startswith("short") else None  # what a walk finds holds for longer inputs
                 short = -B[0].abs() if name.startswith("idle") else short  # what a walk does not see is refused
