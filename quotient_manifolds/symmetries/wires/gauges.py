@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +69,10 @@ class Part:
             W = W.index_copy(2, copy.places, answer[..., None] * mean[copy.channels] / copy.weights)
         self.write(params, W)
 
-    def vectors(self, params: Params, read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
+    def vectors(self, params: Mapping[str, Tensor], read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
         """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
 
-        read: the numbers, if they are not those of the parameters.
+        read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
         W = self.read(params) if read is None else read
         for copy in self.out:
@@ -160,9 +160,9 @@ class Gauge(Freedom):
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
         if self.group in ("orthogonal", "centred"):
             B, S = self._basis(), self.weights
-            moment, rows = self._moment(params, S)
+            *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
-            cubes = sum((each @ B @ V).pow(3).sum(0) for each in rows)
+            cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
             V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             A = R * S / S[:, None]
@@ -173,21 +173,33 @@ class Gauge(Freedom):
             return self._balance(params)
         return None
 
-    def _moment(self, params: Params, S: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the sum of r r^T over rows whose other side nothing moves, in coordinates in which the group turns."""
-        rows = [v / S if dual else v * S for part in self.parts if part.alone for v, dual in part.vectors(params)]
-        moment = torch.zeros(self.n, self.n, dtype=torch.float64)
-        for each in rows:
-            moment += each.mT @ each
-        return moment, rows
+    def _rows(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
+        """Yield rows (m, n) whose other side nothing moves, in coordinates in which the group turns."""
+        for part in self.parts:
+            for v, dual in part.vectors(params) if part.alone else ():
+                yield v / S if dual else v * S
 
-    def tells(self, params: Params) -> bool:
-        """Say whether the second moment has eigenvalues that are apart."""
+    def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
+        """Yield the sum of r r^T over more and more rows, as many as there are channels at least, up to all of them."""
+        moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
+        for each in self._rows(params, S):
+            moment += each.mT @ each
+            more += len(each)
+            if more >= self.n:
+                yield moment
+                more = 0
+        yield moment
+
+    def tells(self, params: Mapping[str, Tensor]) -> bool:
+        """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
         if self.group not in ("orthogonal", "centred"):
             return True
         B = self._basis()
-        values = torch.linalg.eigvalsh(B.mT @ self._moment(params, self.weights)[0] @ B)
-        return bool((values.diff() > DISTINCT * values[-1]).all()) if len(values) > 1 else True
+        for moment in self._moments(params, self.weights):
+            values = torch.linalg.eigvalsh(B.mT @ moment @ B)
+            if len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all()):
+                return True
+        return False
 
     def _mean(self, params: Params) -> tuple[Tensor, Tensor] | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
