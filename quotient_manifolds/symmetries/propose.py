@@ -127,6 +127,7 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     params = dict(model.named_parameters())
     pairs = pairs_of(run.walk, run.constants)
     free, others = find_freedoms(run, pairs)
+    run.constants.forget()
     run.walk.forget()
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     touched = {name for pair in match.pairs for name in pair.names}

@@ -65,6 +65,10 @@ class Constants:
         self._last = found
         return found
 
+    def forget(self) -> None:
+        """Let go of what was evaluated last."""
+        self._last = None
+
     def beside(self, still: Collection[Any], partners: Partners) -> Constants:
         """Return the same with numbers of biases from which no shift starts, and what measures others."""
         made = Constants(self.walk, still, partners)

@@ -113,3 +113,4 @@ def _constant(constants: Constants) -> Iterator[Freedom]:
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
             yield UnreachedInput(constants, tuple(same), size)
+    constants.forget()

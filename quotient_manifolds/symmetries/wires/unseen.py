@@ -51,8 +51,23 @@ class Unseen:
         self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, Cell] = {}
-        for flow in reversed(walk.flows):
+        self._some = np.zeros(walk.count, bool)
+        """Nodes of which something is seen, and nobody asks any more what."""
+        self._past = np.zeros(walk.count, bool)
+        for place, flow in reversed([*enumerate(walk.flows)]):
             self._back(flow)
+            if flow.kind in SUMS:
+                self._forget(flow.outs[unreached.producer[flow.outs] == place])
+
+    def _forget(self, nodes: Array) -> None:
+        """Let go of what is seen of nodes that no parameter writes to and whose terms know it."""
+        self._past[nodes] = True
+        cells = np.unique(self.cell[nodes])
+        for c in cells[cells >= 0].tolist():
+            names = self.cells[c].nodes
+            if self._past[names].all():
+                del self.cells[c]
+                self.cell[names], self._some[names] = -1, True
 
     def add(self, nodes: Any, functionals: Array) -> None:
         """Say that these functionals of these nodes (fixed ones count for nothing) are seen.
@@ -178,12 +193,12 @@ class Unseen:
         return K
 
     def any(self, node: int) -> bool:
-        return bool(self.seen[node] or self.cell[node] >= 0)
+        return bool(self.partly(node))
 
     def partly(self, nodes: Any) -> Array:
         """Say of each of these nodes whether anything of it is seen."""
         names = np.asarray(nodes, np.int64)
-        return self.seen[names] | (self.cell[names] >= 0)
+        return self.seen[names] | (self.cell[names] >= 0) | self._some[names]
 
     def partly_alone(self, names: Array) -> Array:
         """Say of nodes in cells whether anything of each is seen when no other one of its cell changes."""
