@@ -57,9 +57,10 @@ def _added(walk: Walk) -> dict[int, Vector]:
     answers = {linear.outs[0][0] for linear in walk.linears}
     found: dict[int, Vector] = {}
     for flow in walk.flows:
-        for names in flow.terms[0].tolist() if flow.kind == "sum" else ():
-            for n in answers.intersection(names):
-                found.update((n, biases[other]) for other in names if other in biases)
+        if flow.kind == "sum":
+            for names in flow.terms[0][np.isin(flow.terms[0], list(answers)).any(1)].tolist():
+                for n in answers.intersection(names):
+                    found.update((n, biases[other]) for other in names if other in biases)
     return found
 
 

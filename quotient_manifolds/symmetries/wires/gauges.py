@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 SWEEPS, SETTLED = 50, 1e-14
+MOST = 1 << 22  # numbers that are read at once
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 FAMILIES = {
     "orthogonal": "rotation of the residual stream",
@@ -64,19 +65,29 @@ class Part:
             W = W.index_copy(2, copy.places, answer[..., None] * mean[copy.channels] / copy.weights)
         self.entries.write(params, W.reshape(self.entries.shape))
 
-    def vectors(self, params: Params, read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
+    def vectors(self, params: Mapping[str, Tensor], read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
         """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
 
-        read: the numbers, if they are not those of the parameters.
+        read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
-        W = self.entries.read(params) if read is None else read
-        W = W if W.ndim == 3 else W[:, :, None]
-        for copy in self.out:
-            rows = W.index_select(1, copy.places) / copy.weights[:, None]
-            yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
-        for copy in self.into:
-            columns = W.index_select(2, copy.places) * copy.weights
-            yield columns.reshape(-1, len(copy.places))[:, copy.channels.argsort()], not copy.dual
+        for axis, several in ((1, self.out), (2, self.into)):
+            numbers = self._parts(params, axis) if read is None else [read]
+            for W in numbers if several else ():
+                rows = (W if W.ndim == 3 else W[:, :, None]).movedim(axis, -1).flatten(0, 1)
+                for copy in several:
+                    order = copy.channels.argsort()
+                    scale = copy.weights[order] if axis == 2 else 1 / copy.weights[order]
+                    yield rows[:, copy.places[order]] * scale, copy.dual ^ (axis == 2)
+
+    def _parts(self, params: Mapping[str, Tensor], axis: int) -> Iterator[Tensor]:
+        """Yield the numbers of the entries, in parts along what is not the axis of channels."""
+        shape = self.entries.shape
+        along = 0 if len(shape) < 3 else 3 - axis
+        step = max(1, MOST * shape[along] // self.entries.layout.numel())
+        for start in range(0, shape[along], step):
+            size = min(step, shape[along] - start)
+            (part,) = self.entries.apply(lambda layout, start=start, size=size: layout.narrow(along, start, size))
+            yield part.read(params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +167,9 @@ class Gauge(Freedom):
     def _to_place(self, params: Params) -> Tensor | None:
         if self.group in ("orthogonal", "centred"):
             B, S = self._basis(), self.weights
-            moment, rows = self._moment(params, S)
+            *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
-            cubes = sum((each @ B @ V).pow(3).sum(0) for each in rows)
+            cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
             V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             return R * S / S[:, None]
@@ -168,21 +179,33 @@ class Gauge(Freedom):
             return self._balance(params)
         return None
 
-    def _moment(self, params: Params, S: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the sum of r r^T over rows whose other side nothing moves, in coordinates in which the group turns."""
-        rows = [v / S if dual else v * S for part in self.parts if part.alone for v, dual in part.vectors(params)]
-        moment = torch.zeros(self.n, self.n, dtype=torch.float64)
-        for each in rows:
-            moment += each.mT @ each
-        return moment, rows
+    def _rows(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
+        """Yield rows (m, n) whose other side nothing moves, in coordinates in which the group turns."""
+        for part in self.parts:
+            for v, dual in part.vectors(params) if part.alone else ():
+                yield v / S if dual else v * S
 
-    def tells(self, params: Params) -> bool:
-        """Say whether the second moment has eigenvalues that are apart."""
+    def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
+        """Yield the sum of r r^T over more and more rows, as many as there are channels at least, up to all of them."""
+        moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
+        for each in self._rows(params, S):
+            moment += each.mT @ each
+            more += len(each)
+            if more >= self.n:
+                yield moment
+                more = 0
+        yield moment
+
+    def tells(self, params: Mapping[str, Tensor]) -> bool:
+        """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
         if self.group not in ("orthogonal", "centred"):
             return True
         B = self._basis()
-        values = torch.linalg.eigvalsh(B.mT @ self._moment(params, self.weights)[0] @ B)
-        return bool((values.diff() > DISTINCT * values[-1]).all()) if len(values) > 1 else True
+        for moment in self._moments(params, self.weights):
+            values = torch.linalg.eigvalsh(B.mT @ moment @ B)
+            if len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all()):
+                return True
+        return False
 
     def _mean(self, params: Params) -> Tensor | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""

@@ -112,14 +112,17 @@ def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
     origin: dict[int, frozenset[int]] = {}
     for number, linear in enumerate(walk.linears):
         origin.update((row[0], frozenset([number])) for row in linear.outs)
+    known = np.zeros(walk.count, bool)
+    known[list(origin)] = True
     found = dict[tuple[int, int], None]()
     for flow in walk.flows:
         if flow.kind != "sum":
             continue
-        for out, names in zip(flow.outs.tolist(), flow.terms[0].tolist(), strict=True):
+        some = known[flow.terms[0]].any(1)
+        known[flow.outs[some]] = True
+        for out, names in zip(flow.outs[some].tolist(), flow.terms[0][some].tolist(), strict=True):
             parts = [origin[n] for n in names if n in origin]
-            if parts:
-                origin[out] = frozenset().union(*parts)
+            origin[out] = frozenset().union(*parts)
             found.update(
                 ((a, b), None) for one in parts for other in parts if one is not other for a in one for b in other
             )

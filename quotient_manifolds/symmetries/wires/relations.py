@@ -288,8 +288,10 @@ def _lonely(matrix: scipy.sparse.csr_matrix) -> tuple[Array, Array, Array]:
 def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
     """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return those that are left."""
     long = [each for each in rows if each[0].shape[1] > SHORT]
-    names, factors = _stacked([each for each in rows if each[0].shape[1] <= SHORT])
     root, size = np.arange(count), np.ones(count)
+    pairs = [each for each in rows if each[0].shape[1] == 2]
+    odd = _joined(root, size, *(np.concatenate(each) for each in zip(*pairs, strict=True))) if pairs else []
+    names, factors = _stacked([*odd, *(each for each in rows if each[0].shape[1] <= SHORT and each[0].shape[1] != 2)])
     while len(names):
         names, factors = _merged(root[names], factors * size[names])
         terms = (factors != 0).sum(1)
@@ -302,6 +304,23 @@ def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Arr
             _join(root, size, names[two, :2], factors[two, :2])
         names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
     return root, size, [(names, factors), *(_merged(root[n], f * size[n]) for n, f in long)]
+
+
+def _joined(root: Array, size: Array, names: Array, factors: Array) -> list[tuple[Array, Array]]:
+    """Join the unknowns of equations of two terms; return those that say more."""
+    odd = (factors == 0).any(1) | (names[:, 0] == names[:, 1])
+    rest, names, factors = (names[odd], factors[odd]), names[~odd], factors[~odd]
+    whole = names, factors
+    while len(names):
+        names, factors = root[names], factors * size[names]
+        back = names[:, 0] > names[:, 1]
+        names[back], factors[back] = names[back, ::-1], factors[back, ::-1]
+        apart = names[:, 0] != names[:, 1]
+        names, factors = names[apart], factors[apart]
+        _join(root, size, names, factors)
+    now = whole[1] * size[whole[0]]
+    bad = np.abs(now.sum(1)) > 1e-12 * np.abs(now).max(1)
+    return [rest, (whole[0][bad], whole[1][bad])]
 
 
 def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:

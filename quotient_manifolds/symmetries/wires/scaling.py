@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,7 +175,7 @@ class Scaling(Freedom):
             self.apply(params, total)
         told = scipy.sparse.vstack([each.exponents for each in self.vectors if each.gain] or [Sparse((0, len(total)))])
         told = told.tocsc()
-        free = [_null_space(told[:, block]) for block in self.blocks]
+        free = _null_spaces(told, self.blocks)
         if any(each.size for each in free):
             for _ in range(SWEEPS):
                 found = [each.lengths(params) for each in self.weights or self.vectors]
@@ -201,8 +201,13 @@ class Scaling(Freedom):
 
     def _solve(self, matrix: Any, sizes: Array, free: list[Array] | None) -> Array:
         """Return the shortest z with the least |sizes + matrix z|, block by block, in the directions that are free."""
-        z = np.zeros(self.dimension)
+        squares = np.asarray(matrix.power(2).sum(0)).reshape(-1)
+        z = -np.divide(matrix.T @ sizes, squares, out=np.zeros(self.dimension), where=squares > 0)
         for place, block in enumerate(self.blocks):
+            if len(block) == 1:
+                z[block] *= free is None or free[place].size > 0
+                continue
+            z[block] = 0.0
             part = matrix[:, block]
             rows = np.unique(part.indices)
             dense = part[rows].toarray()
@@ -217,40 +222,46 @@ def scalings(walk: Walk, components: Iterable[Component], partners: Partners) ->
 
     components: solutions of the equations of log-scales, those that pairs have left. partners: lengths of what pairs mix.
     """
-    groups: dict[tuple[str, ...], list[Component]] = defaultdict(list)
     touched = _Touched(walk, partners)
-    for each in components:
-        names = touched.parameters(each)
-        if names:
-            groups[names].append(each)
-    for several in groups.values():
+    for several in touched.groups(list(components)):
         yield _scaling(walk, several, touched)
 
 
 class _Touched:
-    """Tell which weights and vectors the log-scale of a node changes."""
+    """Tell which weights and vectors log-scales of nodes change."""
 
     def __init__(self, walk: Walk, partners: Partners) -> None:
-        self.partners = partners
-        self.weights = _distinct(walk.linears)
-        self.vectors = _distinct(walk.vectors)
-        self.of: dict[int, set[int]] = defaultdict(set)
-        self.parts: list[Linear | Vector] = [*self.weights, *self.vectors]
-        for place, each in enumerate(self.parts):
-            for node in self.nodes(each):
-                self.of[node].add(place)
+        self.partners, self._count = partners, walk.count
+        self.weights, self.vectors = _distinct(walk.linears), _distinct(walk.vectors)
+        self._nodes = {id(each): _scaled(each) for each in (*self.weights, *self.vectors)}
 
-    @staticmethod
-    def nodes(part: Linear | Vector) -> set[int]:
-        if isinstance(part, Linear):
-            return {*part.takes, *part.outs[0]}
-        if part.gain:
-            return set(part.unknowns[0])
-        return {node for row in part.outs for node in row}
+    def by(self, unknowns: Array) -> Callable[[Linear | Vector], bool]:
+        """Return what says whether log-scales change a weight or vector."""
+        inside = np.zeros(self._count, bool)
+        inside[unknowns] = True
+        return lambda part: bool(inside[self._nodes[id(part)]].any())
 
-    def parameters(self, component: Component) -> tuple[str, ...]:
-        places = {place for node in component.unknowns.tolist() for place in self.of.get(node, ())}
-        return tuple(sorted({self.parts[place].entries.name for place in places}))
+    def groups(self, components: Sequence[Component]) -> Iterable[list[Component]]:
+        """Return the components that change numbers of the same parameters."""
+        owner = np.full(self._count, -1)
+        for number, each in enumerate(components):
+            owner[each.unknowns] = number
+        names: dict[int, set[str]] = defaultdict(set)
+        for part in (*self.weights, *self.vectors):
+            for number in np.unique(owner[self._nodes[id(part)]]).tolist():
+                names[number].add(part.entries.name)
+        found: dict[frozenset[str], list[Component]] = defaultdict(list)
+        for number, each in enumerate(components):
+            if names[number]:
+                found[frozenset(names[number])].append(each)
+        return found.values()
+
+
+def _scaled(part: Linear | Vector) -> Array:
+    """Return the nodes, or the unknowns, whose log-scales change the numbers of a part."""
+    if isinstance(part, Linear):
+        return np.array([*part.takes, *part.outs[0]])
+    return np.array(part.unknowns[0] if part.gain else part.outs).reshape(-1)
 
 
 def _distinct(parts: Iterable[Any]) -> list[Any]:
@@ -279,13 +290,13 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
         known = (row < len(order)) & (order[np.minimum(row, len(order) - 1)] == np.asarray(nodes))
         return B[np.where(known, row, len(order))]
 
-    unknowns = set(order.tolist())
+    scaled = touched.by(order)
     weights, vectors = [], []
     for each in touched.weights:
-        if not unknowns.isdisjoint(touched.nodes(each)):
+        if scaled(each):
             weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes), touched.partners))
     for each in touched.vectors:
-        if unknowns.isdisjoint(touched.nodes(each)):
+        if not scaled(each):
             continue
         if each.gain:
             index, _ = walk.notes["gain index", id(each)]
@@ -313,9 +324,16 @@ def _log(sizes: Array) -> Array:
     return np.where(sizes > 0, np.log(np.where(sizes > 0, sizes, 1.0)), 0.0)
 
 
-def _null_space(matrix: Any) -> Array:
-    dense = matrix[np.unique(matrix.indices)].toarray()
-    return scipy.linalg.null_space(dense, rcond=NULL) if dense.size else np.eye(matrix.shape[1])
+def _null_spaces(matrix: Any, blocks: Sequence[Sequence[int]]) -> list[Array]:
+    """Return for each block of columns what they take to 0."""
+    empty, found = np.diff(matrix.indptr) == 0, list[Array]()
+    for block in blocks:
+        if empty[block].all() or len(block) == 1:
+            found.append(np.eye(len(block))[:, empty[block]])
+        else:
+            part = matrix[:, block]
+            found.append(scipy.linalg.null_space(part[np.unique(part.indices)].toarray(), rcond=NULL))
+    return found
 
 
 def _is_square(exponents: Sparse) -> bool:

@@ -25,6 +25,7 @@ SMALL = 1e-9
 TINY = 1e-13
 TOGETHER = 16  # directions that are evaluated at once
 ROWS_AT_ONCE = 64
+SURE = 1e-6
 SWEEPS = 20
 SETTLED = 1e-14
 
@@ -319,6 +320,12 @@ def _reduced(basis: Array) -> Array:
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
         rest = rest - (rest @ Q) @ Q.T  # what the rows before do not span
+        if Q.shape[1] + len(rest) <= width:
+            more, R = np.linalg.qr(rest.T)
+            if np.abs(np.diag(R)).min() > SURE * most / SMALL:  # all of them are new
+                places += range(start, start + len(rest))
+                Q = np.concatenate([Q, more - Q @ (Q.T @ more)], 1)
+                continue
         while len(places) < width and (new := np.flatnonzero(np.abs(rest).max(1) > most)).size:
             row = rest[new[0]] - Q @ (Q.T @ rest[new[0]])
             places.append(start + int(new[0]))

@@ -87,7 +87,7 @@ class Shifts:
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
-        self._keys: dict[int, list[int]] = {}  # score -> the channels of the key
+        self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of the key
         self._soft, uses = _before_softmax(walk), _uses(walk)
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
@@ -265,7 +265,7 @@ class Shifts:
         elif flow.kind == "soft":
             self._open(flow.outs)
             for row in flow.terms:
-                self._same_keys([self._keys.get(n) for n in row])
+                self._same_keys([*dict.fromkeys(self._keys.get(n) for n in row)])
                 self._equal(row)
         elif flow.kind == "dot":
             self._dot(flow)
@@ -326,18 +326,18 @@ class Shifts:
         self._open([*flow.terms[0], *flow.terms[1]])
         self.zero(flow.terms[0])
         if self._soft[out]:  # it ignores what all keys have in common
-            self._keys[out] = flow.terms[1]
+            self._keys[out] = tuple(flow.terms[1])
         else:
             self.zero(flow.terms[1])
 
-    def _same_keys(self, several: list[list[int] | None]) -> None:
-        """Say that the keys beside one query change alike."""
-        first = several[0]
-        for keys in several[1:]:
-            if first is None or keys is None:
-                self.zero(first or keys or [])
+    def _same_keys(self, several: Sequence[tuple[int, ...] | None]) -> None:
+        """Say that the keys beside one query change alike; not at all where something else is beside them."""
+        keys = [each for each in several if each is not None]
+        for each in keys[:1] if len(keys) < len(several) else keys[1:]:
+            if len(keys) < len(several):
+                self.zero(each)
             else:
-                self._constrain(np.stack([first, keys], 1), np.array([1.0, -1.0]))
+                self._constrain(np.stack([keys[0], each], 1), np.array([1.0, -1.0]))
 
     def _linear(self, linear: Linear) -> None:
         for row in linear.ins:

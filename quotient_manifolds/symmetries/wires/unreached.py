@@ -65,9 +65,13 @@ class Unreached:
             return self._linear(flow.terms, nodes)
         if flow.kind in SUMS:
             places = _places(flow.outs, nodes)
-            keys = flow.about[places]
-            groups = [np.flatnonzero(keys == key) for key in dict.fromkeys(keys.tolist())]
-            return _beside(len(nodes), [(group, self._sum(flow, places[group])) for group in groups])
+            _, key, count = np.unique(flow.about[places], return_inverse=True, return_counts=True)
+            groups = np.split(np.argsort(key, kind="stable"), np.cumsum(count)[:-1])
+            parts = [(group, self._sum(flow, places[group])) for group in groups if len(group) > 1]
+            alone = np.concatenate([np.zeros(0, np.int64), *(group for group in groups if len(group) == 1)])
+            still, value = self._still(nodes[alone])
+            parts.append((alone[still], (np.eye(int(still.sum())), value[still])))
+            return _beside(len(nodes), parts)
         if flow.kind == "gain":
             places = _places(flow.outs, nodes)
             V, d = self.of(np.array(flow.terms.ins[0])[places])
@@ -76,6 +80,32 @@ class Unreached:
             if len(nodes) == len(flow.outs) and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
                 return np.ones((1, len(nodes))), np.zeros(1)
         return none
+
+    def _still(self, nodes: Array, before: float = np.inf) -> tuple[Array, Array]:
+        """Say of nodes by themselves whether they are constant, and the constants."""
+        still, value = nodes == ZERO, np.zeros(len(nodes))
+        maker = np.where(nodes > FIXED, self.producer[nodes], -1)
+        for place in np.unique(maker[(maker >= 0) & (maker < before)]).tolist():
+            flow, here = self.walk.flows[place], np.flatnonzero(maker == place)
+            at = _places(flow.outs, nodes[here])
+            if flow.kind == "bias":
+                still[here], value[here] = True, self.values.vector(flow.terms).reshape(-1)[at]
+            elif flow.kind == "gain":
+                still[here], value[here] = self._still(np.array(flow.terms.ins[0])[at], place)
+                value[here] *= self.values.vector(flow.terms)[at]
+            elif flow.kind in SUMS:
+                names, factors = flow.terms[0][at], flow.terms[1][at]
+                inner, numbers = self._still(names.reshape(-1), place)
+                inner = inner & ((numbers == 0) | (flow.kind != "number"))
+                value[here] = (numbers.reshape(names.shape) * factors).sum(1) + (
+                    0 if flow.plus is None else flow.plus[at]
+                )
+                still[here] = inner.reshape(names.shape).all(1)
+            elif flow.kind == "linear":
+                for k in here.tolist() if any(len(self.of(row)[1]) for row in flow.terms.ins) else []:
+                    U, c = self._linear(flow.terms, nodes[[k]])
+                    still[k], value[k] = len(c) == 1, (c / U[:, 0])[0] if len(c) else 0.0
+        return still, value
 
     def _linear(self, linear: Linear, nodes: Array) -> tuple[Array, Array]:
         """Return functionals u for which u W is one that is constant on what goes in."""

@@ -185,6 +185,17 @@ class Unseen:
         names = np.asarray(nodes, np.int64)
         return self.seen[names] | (self.cell[names] >= 0)
 
+    def partly_alone(self, names: Array) -> Array:
+        """Say of nodes in cells whether anything of each is seen when no other one of its cell changes."""
+        found = np.zeros(len(names), bool)
+        for here, cell in self._cells_of(names):
+            some = np.searchsorted(cell.nodes, names[here])
+            if cell.unseen is None:
+                found[here] = np.abs(cell.seen[:, some]).max(0) > SMALL
+            else:
+                found[here] = (cell.unseen[some] ** 2).sum(1) < 1 - 1e-12
+        return found
+
     def all(self, nodes: Any) -> bool:
         """Say whether these nodes (fixed ones count for nothing) are seen, each by itself."""
         names = np.asarray(nodes, np.int64)
@@ -281,9 +292,14 @@ class Unseen:
         if not len(rest):
             return
         key = np.stack([flow.about[rest], cell[rest]], 1)
-        _, group = np.unique(key, axis=0, return_inverse=True)
-        for g in range(group.max() + 1):
-            part = rest[group.reshape(-1) == g]
+        _, group, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+        group = group.reshape(-1)
+        alone = rest[count[group] == 1]  # whatever is seen of it is seen of its terms
+        self.see(names[alone][self.partly_alone(flow.outs[alone])[:, None] & (factors[alone] != 0)])
+        for part in np.split(np.argsort(group, kind="stable"), np.cumsum(count)[:-1]):
+            if len(part) == 1:
+                continue
+            part = rest[part]
             for nodes, size in zip(names[part].T, factors[part].T, strict=True):
                 self._scaled(nodes, flow.outs[part], size)
 
