@@ -97,7 +97,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
         "convbert",
-        refused="query/key product",
+        pairs="query/key GL(1)^16; 2 x value/output GL(8)^2",
+        translations="key bias; value/output bias",
     ),
     Row(
         "encoder",
