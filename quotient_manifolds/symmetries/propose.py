@@ -125,6 +125,7 @@ def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     """Return what a run leaves free."""
     params = dict(model.named_parameters())
+    run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     free, others = find_freedoms(run, pairs)
     run.constants.forget()

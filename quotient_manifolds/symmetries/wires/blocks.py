@@ -94,6 +94,8 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
         flat = tuple(sorted({tuple(sorted(pair)) for pair in planes[owner]})) if owner in planes else ()
         groups[int(total[owner]), int(norms.code[owner]), around, flat].append(owner)
     for (_, _, around, plane), roots in groups.items():
+        if len(roots) < 2:
+            continue
         kind = _kind(norms.of(roots[0]), around, plane, roots, mean)
         if kind == "complex":
             roots = list(next(iter(planes[roots[0]])))

@@ -127,15 +127,16 @@ def find_bundles(walk: Walk, parts: list[Part]) -> list[Bundle]:
     inside = np.zeros(walk.count, bool)
     for bundle in found:
         inside[bundle.nodes] = True
-    rounds: list[list[Bundle]] = []
     written = np.zeros(walk.count, bool)
     for part in parts:
         written[part.nodes] |= isinstance(part.source, Linear) and not part.reads
     gains = np.zeros(walk.count, bool)
     for vector in walk.vectors:
         gains[[n for row in vector.unknowns for n in row]] = True
-    for component in walk.scales.components():
-        if inside[component.unknowns].any():
+    components = walk.scales.components()
+    rounds = [list(_alone([each for each in components if each.dimension == 1], written & ~inside, gains | inside))]
+    for component in components:
+        if component.dimension == 1 or inside[component.unknowns].any():
             continue
         for place, bundle in enumerate(_of_component(component, written, gains)):
             rounds += [[]] if place == len(rounds) else []
@@ -174,6 +175,23 @@ def _of_blocks(walk: Walk, blocks: list[Block], parts: list[Part]) -> list[Bundl
     ]
     _place(walk, found, parts, weight)
     return [each for each, is_free in zip(found, free.tolist(), strict=True) if is_free]
+
+
+def _alone(components: list[Component], written: Array, refused: Array) -> Iterator[Bundle]:
+    """Yield what `_of_component` does of components of one dimension, all at once."""
+    if not components:
+        return
+    start = np.cumsum([0, *(len(each.unknowns) for each in components)])
+    names = np.concatenate([each.unknowns for each in components])
+    values = np.concatenate([each.basis[:, 0] for each in components])
+    there = np.abs(values) > SMALL
+    first = np.where(there & written[names], np.arange(len(names)), len(names))
+    first = np.minimum.reduceat(first, start[:-1])  # a row that is written, if one is
+    size = np.repeat(np.where(first < len(names), values[np.minimum(first, len(names) - 1)], 1.0), np.diff(start))
+    good = ~there | (~refused[names] & (np.abs(np.abs(values / size) - 1) < SMALL))
+    for k in np.flatnonzero(np.logical_and.reduceat(good, start[:-1]) & (first < len(names))).tolist():
+        here = start[k] + np.flatnonzero(there[start[k] : start[k + 1]])
+        yield Bundle("scale", 1, names[here], np.zeros(len(here), np.int64), np.sign(values[here] / size[here]))
 
 
 def _of_component(component: Component, written: Array, gains: Array) -> Iterator[Bundle]:
@@ -223,8 +241,9 @@ def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array |
             if (number, side) not in bundle.places:
                 bundle.places[number, side] = [[] for _ in range(bundle.size)]
             bundle.places[number, side][int(channel[node])].append(place)
+    weight = np.ones(walk.count) if weight is None else weight
     for bundle in bundles:
-        bundle.bent = _is_bent(bundle, parts, np.ones(walk.count) if weight is None else weight)
+        bundle.bent = _is_bent(bundle, parts, weight)
 
 
 def _is_bent(bundle: Bundle, parts: list[Part], weight: Array) -> bool:

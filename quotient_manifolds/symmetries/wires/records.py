@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -44,8 +44,11 @@ def freedoms(
     blocks = find_blocks(walk)
     held = _nodes(walk, taken.blocks)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
-    for nodes, values in taken.scales:
-        walk.scales.equal(nodes[None], values[None])
+    by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
+    for each in taken.scales:
+        by_length[len(each[0])].append(each)
+    for several in by_length.values():
+        walk.scales.equal(*(np.stack(part) for part in zip(*several, strict=True)))
     gone = {block.roots for block in taken.blocks}
     for block in blocks:
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other

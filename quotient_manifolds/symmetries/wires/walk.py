@@ -173,11 +173,18 @@ class Walk:
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
         self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
 
-    def forget(self) -> None:
-        """Let go of activations and numbers: what is left tells where parameters stand and how they are related."""
-        kept = {key: value for key, value in self.notes.items() if key[0] in ("gain index", "source")}
+    def forget_run(self) -> None:
+        """Let go of activations: what is left tells where parameters stand and how they are related."""
         self.recording = self.codes = None
-        self.labels, self.notes, self.parameters, self.entries, self.ran = {}, kept, {}, {}, {}
+        self.notes = {key: value for key, value in self.notes.items() if key[0] in ("gain index", "source")}
+        self.labels, self.entries, self.ran = {}, {}, {}
+
+    def forget(self) -> None:
+        """Let go of all but what tells of constants: of numbers, too, and of what channels have in common."""
+        self.forget_run()
+        self.parameters, self._room = {}, {}
+        self.turns, self.means, self.scales, self.loose = Classes(), Classes(), Scales(), Scales()
+        self.marks, self.norms, self.planes = [], [], []
 
     # nodes
     def new(self, count: int) -> Array:
