@@ -71,10 +71,10 @@ def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0
         parts = (along.get(name, torch.zeros_like(value)) for name, value in start.items())
         return torch.cat([part.flatten() for part in parts])
 
-    found: dict[str, list[Tensor]] = {}
-    for action in actions(symmetries):
-        found.setdefault(action.name, []).extend(direction(action) for _ in range(action.dimension + MORE))
-    return {name: torch.stack(directions) for name, directions in found.items()}
+    return {
+        action.name: torch.stack([direction(action) for _ in range(action.dimension + MORE)])
+        for action in actions(symmetries)
+    }
 
 
 def span(vectors: Tensor) -> Tensor:

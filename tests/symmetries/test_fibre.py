@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -297,6 +298,23 @@ def test_inputs_use_every_word_and_every_position() -> None:
     inputs = generic_inputs(gpt_neox())
     assert {tuple(each["input_ids"].shape) for each in inputs} == {(1, 6)}
     assert torch.cat([each["input_ids"] for each in inputs[:7]]).unique().tolist() == list(range(40))
+
+
+def test_more_inputs_are_the_same_and_others() -> None:
+    """So each batch is full, of as many examples as the others."""
+    model = gpt_neox(hidden_size=4)
+    inputs = [[each["input_ids"] for each in generic_inputs(model, enough=enough)] for enough in (1, 1.1, 1.2, 1.3, 2)]
+    assert {len(ids) for listed in inputs for ids in listed} == {2}
+    for few, more in itertools.pairwise(inputs):
+        assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
+    assert len(inputs[0]) < len(inputs[-1])
+
+
+def test_a_small_copy_has_nothing_that_the_model_has_not() -> None:
+    with torch.device("meta"):
+        large = transformers.GraniteMoeSharedModel(transformers.GraniteMoeSharedConfig(num_hidden_layers=1))
+    assert large.config.shared_intermediate_size == 0
+    assert not [name for name, _ in small_copy(large).named_parameters() if "shared" in name]
 
 
 def test_a_small_copy_needs_a_configuration() -> None:
