@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 SWEEPS, SETTLED = 50, 1e-14
-RANK = 1e-20  # of squared singular values of what readers make of writers
+RANK = 1e-10  # relative, of singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 FAMILIES = {
     "orthogonal": "rotation of the residual stream",
@@ -37,6 +38,11 @@ class Part:
     out: tuple[Copy, ...]
     into: tuple[Copy, ...] = ()
     alone: bool = False  # nothing else moves the other side: lengths and angles along it are the function's own
+
+    @property
+    def constant(self) -> bool:
+        """Say whether this is a bias."""
+        return len(self.entries.shape) == 2
 
     def read(self, params: Params) -> Tensor:
         """Return the numbers as (taps, out, in)."""
@@ -232,22 +238,23 @@ class Gauge(Freedom):
     def _balance(self, params: Params) -> tuple[Tensor, Tensor] | None:
         """Return A, C with A C = I that make A M A^T = C^T N C diagonal, for second moments M, N of the two sides.
 
-        Of lower rank, where readers and writers do not meet in all channels, they fill the first channels alone.
+        Of lower rank, where readers and writers do not meet in all channels, they fill the first channels alone. Biases
+        tell a side of which no weight does.
         """
         n = self.n
-        sides = {False: [torch.zeros(0, n, dtype=torch.float64)], True: [torch.zeros(0, n, dtype=torch.float64)]}
+        none = torch.zeros(0, n, dtype=torch.float64)
+        sides: dict[tuple[bool, bool], list[Tensor]] = defaultdict(lambda: [none])
         for part in self.parts:
-            for v, dual in part.vectors(params) if part.alone else ():
-                sides[dual].append(v)
-        W, R = (torch.cat(sides[dual]) for dual in (False, True))
+            for v, dual in part.vectors(params) if part.alone or part.constant else ():
+                sides[dual, part.constant].append(v)
+        W, R = (torch.cat(sides[dual, len(sides[dual, False]) == 1]) for dual in (False, True))
         if not len(W) or not len(R):
             return None
-        values, V = torch.linalg.eigh(W.mT @ W)
-        root = V * values.clamp_min(0).sqrt() @ V.mT
-        values, Q = torch.linalg.eigh(root @ (R.mT @ R) @ root)
-        kept = values > RANK * values[-1]
-        values, Q = values[kept], Q[:, kept]
-        A, C = (Q * values.pow(-0.75)).mT @ root @ (R.mT @ R), root @ Q * values.pow(-0.25)
+        written, read = (torch.linalg.qr(torch.nn.functional.pad(each, (0, 0, 0, n)), mode="r").R for each in (W, R))
+        U, values, V = torch.linalg.svd(read @ written.mT)
+        kept = values > RANK * values[0]
+        values, U, V = values[kept], U[:, kept], V[kept]
+        A, C = (U / values.sqrt()).mT @ read, written.mT @ V.mT / values.sqrt()
         sign = torch.where((W @ A.mT).pow(3).sum(0) < 0, -1.0, 1.0)
         size = torch.linalg.det(A).abs().pow(1 / n) if len(values) == n else torch.ones(())
         A, C = A * sign[:, None] / size, C * sign * size

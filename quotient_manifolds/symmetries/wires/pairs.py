@@ -24,10 +24,10 @@ from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.translations import Translation
 from quotient_manifolds.symmetries.wires.biases import translations_of
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bundles, parts_of
-from quotient_manifolds.symmetries.wires.constants import Constants
+from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import Labels
 from quotient_manifolds.symmetries.wires.taken import Taken
-from quotient_manifolds.symmetries.wires.walk import Array, Walk
+from quotient_manifolds.symmetries.wires.walk import Array, Linear, Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
@@ -72,7 +72,7 @@ def pairs_of(walk: Walk, constants: Constants) -> Pairs:
     kept: list[Found] = []
     owned: dict[str, list[Found]] = {}
     for each in sorted(found, key=lambda each: _FIRST.index(each.pair.kind)):
-        reason = _obstacle(walk, each, owned)
+        reason = _obstacle(walk, constants, each, owned)
         if reason:
             refused.append(Refused(each.pair.name, each.pair.kind, reason))
             continue
@@ -161,11 +161,14 @@ def _tell_apart(found: Sequence[Found]) -> None:
         each.pair = replace(each.pair, name=name)
 
 
-def _obstacle(walk: Walk, found: Found, owned: dict[str, list[Found]]) -> str:
+def _obstacle(walk: Walk, constants: Constants, found: Found, owned: dict[str, list[Found]]) -> str:
     """Say why a pair may not be moved; "" if it may."""
     pair = found.pair
-    if pair.h > min(pair.n, pair.m) and pair.acts == "GL(h)":
-        return "the middle is wider than an end, so the factors have no full column rank: no manifold"
+    if pair.acts == "GL(h)" and pair.h > 1:
+        at = constants.at(walk.parameters)
+        for side in found.views:
+            if sum(_reached(at, part, view) for part, view in side) < pair.h:
+                return "the middle is wider than an end, so the factors have no full column rank: no manifold"
     for name in dict.fromkeys(pair.names):
         own, count = _held(walk, found, name)
         if count > np.count_nonzero(own):
@@ -174,6 +177,14 @@ def _obstacle(walk: Walk, found: Found, owned: dict[str, list[Found]]) -> str:
             if (own & _held(walk, other, name)[0]).any():
                 return f"parameter {name!r} plays two parts: it is in {other.pair.name!r} too"
     return ""
+
+
+def _reached(at: At, part: Part, view: StridedView) -> int:
+    """Return the number of rows of a factor that count: of a weight those that its inputs can tell apart."""
+    linear = part.source
+    if not isinstance(linear, Linear) or part.reads or linear.table:
+        return view.rows
+    return view.rows - unreached_basis(at, [linear]).shape[1]
 
 
 def _held(walk: Walk, found: Found, name: str) -> tuple[Array, int]:

@@ -91,12 +91,17 @@ class Shift(Freedom):
     def fold(self, params: Params) -> None:
         """Let the others take over all constants, in place.
 
-        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now.
+        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now;
+        then those of biases that took over what weights added.
         """
-        self._settle(params, [each for each in self.pivots if each[0] == "bias"])
-        for linear in self._weights(params):
+        biases = [each for each in self.pivots if each[0] == "bias"]
+        self._settle(params, biases)
+        left = self._weights(params)
+        for linear in left:
             place = _first(linear)
             self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+        if left:
+            self._settle(params, biases)
 
     def _settle(self, params: Params, pivots: list[Owner]) -> None:
         """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
@@ -114,7 +119,7 @@ class Shift(Freedom):
                 z.update(zip(own, np.linalg.solve(D.T @ MD, -MD.T @ t).tolist(), strict=True))
             change = np.array([*z.values()])
             size = float((np.abs(change) / self._sizes(params, pivots)).max())
-            if size <= SETTLED or size > last / 2:
+            if size <= SETTLED or (last <= SMALL and size > last / 2):  # no smaller than rounding leaves it
                 return
             self._shift(params, pivots, change)
             last = size
