@@ -56,7 +56,6 @@ class Part:
     def act(self, params: Params, A: Tensor, C: Tensor) -> None:
         """Turn what is written by A and turn back what is read by C, in place."""
         W = self.read(params)
-        A, C = A.to(W.device), C.to(W.device)
         for copy in self.out:
             W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
@@ -65,7 +64,7 @@ class Part:
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
         """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
-        W = self.read(params).cpu()
+        W = self.read(params)
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
             change = copy.weights[:, None] * one[copy.channels, None] * (mean[copy.channels] @ rows)[:, None]

@@ -137,7 +137,7 @@ class Shift(Freedom):
         for linear in found.values():
             basis = torch.from_numpy(unreached_basis(at, [linear]))
             if basis.shape[1]:
-                W = linear.entries.read(params).cpu()
+                W = linear.entries.read(params)
                 changes.append((linear.entries, -(W @ basis) @ basis.mT))
         add(params, changes)
         left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
@@ -226,7 +226,7 @@ class Sources:
                 numbers = params[part.entries.name].detach().reshape(-1)[torch.from_numpy(place)].double().cpu().numpy()
                 found[here] = (part.entries.scale * numbers + part.entries.offset) * self.factor[unknowns[here]]
             else:
-                W = part.linear.entries.read(params)[0].cpu().numpy()
+                W = part.linear.entries.read(params)[0].numpy()
                 found[here] = (W @ part.u / (part.u @ part.u))[place % ROWS]
         return found
 

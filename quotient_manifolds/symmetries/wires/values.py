@@ -74,10 +74,10 @@ class Values:
 
     def _read(self, entries: Entries) -> Array:
         if self._generic:
-            return entries.read(_alive(self._generic)).cpu().numpy()
+            return entries.read(_alive(self._generic)).numpy()
         w = _alive(self._params[entries.name])
         self._asked[entries.name] = w._version
-        return entries.read({entries.name: w}).cpu().numpy()
+        return entries.read({entries.name: w}).numpy()
 
 
 def _references(params: Mapping[str, Tensor]) -> dict[str, weakref.ref[Tensor]]:
