@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -209,13 +209,13 @@ class Gauge(Freedom):
     def _mean(self, params: Params) -> tuple[Tensor, Tensor] | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
         one, n = 1 / self.weights, self.n
-        fixed = {**params, **{name: params[name].clone() for name in self.names}}
+        fixed = {name: params[name].clone() for name in self.names}
         for part in self.parts:
             part.project(fixed, one, self.weights / n)
         read = []
         for part in self.parts:
             if part.into:
-                numbers = self.partners.measured(part.entries, params, by=fixed)
+                numbers = self.partners.measured(part.entries, params, by=ChainMap(fixed, params))
                 read += [v for v, dual in part.vectors(params, numbers) if dual]
         if not read:
             return None

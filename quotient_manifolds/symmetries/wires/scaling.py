@@ -194,7 +194,7 @@ class Scaling(Freedom):
         """
         if control and len(self.vectors) + len(self.weights) == 1:
             own = params[self.names[0]]
-            own += size * typical(own) * gaussian(own, generator)
+            params[self.names[0]] += size * typical(own) * gaussian(own, generator)
             return
         z = gaussian(torch.empty(self.dimension), generator).numpy()
         self.apply(params, size * z, control=control)
