@@ -55,6 +55,15 @@ class Shift(Freedom):
         """Return the number of constants."""
         return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
 
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the biases all of whose numbers are 0 at the one place."""
+        zero = Counter(
+            name for (kind, name, _), to in zip(self.pivots, self.targets, strict=True) if kind == "bias" and not to
+        )
+        shapes = self.constants.walk.shapes
+        return tuple(name for name, count in zero.items() if count == shapes[name].numel())
+
     def beside(self, other: Freedom) -> Freedom | None:
         """Return both as one, for which equations are solved once."""
         if not isinstance(other, Shift) or other.constants is not self.constants:

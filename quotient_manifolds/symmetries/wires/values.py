@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.sharded import Whole
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
@@ -44,7 +45,7 @@ class Values:
 
     def _hold(self, params: Mapping[str, Tensor]) -> None:
         """Refer to parameters, and to a mapping that makes them when they are asked for: here are only their parts."""
-        self._made = None if type(params) is dict else weakref.ref(params)
+        self._made = weakref.ref(params) if isinstance(params, (Generic, Whole)) else None
         held = {} if isinstance(params, Generic) else dict(params.items())
         self._params = {name: weakref.ref(w) for name, w in held.items()}
 
