@@ -58,6 +58,15 @@ class Shift(Freedom):
         """Return the number of constants."""
         return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
 
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the biases all of whose numbers are 0 at the one place."""
+        zero = Counter(
+            name for (kind, name, _), to in zip(self.pivots, self.targets, strict=True) if kind == "bias" and not to
+        )
+        shapes = self.constants.walk.shapes
+        return tuple(name for name, count in zero.items() if count == shapes[name].numel())
+
     def beside(self, other: Freedom) -> Freedom | None:
         """Return both as one, for which equations are solved once."""
         if not isinstance(other, Shift) or other.constants is not self.constants:
@@ -143,7 +152,7 @@ class Shift(Freedom):
         for linear in found.values():
             basis = torch.from_numpy(unreached_basis(at, [linear]))
             if basis.shape[1]:
-                W = linear.entries.read(params).cpu()
+                W = linear.entries.read(params)
                 changes.append((linear.entries, -(W @ basis) @ basis.mT))
         add(params, changes)
         left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
@@ -249,7 +258,7 @@ class Sources:
                 numbers = params[part.entries.name].detach().reshape(-1)[torch.from_numpy(place)].double().cpu().numpy()
                 found[here] = (part.entries.scale * numbers + part.entries.offset) * self.factor[unknowns[here]]
             else:
-                W = part.linear.entries.read(params)[0].cpu().numpy()
+                W = part.linear.entries.read(params)[0].numpy()
                 found[here] = (W @ part.u / (part.u @ part.u))[place % ROWS]
         return found
 
