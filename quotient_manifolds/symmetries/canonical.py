@@ -77,7 +77,7 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
     >>> found = canonical(layer, torch.randn(2, 3, 8))
     >>> found.constant
-    ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias')
+    ('norm1.weight', 'norm2.weight', 'norm1.bias', 'norm2.bias')
     >>> _ = layer.load_state_dict(found.params)
 
     Raises ValueError in train mode, for outputs that are empty, random or NaN, and for weights that are no finite

@@ -80,8 +80,8 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
     """
     generator = torch.Generator().manual_seed(0)
     walk = shifts.walk
-    before = {name: walk.parameters[name].double() for name in {name for each in several for name in each.moved}}
-    rest = {name: walk.parameters[name] for each in several for name in each.names if name not in before}
+    before = {name: walk.parameters[name].double().cpu() for name in {name for each in several for name in each.moved}}
+    rest = {name: walk.parameters[name].cpu() for each in several for name in each.names if name not in before}
     after = {**rest, **{name: w.clone() for name, w in before.items()}}
     biases = {name: torch.zeros_like(w) for name, w in before.items()}
     for each in several:

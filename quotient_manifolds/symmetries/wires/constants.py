@@ -125,7 +125,7 @@ class Additive(Freedom):
 def add(params: Params, changes: Iterable[Change]) -> None:
     """Add changes to parameters, in place."""
     for entries, change in changes:
-        entries.write(params, entries.read(params) + change.reshape(entries.shape).to(params[entries.name].device))
+        entries.write(params, entries.read(params) + change.reshape(entries.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ class UnseenOutput(Additive):
 
     def _read(self, params: Mapping[str, Tensor]) -> Array:
         """Return the numbers, (taps or rows, channels, columns)."""
-        W = self.uses[0].entries.read(params).cpu().numpy()
+        W = self.uses[0].entries.read(params).numpy()
         return W if isinstance(self.uses[0], Linear) else W[:, :, None]
 
 
@@ -243,7 +243,7 @@ class UnreachedInput(Additive):
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less the answer to what never occurs."""
-        W = self.uses[0].entries.read(params).cpu().numpy()
+        W = self.uses[0].entries.read(params).numpy()
         Q = self._basis(params)
         return [(self.uses[0].entries, torch.from_numpy(-(W @ Q) @ Q.T))]
 
@@ -251,7 +251,7 @@ class UnreachedInput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussian answers to what never occurs; as a control Gaussians."""
-        W = self.uses[0].entries.read(params).cpu()
+        W = self.uses[0].entries.read(params)
         noise = size * typical(W) * gaussian(W, generator).numpy()
         Q = self._basis(params)
         return [(self.uses[0].entries, torch.from_numpy(noise if control else (noise @ Q) @ Q.T))]

@@ -88,11 +88,12 @@ class Entries:
     def add_to(self, tangents: dict[str, Tensor], change: Tensor) -> None:
         """Add a change of the viewed (scaled) tensor to the tangent of the parameter."""
         flat = tangents[self.name].view(-1)
+        added = (change / self.scale).to(flat.device, flat.dtype)
         if self.layout.is_meta:
             target = flat.as_strided(self.layout.shape, self.layout.stride(), self.layout.storage_offset())
-            target += (change / self.scale).to(flat.dtype)
+            target += added
         else:
-            flat[self.layout.reshape(-1)] += (change / self.scale).to(flat.dtype).reshape(-1)
+            flat[self.layout.reshape(-1)] += added.reshape(-1)
 
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
@@ -107,7 +108,7 @@ class Entries:
         parameters[self.name] = flat.view(w.shape)
 
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries, in float64, as numbers of their own."""
+        """Return the values of the entries, as numbers of their own: in float64, on the CPU, where all is that tells places."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         if place.is_meta:
             start = place.storage_offset()
@@ -118,6 +119,7 @@ class Entries:
             part = parameters.between(self.name, start, stop)
         else:
             part = parameters[self.name].detach().reshape(-1)[start:stop]
+        part = part.cpu()
         found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
         found = found.to(torch.float64, copy=True)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

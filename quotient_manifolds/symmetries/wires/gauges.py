@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +56,6 @@ class Part:
     def act(self, params: Params, A: Tensor, C: Tensor) -> None:
         """Turn what is written by A and turn back what is read by C, in place."""
         W = self.read(params)
-        A, C = A.to(W.device), C.to(W.device)
         for copy in self.out:
             W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
@@ -65,7 +64,7 @@ class Part:
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
         """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
-        W = self.read(params).cpu()
+        W = self.read(params)
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
             change = copy.weights[:, None] * one[copy.channels, None] * (mean[copy.channels] @ rows)[:, None]
@@ -210,13 +209,13 @@ class Gauge(Freedom):
     def _mean(self, params: Params) -> tuple[Tensor, Tensor] | None:
         """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
         one, n = 1 / self.weights, self.n
-        fixed = {**params, **{name: params[name].clone() for name in self.names}}
+        fixed = {name: params[name].clone() for name in self.names}
         for part in self.parts:
             part.project(fixed, one, self.weights / n)
         read = []
         for part in self.parts:
             if part.into:
-                numbers = self.partners.measured(part.entries, params, by=fixed)
+                numbers = self.partners.measured(part.entries, params, by=ChainMap(fixed, params))
                 read += [v for v, dual in part.vectors(params, numbers) if dual]
         if not read:
             return None

@@ -192,7 +192,8 @@ def _held(walk: Walk, found: Found, name: str) -> tuple[Array, int]:
     held, count = np.zeros(walk.shapes[name].numel(), bool), 0
     for _, view in (*found.views[0], *found.views[1]):
         if view.name == name:
-            sizes, strides = zip(*(part for axis in view.axes for part in axis), strict=True)
+            axes = [part for axis in view.axes for part in axis]
+            sizes, strides = [size for size, _ in axes], [stride for _, stride in axes]
             there = np.lib.stride_tricks.as_strided(held[view.offset :], sizes, strides)
             there[...] = True
             count += there.size

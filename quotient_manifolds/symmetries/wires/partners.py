@@ -49,7 +49,7 @@ class Partners:
         That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns are:
         what it is made of then does not change when the pair moves. by: the parameters that hold H, if they are others.
         """
-        W = entries.read(params).cpu()
+        W = entries.read(params)
         for channels, R in self._of(entries.name, by or params):
             channel = channels[entries.index()]
             rows, columns = channel[0, :, 0], channel[0, 0, :]

@@ -41,7 +41,7 @@ class ScaledWeight:
     def apply(self, params: Params, z: Array) -> None:
         """Multiply rows and divide columns, in place."""
         W = self.entries.read(params)
-        rows, columns = (torch.from_numpy(np.exp(each)).to(W.device) for each in (self.rows @ z, -(self.columns @ z)))
+        rows, columns = (torch.from_numpy(np.exp(each)) for each in (self.rows @ z, -(self.columns @ z)))
         self.entries.write(params, W * rows[:, None] * columns)
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
@@ -77,11 +77,11 @@ class ScaledVector:
     def apply(self, params: Params, z: Array) -> None:
         """Multiply each number, in place."""
         v = self.entries.read(params)
-        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)).to(v.device))
+        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)))
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the sizes of gains, or of other numbers that are scaled alike, and how scales change them."""
-        v = self.entries.read(params).cpu().numpy()
+        v = self.entries.read(params).numpy()
         if self.gain:
             return _log(np.abs(v)), self.exponents
         return _lengths(v**2, self.exponents)
@@ -194,7 +194,7 @@ class Scaling(Freedom):
         """
         if control and len(self.vectors) + len(self.weights) == 1:
             own = params[self.names[0]]
-            own += size * typical(own) * gaussian(own, generator)
+            params[self.names[0]] += size * typical(own) * gaussian(own, generator)
             return
         z = gaussian(torch.empty(self.dimension), generator).numpy()
         self.apply(params, size * z, control=control)

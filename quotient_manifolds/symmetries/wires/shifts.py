@@ -448,19 +448,28 @@ class Shifts:
         for each, answer in self.answers(size):
             each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
 
-    def biases(self, size: Array) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield what is added to the numbers of vectors (rows, n) where every source adds this."""
+    def biases(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what is added to the numbers of vectors (rows, n) where every source adds this; or what is seen of it."""
         for vector in self._vectors():
             change = size[np.array(vector.outs)]
             if change.any():
+                if seen:
+                    change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
                 yield vector.entries, torch.from_numpy(change)
 
-    def answers(self, size: Array) -> Iterator[tuple[Answer, Array]]:
+    def answers(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Answer, Array]]:
         """Yield what weights answer more to what their inputs have in common where every source adds this."""
         for each in self.virtual:
             answer = size[each.linear.outs[0]]
             if answer.any():
-                yield each, answer
+                yield each, self._seen(each.linear.outs[0], answer) if seen else answer
+
+    def _seen(self, nodes: Any, change: Array) -> Array:
+        """Return a change of nodes less what nobody sees of it."""
+        if self.unseen.all(nodes):
+            return change
+        K = self.unseen.directions(nodes)
+        return change - K @ (K.T @ change)
 
 
 def _same(one: Any, several: Sequence[Any]) -> list[Any]:

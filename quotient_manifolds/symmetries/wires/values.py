@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.sharded import Whole
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
@@ -27,20 +28,26 @@ class Values:
 
     def __init__(self, walk: Walk, params: Mapping[str, Tensor]) -> None:
         self._walk = walk
-        self._generic = weakref.ref(params) if isinstance(params, Generic) else None
-        self._params = {} if self._generic else _references(params)
+        self._hold(params)
         self._asked: dict[str, int] = {}
         self._kept: dict[int, Array] = {}
 
     def hold(self, params: Mapping[str, Tensor]) -> bool:
         """Say whether these parameters have the numbers that were read; if so, read the others of them, too."""
-        if self._generic or isinstance(params, Generic):
-            return self._generic is not None and self._generic() is params
-        now = ((params[name], self._params[name](), at) for name, at in self._asked.items())
+        if isinstance(params, Generic) or not self._params:
+            return self._made is not None and self._made() is params
+        held = dict(params.items())
+        now = ((held[name], self._params[name](), at) for name, at in self._asked.items())
         if not all(w is own and w._version == at for w, own, at in now):
             return False
-        self._params = _references(params)
+        self._hold(params)
         return True
+
+    def _hold(self, params: Mapping[str, Tensor]) -> None:
+        """Refer to parameters, and to a mapping that makes them when they are asked for: here are only their parts."""
+        self._made = weakref.ref(params) if isinstance(params, (Generic, Whole)) else None
+        held = {} if isinstance(params, Generic) else dict(params.items())
+        self._params = {name: weakref.ref(w) for name, w in held.items()}
 
     def vector(self, vector: Vector) -> Array:
         """Return the numbers that are added, (rows, n), or of a gain those of every place, (n,)."""
@@ -73,15 +80,11 @@ class Values:
         return np.concatenate([W @ x for _, W in self.chunks(linear)])
 
     def _read(self, entries: Entries) -> Array:
-        if self._generic:
-            return entries.read(_alive(self._generic)).cpu().numpy()
-        w = _alive(self._params[entries.name])
-        self._asked[entries.name] = w._version
-        return entries.read({entries.name: w}).cpu().numpy()
-
-
-def _references(params: Mapping[str, Tensor]) -> dict[str, weakref.ref[Tensor]]:
-    return {name: weakref.ref(w) for name, w in params.items()}
+        held = {}
+        if entries.name in self._params:
+            held = {entries.name: _alive(self._params[entries.name])}
+            self._asked[entries.name] = held[entries.name]._version
+        return entries.read(_alive(self._made) if self._made else held).numpy()
 
 
 def _alive(what: weakref.ref[T]) -> T:
