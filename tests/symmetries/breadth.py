@@ -397,6 +397,11 @@ UNLIKE: dict[str, tuple[str, str]] = {
     "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
     "longformer": ("query/key GL(8)^1", ""),  # three of four heads
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
+    # the last values of the layout are read by nobody: their biases are unseen
+    "lilt": (
+        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
+        "4 x key bias; 3 x value/output bias",
+    ),
     # masked scores are -10000, and a constant of keys is not added to these
     "openai-gpt": ("query/key GL(8)^4; value/output GL(8)^4", "value/output bias"),
 }
