@@ -381,7 +381,8 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
     several = list(groups.values())
     for start in range(0, len(several), TOGETHER):
         some = several[start : start + TOGETHER]
-        sizes = found.added(some, [np.random.default_rng(0).normal(size=len(each)) for each in some])
+        drawn = (gaussian(torch.empty(len(each)), torch.Generator().manual_seed(0)) for each in some)
+        sizes = found.added(some, [each.numpy() for each in drawn])
         for pivots, size in zip(some, sizes.T, strict=True):
             yield _record(constants.at(params), found, pivots, size, constants)
 

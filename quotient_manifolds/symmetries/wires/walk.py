@@ -138,7 +138,6 @@ class Walk:
 
     def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
         """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
-        import quotient_manifolds.symmetries.wires.rules  # noqa: F401  fills the table
 
         self.recording: Any = recording
         self.codes: Any = Codes(recording)
