@@ -188,9 +188,8 @@ def changed_by(
     model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], move: Callable[[Params], Params], known: Verified
 ) -> str:
     """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none."""
-    losses = BatchLosses(model, evaluate, batches)
     with torch.no_grad():
-        return _changed(losses, move(losses.params()), known)
+        return _changed(BatchLosses(model, evaluate, batches), move, known)
 
 
 def _verdict(action: Action, params: Params, grads: Params, seed: int, precision: float, rounding: float) -> Verdict:
@@ -252,10 +251,13 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verified, seed
     left = symmetries.without(known.failed)
 
     def said(chosen: Iterable[Action]) -> str:
-        params, generator = losses.params(), torch.Generator().manual_seed(seed)
-        for action in chosen:
-            action.act(params, generator, FINITE, False)
-        return _changed(losses, params, known)
+        def act(params: Params) -> Params:
+            generator = torch.Generator().manual_seed(seed)
+            for action in chosen:
+                action.act(params, generator, FINITE, False)
+            return params
+
+        return _changed(losses, act, known)
 
     joined = replace(left, freedoms=tuple(together(left.freedoms)))
     if not left.every or not (all_ := said(actions(joined))):
@@ -272,24 +274,31 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verified, seed
     return _together(losses, symmetries, replace(known, failed={**known.failed, **false}), seed)
 
 
-def _changed(losses: BatchLosses, params: Params, known: Verified) -> str:
+def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verified) -> str:
+    moved = move(losses.params())
     for index, (before, tolerance) in enumerate(zip(known.losses, known.tolerances, strict=True)):
-        after = losses.value(params, index)
+        after = losses.value(moved, index)
         if abs(after - before) <= tolerance:
             continue
-        # Far from the canonical representative the loss is worse conditioned than near it.
-        rounding = tolerance + ROUNDING * max(_noise(losses, at, index) for at in (losses.params(), params))
+        # Far from the canonical representative the loss is worse conditioned than near it, and so is the way there.
+        noise = max(_noise(losses, moved, index), *(_noise(losses, losses.params(), index, on) for on in (_stay, move)))
+        rounding = tolerance + ROUNDING * noise
         if not abs(after - before) <= rounding:  # NaN is no rounding
             return f"{after!r} in place of {before!r} on batch {index}, where rounding explains {rounding:.1e}"
     return ""
 
 
-def _noise(losses: BatchLosses, params: Params, index: int) -> float:
-    """Return how far the loss moves if all parameters do by one unit of machine epsilon, up or down at random."""
-    generator, value = torch.Generator().manual_seed(0), losses.value(params, index)
+def _stay(params: Params) -> Params:
+    return params
+
+
+def _noise(losses: BatchLosses, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
+    """Return how far the loss after a move goes if all parameters are rounded up or down at random before it."""
+    generator = torch.Generator().manual_seed(0)
 
     def rounded(w: Tensor) -> Tensor:
-        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w
+        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
 
-    near = ({name: rounded(w) for name, w in params.items()} for _ in range(2))
+    near = [move({name: rounded(w) for name, w in params.items()}) for _ in range(2)]
+    value = losses.value(move(params), index)
     return max(abs(losses.value(each, index) - value) for each in near)

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.linalg
 
 Array = np.ndarray
-RELATIVE = 1e-9
+RELATIVE = 1e-11
 SURE = 1e-6  # a condition that leaves no doubt
 
 

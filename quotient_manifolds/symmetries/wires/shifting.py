@@ -23,11 +23,13 @@ from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 Array = np.ndarray
 SMALL = 1e-9
 TINY = 1e-13
+NOTHING = 1e-12  # what folding leaves of a constant
 TOGETHER = 16  # directions that are evaluated at once
 ROWS_AT_ONCE = 64
 SURE = 1e-6
 SWEEPS = 20
 SETTLED = 1e-14
+SHARE = 0.5  # of what readers without a bias take, that a move may take away
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
+    readers: tuple[tuple[int, Linear], ...] = ()  # that have no bias, each with the place of its first pivot
     number: int = 1
     kind = "shift"
 
@@ -69,7 +72,8 @@ class Shift(Freedom):
         if not isinstance(other, Shift) or other.constants is not self.constants:
             return None
         changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
-        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed)
+        readers = (*self.readers, *((len(self.pivots) + place, reader) for place, reader in other.readers))
+        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed, readers)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
@@ -80,7 +84,7 @@ class Shift(Freedom):
             for name, noise in self._noise(params, generator).items():
                 params[name] += size * noise
         else:
-            self._shift(params, self.pivots, size * self._drawn(params, generator))
+            self._shift(params, self.pivots, self._apart(params, size * self._drawn(params, generator)))
 
     def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
         """Return what a shift changes, to first order."""
@@ -89,10 +93,10 @@ class Shift(Freedom):
         found = Solved.at(self.constants, params)
         size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
         tangent = {name: torch.zeros_like(params[name]) for name in self.names}
-        for entries, change in found.shifts.biases(size):
+        for entries, change in found.shifts.biases(size, seen=True):
             if entries.name in tangent:
                 entries.add_to(tangent, change)
-        for each, answer in found.shifts.answers(size):
+        for each, answer in found.shifts.answers(size, seen=True):
             if each.linear.entries.name in tangent:
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
@@ -111,6 +115,8 @@ class Shift(Freedom):
             self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
         if left:
             self._settle(params, biases)
+        for name in dict.fromkeys(name for _, name, _ in biases):  # rounding is no size to go by
+            params[name] = params[name].masked_fill(params[name].abs() <= NOTHING, 0.0)
 
     def _settle(self, params: Params, pivots: list[Owner]) -> None:
         """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
@@ -155,20 +161,37 @@ class Shift(Freedom):
     def _drawn(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Array:
         return self._sizes(params, self.pivots) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
 
+    def _apart(self, params: Params, z: Array) -> Array:
+        """Return a shift of which what readers without a bias take does not come near 0: they would answer with 1/0."""
+        found = Solved.at(self.constants, params)
+        for place, reader in self.readers:
+            own = slice(place, place + reader.shape[2])
+            unknowns = found.first[[found.column[each] for each in self.pivots[own]]]
+            share = common(self.constants.at(params), reader) @ (z[own] / found.sources.factor[unknowns])
+            z[own] *= -1 if share < -SHARE else 1
+        return z
+
     def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
         own = dict.fromkeys(name for _, name, _ in self.pivots)
         return {name: typical(params[name]) * gaussian(params[name], generator) for name in own}
 
     def _sizes(self, params: Mapping[str, Tensor], pivots: Sequence[Owner]) -> Array:
-        """Return the typical size of the parameter of each constant."""
+        """Return for each constant the typical size of its parameter, or what makes a weight change by that."""
         size = {name: typical(params[name]) for name in dict.fromkeys(name for _, name, _ in pivots)}
-        return np.array([size[name] for _, name, _ in pivots])
+        answers = Solved.at(self.constants, params).shifts.virtual
+        lengths = {_first(each.linear): np.linalg.norm(each.u) / len(each.u) ** 0.5 for each in answers}
+        return np.array(
+            [
+                size[name] / (lengths.get((name, place // ROWS), 1.0) if kind == "weight" else 1.0)
+                for kind, name, place in pivots
+            ]
+        )
 
     def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
         size = found.added([pivots], [z])[:, 0]
-        add(params, found.shifts.biases(size))
-        for each, answer in [*found.shifts.answers(size)]:  # to what its inputs have in common now
+        add(params, found.shifts.biases(size, seen=True))
+        for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
             u = common(self.constants.at(params), each.linear)
             add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
 
@@ -369,12 +392,13 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
     answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
     changed += [each.entries.name for each in answers]
-    targets = (0.0,) * len(pivots)
+    targets, readers = (0.0,) * len(pivots), ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
         scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
-        targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))))
+        targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
+        readers = ((0, answers[0]),)
+    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))), readers)
 
 
 def common(at: At, linear: Linear) -> Array:
@@ -382,7 +406,7 @@ def common(at: At, linear: Linear) -> Array:
     if linear.table:
         return np.ones(linear.shape[2])
     U, c = at.unreached.common(linear.ins)
-    if not len(c) or not np.abs(c).max() > SMALL:
+    if not c.any():
         raise ValueError(f"what {linear.entries.name} takes must have something in common. Found nothing here.")
     return np.asarray(c @ U / (c @ c))
 

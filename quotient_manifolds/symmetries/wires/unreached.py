@@ -12,6 +12,7 @@ from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, ZERO, Flow, Linear, Walk
 
 Array = np.ndarray
+SMALL = 1e-12  # what folding leaves of a constant
 
 
 class Unreached:
@@ -31,7 +32,8 @@ class Unreached:
         key = tuple(nodes.tolist())
         if key not in self.known:
             self.known[key] = _none(len(nodes))  # what asks for itself gets nothing
-            self.known[key] = self._of(nodes)
+            U, c = self._of(nodes)
+            self.known[key] = U, np.where(np.abs(c) > SMALL, c, 0.0)
         return self.known[key]
 
     def common(self, rows: Sequence[Any]) -> tuple[Array, Array]:
