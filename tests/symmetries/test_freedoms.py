@@ -139,11 +139,7 @@ def test_dimensions_add_up_to_those_of_the_tangent_vectors(name: str) -> None:
     assert spanned_dimension(Symmetries((), freedoms=freedoms), own) == counted
 
 
-several = pytest.mark.xfail(reason="a layer scale and what it scales are told by no length that stays")
-PLACED = [pytest.param(name, marks=several) if name == "batch norms" else name for name in MODELS]
-
-
-@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_canonical_place_is_the_same_from_everywhere_and_of_the_same_function(name: str, seed: int) -> None:
     model, inputs, freedoms, own = found_in(name)

@@ -102,9 +102,14 @@ class Labels:
         writers = [each for each, reads in sources if not reads]
         if all(isinstance(each, Vector) and len(each.outs) > 1 for each in writers):
             return True  # a product of two parameters
-        inputs = {n for each in writers if isinstance(each, Linear) for row in each.ins for n in row}
+        inputs = {about for each in writers if isinstance(each, Linear) for about in _inputs(each)}
         others = (other for one, other in self._sums if id(one) in readers)
-        return any(not inputs.isdisjoint(n for row in each.ins for n in row) for each in others)
+        return any(not inputs.isdisjoint(_inputs(each)) for each in others)
+
+
+def _inputs(linear: Linear) -> set[tuple[bool, int]]:
+    """Return what a linear map reads: of a table how many words it has."""
+    return {(True, linear.shape[2])} if linear.table else {(False, n) for row in linear.ins for n in row}
 
 
 def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:

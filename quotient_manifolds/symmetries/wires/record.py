@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -83,6 +84,22 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
+class _ReadIndices(TorchFunctionMode):
+    """Read the numbers in lists of indices: torch looks for them in memory, of which functionalization has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            index = tuple(map(_read, args[1])) if isinstance(args[1], tuple) else _read(args[1])
+            args = (args[0], index, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _read(index: Any) -> Any:
+    if not isinstance(index, (list, tuple)):
+        return index
+    return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _read(each) for each in index]
+
+
 def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute the forward of an autograd.Function without a gradient."""
     if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
@@ -117,7 +134,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     torch.backends.mha.set_fastpath_enabled(False)
     torch.autograd.Function.apply = classmethod(_forward)  # functorch asks more of a function than its forward
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _ReadIndices():
             out = torch.func.functionalize(run)(parameters, buffers, batch)
     finally:
         torch.autograd.Function.apply = apply

@@ -107,7 +107,7 @@ def _constant(constants: Constants) -> Iterator[Freedom]:
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)
-        if size:
+        if size and not any(at.shifts(walk).answered(each) for each in same):
             yield replace(record, dimension=size)
     yield from shifts_of(constants, params)
     for same in uses([each for each in walk.linears if not each.table]):

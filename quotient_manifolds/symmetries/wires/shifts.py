@@ -87,7 +87,7 @@ class Shifts:
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
-        self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of the key
+        self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
         self._soft, uses = _before_softmax(walk), _uses(walk)
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
@@ -121,6 +121,7 @@ class Shifts:
         several = [
             (self.total(row), [each.outs[place] for each in _same(vector, biases)])
             for vector in biases
+            if not self.answered(vector)
             for place, row in enumerate(vector.outs)
         ]
         for each in self.virtual:
@@ -131,6 +132,14 @@ class Shifts:
                 shape = (K.shape[0], self.count + 1)
                 system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
         return system
+
+    def answered(self, vector: Linear | Vector) -> bool:
+        """Say whether a weight answers to a bias, which cannot be 0 then: what nobody sees of it shifts with the rest."""
+        if not isinstance(vector, Vector) or len(vector.outs) > 1:
+            return False
+        total = self.claimed[np.array(vector.outs[0])].tolist()
+        read = any(total == row for each in self.virtual if not each.linear.table for row in each.linear.ins)
+        return read and bool(self.unseen.partly(np.array(vector.outs[0])).any())
 
     def _define(self, definition: Sum | Image) -> None:
         self.made[definition.outs] = len(self.definitions)
@@ -316,8 +325,8 @@ class Shifts:
             self._sum(flow.outs[~claims], names[~claims], factors[~claims])
         if self._keys:
             for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
-                if scores := [name for name in row if name in self._keys]:  # one: a sum of two is not `soft`
-                    self._keys[out] = self._keys[scores[0]]
+                if keys := [n for name in row for n in self._keys.get(name, ())]:
+                    self._keys[out] = tuple(keys)
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
@@ -333,11 +342,11 @@ class Shifts:
     def _same_keys(self, several: Sequence[tuple[int, ...] | None]) -> None:
         """Say that the keys beside one query change alike; not at all where something else is beside them."""
         keys = [each for each in several if each is not None]
-        for each in keys[:1] if len(keys) < len(several) else keys[1:]:
-            if len(keys) < len(several):
-                self.zero(each)
-            else:
-                self._constrain(np.stack([keys[0], each], 1), np.array([1.0, -1.0]))
+        if len({len(each) for each in keys}) > 1 or len(keys) < len(several):
+            self.zero([n for each in keys for n in each])
+            return
+        for each in keys[1:]:
+            self._constrain(np.stack([keys[0], each], 1), np.array([1.0, -1.0]))
 
     def _linear(self, linear: Linear) -> None:
         for row in linear.ins:
@@ -504,6 +513,9 @@ def _uses(walk: Walk) -> Array:
 def _before_softmax(walk: Walk) -> Array:
     """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
     good, known, score = np.ones(walk.count, bool), np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+    aligned = np.zeros(walk.count, bool)
+    for nodes in walk.aligned:
+        aligned[nodes] = True
     for flow in walk.flows:
         if flow.kind == "dot":
             score[flow.outs] = True
@@ -513,8 +525,8 @@ def _before_softmax(walk: Walk) -> Array:
         names = _taken(flow)
         known[names] = True
         if flow.kind in ("sum", "token", "offset"):
-            alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score
-            good[flow.terms[0][~(alone & good[flow.outs])]] = False
+            alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score, or one of the same query
+            good[flow.terms[0][~((alone | aligned[flow.outs]) & good[flow.outs])]] = False
         elif flow.kind != "soft" or not flow.about:
             good[names] = False
     return good & known

@@ -160,6 +160,8 @@ class Walk:
         self.unknown: Counter[str] = Counter()
         self.notes: dict[tuple[str, Any], Any] = {}  # what rules remember of a tensor
         self.planes: list[tuple[Array, Array]] = []
+        self.aligned: list[Array] = []
+        """Sums of scores each of which is one of the same query."""
         self.new(2)
         self.at = 0
         for self.at, operation in enumerate(recording.operations):

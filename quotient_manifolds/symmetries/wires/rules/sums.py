@@ -70,6 +70,9 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
     for a, factor in zip(names.T, factors, strict=True):
         walk.same(a[plain], nodes[plain], factor)
     walk.passed("sum", nodes, names, np.broadcast_to(factors, names.shape))
+    groups = [walk.notes.get(("group", id(tensor))) for tensor, _ in parts]
+    if all(each is not None and each.shape == out.shape and torch.equal(each, groups[0]) for each in groups):
+        walk.aligned.append(nodes)
     for tensor, _ in parts:
         walk.keep_group(tensor, out)
 
