@@ -163,11 +163,13 @@ class Shift(Freedom):
 
     def _apart(self, params: Params, z: Array) -> Array:
         """Return a shift of which what readers without a bias take does not come near 0: they would answer with 1/0."""
-        found = Solved.at(self.constants, params)
+        found, at = Solved.at(self.constants, params), self.constants.at(params)
         for place, reader in self.readers:
+            if not at.unreached.common(reader.ins)[1].any():  # nothing is taken yet
+                continue
             own = slice(place, place + reader.shape[2])
             unknowns = found.first[[found.column[each] for each in self.pivots[own]]]
-            share = common(self.constants.at(params), reader) @ (z[own] / found.sources.factor[unknowns])
+            share = common(at, reader) @ (z[own] / found.sources.factor[unknowns])
             z[own] *= -1 if share < -SHARE else 1
         return z
 
