@@ -306,7 +306,7 @@ class Solved:
         return self.shifts.evaluate(self.directions @ taken)
 
     def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], Array]]:
-        """Yield unknowns of one bias or weight, the pivots among their owners, and what directions of pivots do to them."""
+        """Yield unknowns of one bias or weight, pivots among their owners, and what directions of pivots do to them."""
         several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
         for pivot in pivots:
             if pivot in self.column:
