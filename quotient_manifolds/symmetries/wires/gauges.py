@@ -65,7 +65,7 @@ class Part:
         self.write(params, W)
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
-        """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
+        """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1."""
         W = self.read(params)
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
@@ -77,7 +77,7 @@ class Part:
         self.write(params, W)
 
     def vectors(self, params: Mapping[str, Tensor], read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
-        """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
+        """Yield what is written to the block, or reads it, as rows (m, n), of the copies with all channels in order.
 
         read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
@@ -98,10 +98,10 @@ class Gauge(Freedom):
     is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
     an element acts, and back after it.
 
-    The one place: rotations go to the eigenvectors of the second moment of all rows whose other side nothing moves, with
-    ascending eigenvalues and a positive sum of cubes; a mean goes where the readers' answer to the mean is orthogonal to
-    their answers to the rest, and as long; SL(n) goes where the second moments of what is written and of what reads are
-    diagonal and proportional.
+    The one place: rotations go to the eigenvectors of the second moment of all rows whose other side nothing moves,
+    with ascending eigenvalues and a positive sum of cubes; a mean goes where the readers' answer to the mean is
+    orthogonal to their answers to the rest, and as long; SL(n) goes where the second moments of what is written and of
+    what reads are diagonal and proportional.
     """
 
     group: str

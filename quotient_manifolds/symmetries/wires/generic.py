@@ -1,4 +1,4 @@
-"""Give the numbers of parameters, with a little noise, so that nothing is zero, one or of low rank as it starts there."""
+"""Give the numbers of parameters with a little noise, so that nothing is zero, one or of low rank as it starts."""
 
 from __future__ import annotations
 
