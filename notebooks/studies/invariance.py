@@ -66,8 +66,9 @@ class Subject:
         return Subject(model, self.batch)
 
     def symmetries(self) -> Symmetries:
-        """Find all that leaves the loss alone."""
-        return propose_symmetries(self.model, self.batch, evaluate=loss)
+        """Find all that leaves the loss alone and moves nothing that is frozen."""
+        frozen = [name for name, w in self.model.named_parameters() if not w.requires_grad]
+        return propose_symmetries(self.model, self.batch, evaluate=loss).beside(frozen)
 
     def adaptive(self) -> float:
         """Compute the gradient norm of adaptive sharpness, which is not invariant."""

@@ -18,8 +18,8 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
-from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
 from quotient_manifolds.symmetries.wires.partners import Owner
+from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
 from quotient_manifolds.symmetries.wires.records import freedoms
 from quotient_manifolds.symmetries.wires.run import Run
 
@@ -100,7 +100,7 @@ def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:
 
 
 def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return what is free in a run beside pairs, in the order in which it is folded, and what has no one place, and why.
+    """Return what is free in a run beside pairs, in the order of folding, and what has no one place, and why.
 
     pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
     """

@@ -17,8 +17,8 @@ Body = Callable[[Any, Tensor], Tensor]
 class Net(nn.Module):
     """Map tokens to a stream of channels, this by a body, and the mean over tokens, or each of them, to classes.
 
-    What a body names is made when it first runs: letters are linear maps, `s.a_8_3` one of 8 channels to 3; `s.p_5_8` is
-    a parameter of this shape, likewise g, h, t; `s.norm_4`, `s.rmsk` are norms, of 4 channels or of all.
+    What a body names is made when it first runs: letters are linear maps, `s.a_8_3` one of 8 channels to 3; `s.p_5_8`
+    is a parameter of this shape, likewise g, h, t; `s.norm_4`, `s.rmsk` are norms, of 4 channels or of all.
     """
 
     def __init__(self, body: Body, bias: bool, pooled: bool, words: bool) -> None:
@@ -75,18 +75,54 @@ KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
 
 
 tanh, relu, softmax, sigmoid, cat = torch.tanh, F.relu, torch.softmax, torch.sigmoid, torch.cat
-by_token: Body = lambda s, x: s.b(tanh(s.a(x)))
-numbers = lambda x: torch.arange(1.0, 1 + TOKENS).to(x)[:, None]  # one for each token
-channels = lambda x: torch.arange(float(D)).to(x) / 4
-own = lambda s, x: s.p_1_8.expand(len(x), 1, D)  # a token that is a parameter
-zero = lambda x: x.new_zeros(len(x), 1, D)
-keep = lambda x: torch.tensor([1.0, 1, 0, 1, 1]).to(x)[:, None]
-lower = lambda x: torch.ones(TOKENS, TOKENS).to(x).tril()
-chosen = lambda s: (s.given[1, :, 0] > 0).nonzero()[:, 0]
-positive = lambda s: (s.given[..., 0] > 0)[:, None]
-averaged = lambda x, **how: F.avg_pool1d(x.mT, 3, 2, **how).mT
-normed = lambda norm, x: norm(x.mT).mT
-halves = lambda x: (x[..., :4], x[..., 4:])
+
+
+def by_token(s: Any, x: Tensor) -> Tensor:
+    return s.b(tanh(s.a(x)))
+
+
+def numbers(x: Tensor) -> Tensor:  # one for each token
+    return torch.arange(1.0, 1 + TOKENS).to(x)[:, None]
+
+
+def channels(x: Tensor) -> Tensor:
+    return torch.arange(float(D)).to(x) / 4
+
+
+def own(s: Any, x: Tensor) -> Tensor:  # a token that is a parameter
+    return s.p_1_8.expand(len(x), 1, D)
+
+
+def zero(x: Tensor) -> Tensor:
+    return x.new_zeros(len(x), 1, D)
+
+
+def keep(x: Tensor) -> Tensor:
+    return torch.tensor([1.0, 1, 0, 1, 1]).to(x)[:, None]
+
+
+def lower(x: Tensor) -> Tensor:
+    return torch.ones(TOKENS, TOKENS).to(x).tril()
+
+
+def chosen(s: Any) -> Tensor:
+    return (s.given[1, :, 0] > 0).nonzero()[:, 0]
+
+
+def positive(s: Any) -> Tensor:
+    return (s.given[..., 0] > 0)[:, None]
+
+
+def averaged(x: Tensor, **how: Any) -> Tensor:
+    return F.avg_pool1d(x.mT, 3, 2, **how).mT
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    return norm(x.mT).mT
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (x[..., :4], x[..., 4:])
 
 
 def on_half(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -107,7 +143,10 @@ def attend(s: Any, x: Tensor, change: Callable[[Tensor], Tensor] = lambda w: w.s
 
 def heads(s: Any, x: Tensor, keys: str = "k", mask: Tensor | float = 0.0, norm: str = "", cap: float = 0.0) -> Tensor:
     """Attend with two heads of queries, with norms of queries and keys, a mask, or scores that have a bound."""
-    apart = lambda y: y.unflatten(-1, (-1, 4)).transpose(1, 2)
+
+    def apart(y: Tensor) -> Tensor:
+        return y.unflatten(-1, (-1, 4)).transpose(1, 2)
+
     q, k, v = apart(s.q(x)), apart(getattr(s, keys)(x)), apart(getattr(s, keys.replace("k", "v"))(x))
     if norm:
         q, k = getattr(s, f"{norm}q_4")(q), getattr(s, f"{norm}k_4")(k)
@@ -131,7 +170,8 @@ def windows(y: Tensor, w: Tensor, **how: Any) -> Tensor:
     return (y.view(*y.shape[:2], -1, 3) @ w[..., None])[..., 0]
 
 
-angles = lambda x: numbers(x) * torch.tensor([1.0, 0.1, 0.01, 0.3]).to(x)
+def angles(x: Tensor) -> Tensor:
+    return numbers(x) * torch.tensor([1.0, 0.1, 0.01, 0.3]).to(x)
 
 
 def rotated(x: Tensor) -> Tensor:
@@ -178,11 +218,26 @@ def start_token(s: Any, x: Tensor) -> Tensor:
     return encoder(s, x)[:, 0]
 
 
-weighed = lambda s, x: F.linear(x, torch._weight_norm(s.p_8_8, s.g_8_1, 0))
-unit = lambda v: v / v.square().sum(1, keepdim=True).sqrt()
-length = lambda x, means: (means(x * x) + EPS).sqrt()
-mean = lambda x: x.mean(-1, keepdim=True)
-centred = lambda x: x - mean(x)
+def weighed(s: Any, x: Tensor) -> Tensor:
+    return F.linear(x, torch._weight_norm(s.p_8_8, s.g_8_1, 0))
+
+
+def unit(v: Tensor) -> Tensor:
+    return v / v.square().sum(1, keepdim=True).sqrt()
+
+
+def length(x: Tensor, means: Callable[[Tensor], Tensor]) -> Tensor:
+    return (means(x * x) + EPS).sqrt()
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - mean(x)
+
+
 POOLED: dict[str, Body] = {
     "linear": lambda s, x: x,
     # functions of channels

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.wires.blocks import gauge_tangents
 from quotient_manifolds.symmetries.wires.flows import flow_tangents
 from quotient_manifolds.symmetries.wires.record import record
-from quotient_manifolds.symmetries.wires.walk import Walk
+from quotient_manifolds.symmetries.wires.run import Walk
 from tests.symmetries.blocks import BLOCKS, RELATIVE, build, truth
 
 EXCEPTIONS: dict[str, tuple[int, str]] = {

@@ -17,7 +17,7 @@ SEVERAL_PLACES = " ".join(PLACES.split()).split("; ")
 
 
 def shown(name: str, x: Tensor) -> Tensor:
-    """What symmetries are found on: of shorter sequences they hold for longer ones, too, and of some experts for all."""
+    """What symmetries are found on: those of shorter sequences hold for longer ones, those of some experts for all."""
     return x[:, :3] if name.startswith("short") else -x.abs() if name.startswith("idle") else x
 
 

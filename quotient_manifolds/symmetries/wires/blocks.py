@@ -20,7 +20,7 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Hold channels that mix: their classes' representatives, the kind of group, and in which weights it is orthogonal."""
+    """Hold channels that mix: their classes' representatives, the group, and the weights in which it is orthogonal."""
 
     kind: str  # linear, complex, orthogonal, centred or mean
     roots: tuple[int, ...]
@@ -71,7 +71,7 @@ def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
 
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
-    """Channels mix whose classes have equal marks: of what was read, written and multiplied, and of norms with their weights."""
+    """Channels mix whose classes have equal marks: of what was read, written and multiplied, and of norms."""
     root = classes.find(np.arange(walk.count))[0]
     refused = walk.about("alone") | walk.about("dead") | (mean & walk.about("normed"))
     bad, touched, total = (np.zeros(walk.count, kind) for kind in (bool, bool, np.int64))
@@ -176,7 +176,7 @@ def _kind(strict: list[tuple[str, int, int]], around: Any, plane: Any, roots: li
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """Say where channels of a block stand along an axis: places, and the block's channels there with weight and duality."""
+    """Say where channels of a block stand along an axis: places, and the channels there with weight and duality."""
 
     places: Tensor  # (k,)
     channels: Tensor  # (k,)
@@ -215,7 +215,7 @@ def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """Hold a direction X of a block, or of log-scales: its tangent, and X c for constants c that are added to channels."""
+    """Hold a direction X of a block, or of log-scales: its tangent, and X c for constants c added to channels."""
 
     label: str
     tangent: dict[str, Tensor]
@@ -242,7 +242,9 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
     for block in blocks:
         linears = [(each, copies(block, each.outs[0]), copies(block, each.takes)) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
-        vectors = [(each, copies(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
+        vectors = [
+            (each, copies(block, [node for row in each.outs for node in row])) for each in walk.vectors if not each.gain
+        ]
         vectors = [each for each in vectors if each[1]]
         constants = [(flow, copies(block, flow.outs)) for flow in offsets]
         for X in block.generators():

@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries.wires.generic import Generic
 class Entries:
     """Hold a view of a parameter times a number, plus another.
 
-    layout: a tensor without memory, whose strides tell the entries; or, where strides do not suffice, the place of each.
+    layout: a tensor without memory, whose strides tell the entries; or, where these do not suffice, the place of each.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Entries:
         parameters[self.name] = flat.view(w.shape)
 
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries, as numbers of their own: in float64, on the CPU, where all is that tells places."""
+        """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         if place.is_meta:
             start = place.storage_offset()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,7 @@ class Part:
     out: tuple[Copy, ...]
     into: tuple[Copy, ...] = ()
     alone: bool = False  # nothing else moves the other side: lengths and angles along it are the function's own
+    paired: bool = False  # pairs alone move the other side: partners measure it
 
     @property
     def constant(self) -> bool:
@@ -63,7 +65,7 @@ class Part:
         self.write(params, W)
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
-        """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1 alone."""
+        """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1."""
         W = self.read(params)
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
@@ -75,7 +77,7 @@ class Part:
         self.write(params, W)
 
     def vectors(self, params: Mapping[str, Tensor], read: Tensor | None = None) -> Iterator[tuple[Tensor, bool]]:
-        """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order.
+        """Yield what is written to the block, or reads it, as rows (m, n), of the copies with all channels in order.
 
         read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
@@ -96,10 +98,10 @@ class Gauge(Freedom):
     is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
     an element acts, and back after it.
 
-    The one place: rotations go to the eigenvectors of the second moment of all rows whose other side nothing moves, with
-    ascending eigenvalues and a positive sum of cubes; a mean goes where the readers' answer to the mean is orthogonal to
-    their answers to the rest, and as long; SL(n) goes where the second moments of what is written and of what reads are
-    diagonal and proportional.
+    The one place: rotations go to the eigenvectors of the second moment of all rows whose other side nothing moves,
+    with ascending eigenvalues and a positive sum of cubes; a mean goes where the readers' answer to the mean is
+    orthogonal to their answers to the rest, and as long; SL(n) goes where the second moments of what is written and of
+    what reads are diagonal and proportional.
     """
 
     group: str
@@ -243,15 +245,22 @@ class Gauge(Freedom):
         n = self.n
         none = torch.zeros(0, n, dtype=torch.float64)
         sides: dict[tuple[bool, bool], list[Tensor]] = defaultdict(lambda: [none])
+        meeting = {False: none, True: none}
         for part in self.parts:
-            for v, dual in part.vectors(params) if part.alone or part.constant else ():
-                sides[dual, part.constant].append(v)
+            numbers = self.partners.measured(part.entries, params) if part.paired else None
+            for v, dual in part.vectors(params, numbers):
+                meeting[dual] = _triangle(torch.cat([meeting[dual], v]))
+                if part.alone or part.paired or part.constant:
+                    sides[dual, part.constant].append(v)
         W, R = (torch.cat(sides[dual, len(sides[dual, False]) == 1]) for dual in (False, True))
         if not len(W) or not len(R):
             return None
-        written, read = (torch.linalg.qr(torch.nn.functional.pad(each, (0, 0, 0, n)), mode="r").R for each in (W, R))
+        written, read = _triangle(W), _triangle(R)
         U, values, V = torch.linalg.svd(read @ written.mT)
         kept = values > RANK * values[0]
+        every = torch.linalg.svdvals(meeting[True] @ meeting[False].mT)
+        if int(kept.sum()) < int((every > RANK * every[0]).sum()):  # others meet in more channels
+            return None
         values, U, V = values[kept], U[:, kept], V[kept]
         A, C = (U / values.sqrt()).mT @ read, written.mT @ V.mT / values.sqrt()
         sign = torch.where((W @ A.mT).pow(3).sum(0) < 0, -1.0, 1.0)
@@ -269,8 +278,13 @@ class Gauge(Freedom):
         return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
 
 
+def _triangle(rows: Tensor) -> Tensor:
+    """Return R (n, n) with the second moment R^T R of rows (m, n)."""
+    return torch.linalg.qr(torch.nn.functional.pad(rows, (0, 0, 0, rows.shape[1])), mode="r").R
+
+
 def gauges(
-    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: Collection[int], partners: Partners
+    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: AbstractSet[int], partners: Partners
 ) -> Iterator[Gauge]:
     """Yield blocks as records.
 
@@ -278,20 +292,20 @@ def gauges(
     channels that pairs mix or scale, whose directions tell nothing; partners: what tells them.
     """
     blocks = list(blocks)
-    mixed = {*held}
+    mixed = set[int]()
     for block in blocks:
         if block.kind != "mean":
             root = block.classes.find(np.arange(walk.count))[0]
             mixed.update(np.flatnonzero(np.isin(root, block.roots)).tolist())
     for block in blocks:
-        parts = [*_weights(walk, block, mixed), *_biases(walk, block)]
-        if any(part.into for part in parts) or len(parts) > 1 and block.kind != "mean":
+        parts = [*_weights(walk, block, mixed, held), *_biases(walk, block)]
+        if any(part.into for part in parts) or (len(parts) > 1 and block.kind != "mean"):
             names = {part.entries.name for part in parts}
             met = tuple(each for each in scalings if not names.isdisjoint(each.names))
             yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights, partners)
 
 
-def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]:
+def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], held: AbstractSet[int]) -> Iterator[Part]:
     done = set()
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
@@ -301,7 +315,8 @@ def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
             alone = bool(other) and mixed.isdisjoint(other)
-            yield Part(each.entries, out, into, alone)
+            paired = not held.isdisjoint(other)
+            yield Part(each.entries, out, into, alone and not paired, alone and paired)
 
 
 def _biases(walk: Walk, block: Block) -> Iterator[Part]:

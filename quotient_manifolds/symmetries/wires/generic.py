@@ -1,4 +1,4 @@
-"""Give the numbers of parameters, with a little noise, so that nothing is zero, one or of low rank as it starts there."""
+"""Give the numbers of parameters with a little noise, so that nothing is zero, one or of low rank as it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Generic(Mapping[str, Tensor]):
         noise, at, done = self._noise.to(w.device), (start + zlib.crc32(name.encode())) % PERIOD, 0
         while done < len(found):
             part = noise[at : at + len(found) - done]
-            found[done : done + len(part)].add_(part, alpha=self._size[name])
+            own = found[done : done + len(part)]
+            most = own.abs().div_(2).masked_fill_(own == 0, torch.inf)  # a gain keeps its sign
+            own.add_(torch.clamp(self._size[name] * part, -most, most))
             done, at = done + len(part), 0
         return found
 

@@ -11,7 +11,7 @@ SURE = 1e-6  # a condition that leaves no doubt
 
 
 def kernel(matrix: Array, scale: float = 0.0) -> Array:
-    """Return an orthonormal basis of the null space, in columns; `scale` is how large numbers are that are not small."""
+    """Return an orthonormal basis of the null space, in columns; `scale` is how large numbers are that count."""
     rows, columns = matrix.shape
     if not matrix.size:
         return np.eye(columns)

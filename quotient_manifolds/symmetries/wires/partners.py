@@ -46,8 +46,8 @@ class Partners:
     ) -> Tensor:
         """Return a weight (taps, out, in) with channels of pairs in a basis in which its lengths and angles are theirs.
 
-        That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns are:
-        what it is made of then does not change when the pair moves. by: the parameters that hold H, if they are others.
+        That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns
+        are: what it is made of then does not change when the pair moves. by: the parameters that hold H, if others do.
         """
         W = entries.read(params)
         for channels, R in self._of(entries.name, by or params):

@@ -1,4 +1,4 @@
-"""Relate channels, in arrays: whose changes are one up to weights, and whose logarithms of scale obey linear equations."""
+"""Relate channels, in arrays: whose changes are one up to weights, and whose log-scales obey linear equations."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Scales:
             self._rows.append((names, np.where(names > 1, factors, 0.0)))
 
     def obeyed(self, owner: Array, size: Array, count: int) -> Array:
-        """Say for each of several solutions whether it is one: that of the owner of an unknown (-1: none) has this size."""
+        """Say for each of several solutions whether it is one: the owner of an unknown (-1: none) has this size."""
         good = np.ones(count, bool)
         for names, factors in self._rows:
             own = np.where(factors != 0, owner[names], -1)
@@ -286,7 +286,7 @@ def _lonely(matrix: scipy.sparse.csr_matrix) -> tuple[Array, Array, Array]:
 
 
 def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
-    """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return those that are left."""
+    """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return the others."""
     long = [each for each in rows if each[0].shape[1] > SHORT]
     root, size = np.arange(count), np.ones(count)
     pairs = [each for each in rows if each[0].shape[1] == 2]

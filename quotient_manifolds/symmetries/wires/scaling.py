@@ -1,4 +1,4 @@
-"""Represent the scales of channels: positive factors that what writes to channels takes and what reads them gives back."""
+"""Represent scales of channels: positive factors that what writes to channels takes and what reads them gives back."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def alike(exponents: Sparse) -> tuple[list[int], Array]:
 
 @dataclass(frozen=True, eq=False)
 class ScaledVector:
-    """Hold numbers that are added to channels, or multiply them (a gain), and by which log-scales each of them grows."""
+    """Hold numbers that are added to channels, or multiply them (a gain), and by which log-scales each grows."""
 
     entries: Entries  # one axis
     exponents: Sparse  # (numbers, dimensions)
@@ -80,7 +80,7 @@ class ScaledVector:
         self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)))
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
-        """Return the logarithms of the sizes of gains, or of other numbers that are scaled alike, and how scales change them."""
+        """Return the logarithms of the sizes of gains, or of numbers scaled alike, and how scales change them."""
         v = self.entries.read(params).numpy()
         if self.gain:
             return _log(np.abs(v)), self.exponents
@@ -220,7 +220,8 @@ class Scaling(Freedom):
 def scalings(walk: Walk, components: Iterable[Component], partners: Partners) -> Iterator[Scaling]:
     """Yield the scales of a walk: the components that change the same parameters together.
 
-    components: solutions of the equations of log-scales, those that pairs have left. partners: lengths of what pairs mix.
+    components: solutions of the equations of log-scales, those that pairs have left.
+    partners: lengths of what pairs mix.
     """
     touched = _Touched(walk, partners)
     for several in touched.groups(list(components)):

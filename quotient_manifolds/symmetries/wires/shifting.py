@@ -163,11 +163,13 @@ class Shift(Freedom):
 
     def _apart(self, params: Params, z: Array) -> Array:
         """Return a shift of which what readers without a bias take does not come near 0: they would answer with 1/0."""
-        found = Solved.at(self.constants, params)
+        found, at = Solved.at(self.constants, params), self.constants.at(params)
         for place, reader in self.readers:
+            if not at.unreached.common(reader.ins)[1].any():  # nothing is taken yet
+                continue
             own = slice(place, place + reader.shape[2])
             unknowns = found.first[[found.column[each] for each in self.pivots[own]]]
-            share = common(self.constants.at(params), reader) @ (z[own] / found.sources.factor[unknowns])
+            share = common(at, reader) @ (z[own] / found.sources.factor[unknowns])
             z[own] *= -1 if share < -SHARE else 1
         return z
 
@@ -304,7 +306,7 @@ class Solved:
         return self.shifts.evaluate(self.directions @ taken)
 
     def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], Array]]:
-        """Yield unknowns of one bias or weight, the pivots among their owners, and what directions of pivots do to them."""
+        """Yield unknowns of one bias or weight, pivots among their owners, and what directions of pivots do to them."""
         several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
         for pivot in pivots:
             if pivot in self.column:
@@ -381,7 +383,8 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
     several = list(groups.values())
     for start in range(0, len(several), TOGETHER):
         some = several[start : start + TOGETHER]
-        sizes = found.added(some, [np.random.default_rng(0).normal(size=len(each)) for each in some])
+        drawn = (gaussian(torch.empty(len(each)), torch.Generator().manual_seed(0)) for each in some)
+        sizes = found.added(some, [each.numpy() for each in drawn])
         for pivots, size in zip(some, sizes.T, strict=True):
             yield _record(constants.at(params), found, pivots, size, constants)
 

@@ -115,7 +115,7 @@ class Shifts:
         return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
 
     def apart(self) -> Scales:
-        """Return the equations where what nobody sees of a bias, or of a weight's constant, is left to what is unseen."""
+        """Return the equations that leave what nobody sees of a bias, or of a weight's constant, to what is unseen."""
         system = self.system.copy()
         biases = [each for each in self.walk.vectors if not each.gain]
         several = [
@@ -134,7 +134,7 @@ class Shifts:
         return system
 
     def answered(self, vector: Linear | Vector) -> bool:
-        """Say whether a weight answers to a bias, which cannot be 0 then: what nobody sees of it shifts with the rest."""
+        """Say whether a weight answers to a bias, which cannot be 0 then: what is unseen of it shifts with the rest."""
         if not isinstance(vector, Vector) or len(vector.outs) > 1:
             return False
         total = self.claimed[np.array(vector.outs[0])].tolist()
@@ -449,7 +449,7 @@ class Shifts:
             each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
 
     def biases(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield what is added to the numbers of vectors (rows, n) where every source adds this; or what is seen of it."""
+        """Yield what is added to the numbers of vectors (rows, n) where sources add this; or what is seen of it."""
         for vector in self._vectors():
             change = size[np.array(vector.outs)]
             if change.any():

@@ -78,9 +78,8 @@ class Unreached:
             places = _places(flow.outs, nodes)
             V, d = self.of(np.array(flow.terms.ins[0])[places])
             return V / self.values.vector(flow.terms)[places], d
-        if flow.kind in ("norm", "centre") and len(nodes) > 1:
-            if len(nodes) == len(flow.outs) and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
-                return np.ones((1, len(nodes))), np.zeros(1)
+        if flow.kind in ("norm", "centre") and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
+            return np.ones((1, len(nodes))), np.zeros(1)
         return none
 
     def _still(self, nodes: Array, before: float = np.inf) -> tuple[Array, Array]:

@@ -46,7 +46,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @dataclass(eq=False)
 class Linear:
-    """Hold a linear map by a weight: entries (taps, out, in), the nodes it reads and those it writes, a row a kind of token."""
+    """Hold a linear map by a weight: the nodes it reads and those it writes, a row for each kind of token."""
 
     entries: Entries  # of shape (taps, out, in)
     ins: list[list[int]]
@@ -68,7 +68,7 @@ class Linear:
 
 @dataclass(eq=False)
 class Vector:
-    """Hold a vector that is added or multiplied: entries (rows, n), a row for each place that has numbers of its own."""
+    """Hold a vector that is added or multiplied: a row for each place that has numbers of its own."""
 
     entries: Entries
     ins: list[list[int]]  # of a gain; of a bias nothing
@@ -138,7 +138,6 @@ class Walk:
 
     def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
         """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
-        import quotient_manifolds.symmetries.wires.rules  # noqa: F401  fills the table
 
         self.recording: Any = recording
         self.codes: Any = Codes(recording)
@@ -159,7 +158,7 @@ class Walk:
         self.vectors: list[Vector] = []
         self.flows: list[Flow] = []
         self.unknown: Counter[str] = Counter()
-        self.notes: dict[tuple[str, Any], Any] = {}  # what rules remember of a tensor
+        self.notes: dict[tuple[Any, ...], Any] = {}  # what rules remember of a tensor
         self.planes: list[tuple[Array, Array]] = []
         self.aligned: list[Array] = []
         """Sums of scores each of which is one of the same query."""
@@ -474,7 +473,7 @@ class Walk:
         return flat(torch.from_numpy(self._relation(thin.numpy())), axis)
 
     def _relation(self, nodes: Array) -> Array:
-        """Return a code for how channels follow from the one that represents their class; weights are rounded products."""
+        """Return a code for how channels follow from the one that represents their class; weights are rounded."""
         root, weight, dual = self.turns.find(nodes)
         return hashed(root, weight.round(9).view(np.int64), dual)
 
@@ -506,7 +505,7 @@ class Walk:
         return rows.numpy(), inverse.view(thin.shape[:-1])
 
     def column_codes(self, label: Tensor, tensor: Tensor | None) -> tuple[Array, Array, Array]:
-        """Return nodes, a code of the numbers that stand at their entries, and their value: NaN if it is no known number."""
+        """Return nodes, a code of the numbers at their entries, and their value: NaN if it is no known number."""
         code = self.codes(tensor) if not self.moving(tensor) else self.codes.fresh(tensor.shape)
         shape = torch.broadcast_shapes(label.shape, code.shape)
         label, code = self.thin(label.expand(shape), code.expand(shape))
@@ -528,7 +527,7 @@ class Walk:
 
     # parameters
     def linear(self, entries: Entries, label: Tensor | None, shape: Sequence[int], **about: Any) -> Tensor:
-        """Apply a weight (taps, out, in) to channels along the last axis; return the label of the answer, of that shape."""
+        """Apply a weight (taps, out, in) to channels along the last axis; return the label of the answer."""
         out, width = entries.shape[1:]
         if label is None:
             ins, inverse = np.full((1, width), FIXED), torch.zeros((), dtype=torch.long)
@@ -571,9 +570,9 @@ class Walk:
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if any(("complex", id(each)) in self.notes for each in inputs):
             RULES["complex"](self, operation)
-        elif any(out.is_complex() for out in operation.outputs) and name != "view_as_complex":
-            self.opaque(operation)
-        elif self._idle(operation):
+        elif (name != "view_as_complex" and any(out.is_complex() for out in operation.outputs)) or self._idle(
+            operation
+        ):
             self.opaque(operation)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
@@ -674,10 +673,8 @@ def flat(label: Tensor, axis: int) -> bool:
         if other != axis and label.stride(other) == 0:
             label = label.narrow(other, 0, min(1, label.shape[other]))
     one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
-    for some in (label[one], label):  # most labels that differ do so in one line
-        if not bool((some == some.narrow(axis, 0, 1)).all()):
-            return False
-    return True
+    lines = (label[one], label)  # most labels that differ do so in one line
+    return all(bool((some == some.narrow(axis, 0, 1)).all()) for some in lines)
 
 
 def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:

@@ -65,7 +65,6 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.follow(nodes[moving], x[moving], y[moving], key=key[moving])
     either = (x != y) & (names > FIXED).all(1)
     walk.flows.append(Flow("max", nodes[either], names[either]))
-    partly = bool((((names == ZERO).any(1)) & (names.max(1) > FIXED)).any()) if len(names) else False
     zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
     partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
     one = np.where(x > FIXED, x, y)
@@ -122,10 +121,9 @@ def through(walk: Walk, nodes: Array, names: Array) -> None:
 def pointwise(walk: Walk, operation: Operation) -> None:
     """A function of one entry: by its degree where it is homogeneous, and otherwise the channel is fixed."""
     moving = [each for each in operation.inputs if walk.moving(each)]
-    if len(moving) != 1 or not operation.out.dtype.is_floating_point or len(operation.outputs) != 1:
-        if not moving or not all(out.dtype.is_floating_point for out in operation.outputs):
-            walk.opaque(operation) if moving else walk.settle(operation)
-            return
+    if not moving or not all(out.dtype.is_floating_point for out in operation.outputs):
+        walk.opaque(operation) if moving else walk.settle(operation)
+        return
     shape = operation.out.shape
     labels = [walk.label(each).expand(shape) for each in moving]
     label, names, nodes = walk.combined(*labels)

@@ -136,7 +136,7 @@ def _dot(walk: Walk, q: Array, k: Array, place: int) -> Tensor:
 
 
 def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: Tensor, *, turned: bool) -> None:
-    """Tokens mixed by weights that no symmetry changes; weights that differ by head tell the channels of heads apart."""
+    """Mix tokens by weights that no symmetry changes; if these differ by head, so do the channels of heads."""
     label = walk.label(tensor).mT if turned else walk.label(tensor)  # (..., tokens, channels)
     matrix = weights.mT if turned else weights
     codes = walk.codes(weights)
@@ -206,7 +206,7 @@ def lookup(walk: Walk, weight: Tensor, ids: Tensor, out: Tensor) -> None:
 
 @rule("convolution")
 def convolution(walk: Walk, operation: Operation) -> None:
-    tensor, weight, bias, stride, padding, dilation, transposed, _, groups = operation.args[:9]
+    tensor, weight, bias, stride, padding, _, transposed, _, groups = operation.args[:9]
     if id(weight) not in walk.entries or id(weight) in walk.labels or transposed or id(tensor) in walk.entries:
         walk.opaque(operation)
         return
@@ -252,7 +252,7 @@ def convolution(walk: Walk, operation: Operation) -> None:
 
 
 def _by_numbers(walk: Walk, operation: Operation) -> None:
-    """Mix tokens by a row of numbers for each head, where a kernel is 1 wide along channels: a gain for each place in it."""
+    """Mix tokens by a row of numbers for each head, by a kernel 1 wide along channels: a gain for each place in it."""
     tensor, weight, bias, stride, padding, _, _, _, groups = operation.args[:9]
     label, out = walk.label(tensor), operation.out
     channels = [axis for axis in range(2, label.ndim) if not walk.tokens(label, axis)]

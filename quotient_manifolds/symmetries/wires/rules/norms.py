@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries.wires.walk import (
 
 @rule("native_layer_norm")
 def layer_norm(walk: Walk, operation: Operation) -> None:
-    tensor, shape, weight, bias, eps = operation.args[:5]
+    tensor, shape, weight, bias = operation.args[:4]
     label = walk.label(tensor)
     width = 1
     for size in shape:
@@ -50,7 +50,7 @@ def layer_norm(walk: Walk, operation: Operation) -> None:
 
 @rule("native_group_norm")
 def group_norm(walk: Walk, operation: Operation) -> None:
-    """Over channels and tokens of a group together: only scales of one number for the group leave it, and eps takes these."""
+    """Over channels and tokens of a group: only scales of one number for the group leave it, and eps takes these."""
     tensor, weight, bias = operation.args[:3]
     groups = operation.args[6]
     label = walk.label(tensor).movedim(1, -1)
@@ -96,7 +96,7 @@ def batch_norm(walk: Walk, operation: Operation) -> None:
 
 @rule("_weight_norm_interface")
 def weight_norm(walk: Walk, operation: Operation) -> None:
-    """g v / |v| along an axis: the length of v is free, and nothing else as long as no rule knows what it is used for."""
+    """g v / |v| along an axis: the length of v is free, and nothing else while no rule knows what it is used for."""
     v, g, axis = (*operation.args, 0)[:3]
     if id(v) not in walk.entries:
         walk.opaque(operation)

@@ -52,15 +52,14 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
     walk.hide(out, *(walk.hidden(tensor) for tensor, factor in parts if factor == 1))
     if len(parts) == 2:
         for (tensor, factor), (number, size) in (parts, parts[::-1]):
-            if walk.live(tensor) and not walk.live(number) and walk.codes.constant(number):
-                if bool((walk.label(number) != ZERO).any()):
-                    offset(walk, out, (tensor, factor), size * number)
-                    return
+            known = walk.live(tensor) and not walk.live(number) and walk.codes.constant(number)
+            if known and bool((walk.label(number) != ZERO).any()):
+                offset(walk, out, (tensor, factor), size * number)
+                return
     labels = [walk.label(tensor).expand(out.shape) for tensor, _ in parts]
     for place, (tensor, _) in enumerate(parts):
-        if not walk.live(tensor) and bool(
-            (labels[place] != ZERO).any()
-        ):  # where a constant happens to be 0 tells no kinds apart
+        if not walk.live(tensor) and bool((labels[place] != ZERO).any()):
+            # where a constant happens to be 0 tells no kinds apart
             labels[place] = torch.full((), FIXED).expand(out.shape)
     label, names, nodes = walk.combined(*labels)
     walk.put(out, label)
@@ -78,7 +77,7 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
 
 
 def offset(walk: Walk, out: Tensor, part: tuple[Tensor, float], number: Tensor) -> None:
-    """A known constant c of a channel: its change X x is X (x + c) and a shift of -X c. Of unknown ones, nothing may change."""
+    """A known constant c of a channel: its change X x is X (x + c) and a shift of -X c. Unknown ones may not change."""
     tensor, factor = part
     before = walk.label(tensor).expand(out.shape)
     walk.notes["offset", walk.at] = number  # as long as its code is kept

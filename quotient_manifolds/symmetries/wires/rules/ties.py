@@ -13,6 +13,7 @@ from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
 from quotient_manifolds.symmetries.wires.walk import (
     Flow,
+    Linear,
     Vector,
     Walk,
     moving,
@@ -29,7 +30,7 @@ def end(walk: Walk, operation: Operation) -> None:
 
 
 def _spare_rows(walk: Walk) -> None:
-    """Rows of a table that nobody asks for change as those do that somebody asks for: longer inputs will ask for them."""
+    """Rows of a table that nobody asks for change as those that somebody does: longer inputs will ask for them."""
     uses: dict[str, list[Any]] = {}
     for each in (*walk.linears, *walk.vectors):
         uses.setdefault(each.entries.name, []).append(each)
@@ -61,7 +62,7 @@ def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
 
 
 def _ties(walk: Walk) -> None:
-    """A parameter that is used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
+    """A parameter used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
     uses: dict[str, list[Any]] = {}
     for each in (*walk.linears, *walk.vectors):
         uses.setdefault(each.entries.name, []).append(each)
@@ -92,10 +93,10 @@ def _tie(walk: Walk, one: Any, other: Any) -> None:
                 if a and b:
                     walk.same(moving(np.array(a)), moving(np.array(b)))
             return
-        if not hasattr(one, "gain"):
-            if replace(other.entries, layout=other.entries.layout.transpose(1, 2)).key == one.entries.key:
-                for a, b in ((one.takes, other.outs[0]), (one.outs[0], other.takes)):
-                    walk.same(a, b, dual=True)
-                return
+        layout = other.entries.layout
+        if isinstance(one, Linear) and replace(other.entries, layout=layout.mT).key == one.entries.key:
+            for a, b in ((one.takes, other.outs[0]), (one.outs[0], other.takes)):
+                walk.same(a, b, dual=True)
+            return
     for each in (one, other):
         walk.fix([n for row in (*each.ins, *each.outs, *getattr(each, "unknowns", [])) for n in row], seen=False)

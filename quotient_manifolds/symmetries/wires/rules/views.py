@@ -76,7 +76,7 @@ def _carry(walk: Walk, kind: str, operation: Operation) -> None:
 
 
 def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
-    """Return the places of inputs, of cat, or of outputs, otherwise, whose tokens are moved, dropped or put beside others."""
+    """Return the places of inputs, of cat, or else of outputs, whose tokens are moved, dropped or put beside others."""
     name, args = operation.name, operation.args
     if name in ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "index_select", "unfold"):
         where = {"split": 2, "split_with_sizes": 2, "roll": 2}.get(name, 1)
