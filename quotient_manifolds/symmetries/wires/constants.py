@@ -50,6 +50,8 @@ class Constants:
     def __init__(self, walk: Walk, still: Collection[Any] = (), partners: Partners | None = None) -> None:
         """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
         self.walk, self.still, self.partners = walk, frozenset(still), partners or Partners(walk, ())
+        self.whole: frozenset[Any] = frozenset()
+        """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
         self._seen: Array | None = None
         self._last: At | None = None
 

@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import shifts_of
+from quotient_manifolds.symmetries.wires.shifting import shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
@@ -104,10 +104,11 @@ def _constant(constants: Constants) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     walk, params = constants.walk, constants.walk.parameters
     at = constants.at(params)
+    constants.whole = whole_biases(at.shifts(walk), constants.still)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)
-        if size and not any(at.shifts(walk).answered(each) for each in same):
+        if size and same[0].entries.key not in constants.whole:
             yield replace(record, dimension=size)
     yield from shifts_of(constants, params)
     for same in uses([each for each in walk.linears if not each.table]):

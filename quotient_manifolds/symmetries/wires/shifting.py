@@ -93,7 +93,7 @@ class Shift(Freedom):
         found = Solved.at(self.constants, params)
         size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
         tangent = {name: torch.zeros_like(params[name]) for name in self.names}
-        for entries, change in found.shifts.biases(size, seen=True):
+        for entries, change in found.shifts.biases(size, seen=True, whole=self.constants.whole):
             if entries.name in tangent:
                 entries.add_to(tangent, change)
         for each, answer in found.shifts.answers(size, seen=True):
@@ -192,7 +192,7 @@ class Shift(Freedom):
     def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
         size = found.added([pivots], [z])[:, 0]
-        add(params, found.shifts.biases(size, seen=True))
+        add(params, found.shifts.biases(size, seen=True, whole=self.constants.whole))
         for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
             u = common(self.constants.at(params), each.linear)
             add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
@@ -281,14 +281,14 @@ class Solved:
         """Return the solution at these parameters."""
         at = constants.at(params)
         if "shifts" not in at.kept:
-            at.kept["shifts"] = Solved.of(at.shifts(constants.walk), constants.still)
+            at.kept["shifts"] = Solved.of(at.shifts(constants.walk), constants.still, constants.whole)
         found: Solved = at.kept["shifts"]
         return found
 
     @staticmethod
-    def of(shifts: Shifts, still: Collection[Owner] = ()) -> Solved:
+    def of(shifts: Shifts, still: Collection[Owner] = (), whole: Collection[Any] = ()) -> Solved:
         """Solve the equations, with directions that start where nothing stands before."""
-        sources, system = Sources(shifts), shifts.apart()
+        sources, system = Sources(shifts), shifts.apart(whole)
         held = sources.of(still)
         system.equal(held[:, None], np.ones((len(held), 1)))
         directions, first = _echelon(*system.solutions(), shifts.count + 1)
@@ -372,6 +372,17 @@ def _reduced(basis: Array) -> Array:
             rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
     chosen = basis[places]
     return np.linalg.solve(chosen.T, basis.T).T if len(chosen) == width else basis @ np.linalg.pinv(chosen)
+
+
+def whole_biases(shifts: Shifts, still: Collection[Owner]) -> frozenset[Any]:
+    """Return the keys of biases that weights have to answer to, so that they are never 0: all of those shifts."""
+    some = list(shifts.read())
+    if not some:
+        return frozenset()
+    found = Solved.of(shifts, still, {each.entries.key for each in some})
+    answers = found.directions[np.concatenate([each.unknowns for each in shifts.virtual])]
+    answered = set(found.first[np.unique(answers.nonzero()[1])].tolist())
+    return frozenset(each.entries.key for each in some if not answered.isdisjoint(shifts.total(each.outs[0]).tolist()))
 
 
 def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Shift]:

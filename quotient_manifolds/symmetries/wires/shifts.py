@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,14 +114,17 @@ class Shifts:
         names = np.asarray(nodes, np.int64)
         return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
 
-    def apart(self) -> Scales:
-        """Return the equations that leave what nobody sees of a bias, or of a weight's constant, to what is unseen."""
+    def apart(self, whole: Collection[Any] = ()) -> Scales:
+        """Return the equations where what nobody sees of a bias, or of a weight's constant, is left to what is unseen.
+
+        whole: keys of entries of biases of which nothing is left.
+        """
         system = self.system.copy()
         biases = [each for each in self.walk.vectors if not each.gain]
         several = [
             (self.total(row), [each.outs[place] for each in _same(vector, biases)])
             for vector in biases
-            if not self.answered(vector)
+            if vector.entries.key not in whole
             for place, row in enumerate(vector.outs)
         ]
         for each in self.virtual:
@@ -133,13 +136,15 @@ class Shifts:
                 system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
         return system
 
-    def answered(self, vector: Linear | Vector) -> bool:
-        """Say whether a weight answers to a bias, which cannot be 0 then: what is unseen of it shifts with the rest."""
-        if not isinstance(vector, Vector) or len(vector.outs) > 1:
-            return False
-        total = self.claimed[np.array(vector.outs[0])].tolist()
-        read = any(total == row for each in self.virtual if not each.linear.table for row in each.linear.ins)
-        return read and bool(self.unseen.partly(np.array(vector.outs[0])).any())
+    def read(self) -> Iterator[Vector]:
+        """Yield the biases of which somebody sees a part, and to which a weight may answer."""
+        rows = {tuple(row) for each in self.virtual if not each.linear.table for row in each.linear.ins}
+        for vector in self.walk.vectors:
+            if not vector.gain and len(vector.outs) == 1:
+                nodes = np.array(vector.outs[0])
+                read = tuple(self.claimed[nodes].tolist()) in rows and bool(self.unseen.partly(nodes).any())
+                if read and self.unseen.common([nodes]).shape[1]:
+                    yield vector
 
     def _define(self, definition: Sum | Image) -> None:
         self.made[definition.outs] = len(self.definitions)
@@ -448,12 +453,17 @@ class Shifts:
         for each, answer in self.answers(size):
             each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
 
-    def biases(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield what is added to the numbers of vectors (rows, n) where sources add this; or what is seen of it."""
+    def biases(
+        self, size: Array, *, seen: bool = False, whole: Collection[Any] = ()
+    ) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what is added to the numbers of vectors (rows, n) where sources add this; or what is seen of it.
+
+        whole: keys of entries of which all is given.
+        """
         for vector in self._vectors():
             change = size[np.array(vector.outs)]
             if change.any():
-                if seen:
+                if seen and vector.entries.key not in whole:
                     change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
                 yield vector.entries, torch.from_numpy(change)
 
