@@ -46,7 +46,7 @@ class Part:
         """Say whether this is a bias."""
         return len(self.entries.shape) == 2
 
-    def read(self, params: Params) -> Tensor:
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers as (taps, out, in)."""
         W = self.entries.read(params)
         return W if W.ndim == 3 else W.mT[None]
