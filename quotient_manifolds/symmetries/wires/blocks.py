@@ -14,7 +14,6 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 from quotient_manifolds.symmetries.wires.walk import FIXED, Vector, Walk, hashed
 
-Array = np.ndarray
 _NONE = np.zeros(0, np.int64)
 
 

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import Walk, flat, hashed, named
 
-Array = np.ndarray
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 STILL = frozenset(
     ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk
 
-Array = np.ndarray
 Owner = tuple[str, str, int]
 """What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
 ROWS = 1 << 24  # more than a weight has

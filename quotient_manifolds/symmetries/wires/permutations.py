@@ -18,9 +18,9 @@ from quotient_manifolds.symmetries.wires.codes import mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.equations import Equations
 from quotient_manifolds.symmetries.wires.labels import common_path
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk, hashed
 
-Array = np.ndarray
 FUNCTIONS = (
     *("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "softplus", "leaky_relu", "hardswish", "erf", "exp", "sin"),
     *("abs", "clamp", "maximum", "minimum", "where"),

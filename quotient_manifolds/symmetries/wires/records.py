@@ -20,13 +20,12 @@ from quotient_manifolds.symmetries.wires.constants import (
 )
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import shifts_of
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
-
-Array = np.ndarray
 
 
 def freedoms(

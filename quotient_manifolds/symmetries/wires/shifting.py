@@ -15,12 +15,12 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import linked, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
-Array = np.ndarray
 SMALL = 1e-9
 TINY = 1e-13
 NOTHING = 1e-12  # what folding leaves of a constant

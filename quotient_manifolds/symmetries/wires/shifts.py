@@ -13,13 +13,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.blocks import Direction, zeros
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
 
-Array = np.ndarray
 SMALL = 1e-13
 
 

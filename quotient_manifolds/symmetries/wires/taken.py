@@ -10,8 +10,8 @@ import scipy.linalg
 
 from quotient_manifolds.symmetries.wires.blocks import Block
 from quotient_manifolds.symmetries.wires.channels import Bundle
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Component
-from quotient_manifolds.symmetries.wires.walk import Array
 
 SMALL = 1e-9
 

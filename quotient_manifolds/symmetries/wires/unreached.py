@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, ZERO, Flow, Linear, Walk
 
-Array = np.ndarray
 SMALL = 1e-12  # what folding leaves of a constant
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel, outside, span
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, outside, span
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, Flow, Linear, Walk
 
-Array = np.ndarray
 SMALL = 1e-14
 
 

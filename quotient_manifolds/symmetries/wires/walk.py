@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
 MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
-Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     MASKED,
     ZERO,
-    Array,
     Flow,
     Walk,
     hashed,

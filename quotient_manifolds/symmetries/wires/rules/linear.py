@@ -11,13 +11,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import folded
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
-    Array,
     Flow,
     Walk,
     flat,
