@@ -70,7 +70,7 @@ def parts_of(walk: Walk) -> list[Part]:
     """Return where channels stand in parameters: what uses the same entries in the same way is there once."""
     found, known = list[Part](), set()
     families: dict[object, int] = {}
-    sources: tuple[Linear | Vector, ...] = (*walk.linears, *walk.vectors)
+    sources = walk.uses
     for each in sources:
         if each.entries.key in known or (isinstance(each, Vector) and each.gain):
             continue

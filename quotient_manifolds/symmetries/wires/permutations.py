@@ -303,7 +303,7 @@ def _name(search: _Search, units: Array, parts: Sequence[Part]) -> str:
     operations = {search.graph.made[place][1] for place in own.tolist()}
     names = [each.name for part in parts for each in part.entries]
     written = [part for part in parts if part.rows is not None]
-    wide = any(part.rows.shape[1] > 1 for part in written)
+    wide = any(part.rows is not None and part.rows.shape[1] > 1 for part in parts)
     functions = [each for each in FUNCTIONS if each in operations]
     if "score" in operations:
         what = "heads"

@@ -63,9 +63,9 @@ def freedoms(
     moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
     turns = list(gauges(walk, left, told, moved, partners))
     means = [each for each in turns if each.group == "mean"]
-    rest = [each for each in turns if each.group != "mean"]
+    others = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *rest])
+    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *others])
 
 
 def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:

@@ -395,7 +395,8 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
     answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
     changed += [each.entries.name for each in answers]
-    targets, readers = (0.0,) * len(pivots), ()
+    targets = (0.0,) * len(pivots)
+    readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
         scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1

@@ -167,7 +167,8 @@ class Shifts:
         turned = [[-each.offsets.get(n, 0.0) for each in self.gauges] for n in flow.outs.tolist()]
         plus = scipy.sparse.lil_matrix((len(flow.outs), self._width))
         plus[:, self._turns] = np.array(turned)
-        self._define(Sum(flow.outs, *flow.terms, plus=plus.tocsr()))
+        names, factors = flow.terms
+        self._define(Sum(flow.outs, names, factors, plus=plus.tocsr()))
 
     # equations
     def _constrain(self, names: Array, factors: Array) -> None:
@@ -401,8 +402,8 @@ class Shifts:
         for sources, outs, names, factors in self.claims:
             rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
-        for each in self.virtual:
-            size[each.linear.outs[0]] = coefficients[each.unknowns]
+        for answer in self.virtual:
+            size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
             if vector.like:  # rows that nobody asked for go with those that were
                 size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
@@ -453,7 +454,7 @@ class Shifts:
         for vector in self._vectors():
             change = size[np.array(vector.outs)]
             if change.any():
-                if seen:
+                if seen and not self.answered(vector):
                     change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
                 yield vector.entries, torch.from_numpy(change)
 
