@@ -454,7 +454,7 @@ class Shifts:
         for vector in self._vectors():
             change = size[np.array(vector.outs)]
             if change.any():
-                if seen:
+                if seen and not self.answered(vector):
                     change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
                 yield vector.entries, torch.from_numpy(change)
 
