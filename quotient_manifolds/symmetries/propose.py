@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,10 +128,10 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     params = dict(model.named_parameters())
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
-    free, others = find_freedoms(run, pairs)
+    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
+    free, others = find_freedoms(run, replace(pairs, pairs=match.pairs, translations=match.translations))
     run.constants.forget()
     run.walk.forget()
-    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)

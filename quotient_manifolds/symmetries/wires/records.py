@@ -59,7 +59,7 @@ def freedoms(
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
-    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
+    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist()), *partners.nodes()}
     turns = list(gauges(walk, left, told, moved, partners))
     means = [each for each in turns if each.group == "mean"]
     others = [each for each in turns if each.group != "mean"]
