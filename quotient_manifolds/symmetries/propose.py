@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,23 +128,26 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     params = dict(model.named_parameters())
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
-    free, others = find_freedoms(run, pairs)
+    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
+    free, others = find_freedoms(run, replace(pairs, pairs=match.pairs, translations=match.translations))
     run.constants.forget()
     run.walk.forget()
-    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
-    unrecognised = _unfollowed(dict(model.named_modules()), match)
+    unrecognised = _unfollowed(dict(model.named_modules()), match, free)
     return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others), match.translations, free)
 
 
-def _unfollowed(modules: Mapping[str, nn.Module], found: Match) -> tuple[str, ...]:
+def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Freedom]) -> tuple[str, ...]:
     """Return the innermost modules that look like attention and of which nothing is found or refused."""
     kinds = (QUERY_KEY, VALUE_OUTPUT)
     owners = {name.rpartition(".")[0] for pair in found.pairs if pair.kind in kinds for name in pair.names}
     owners |= {each.name.removesuffix(each.kind).rstrip() for each in found.refused if each.kind in kinds}
     looks = {name for name, module in modules.items() if looks_like_attention(module)}
+    innermost = looks - {above for name in looks for above in _lineage(name) if above != name}
+    turned = ({*each.names} for each in free if isinstance(each, Gauge))
+    owners |= {at for names in turned for at in innermost if all(at in _lineage(name) for name in names)}
     settled = {owner for owner in owners if owner in modules}
     settled |= {above for owner in settled for above in _lineage(owner) if above in looks}
     around = {above for name in settled for above in _lineage(name)}  # a block is called after its attention

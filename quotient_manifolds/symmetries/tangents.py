@@ -42,7 +42,9 @@ class Action:
 
 def actions(symmetries: Symmetries) -> list[Action]:
     """Return the action of every pair, translation and freedom, in this order."""
-    found = [(each, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs]
+    found: list[tuple[SymmetricPair | Translation, int, Act]] = [
+        (each, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs
+    ]
     found += [(each, each.dimension, partial(_on_bias, each)) for each in symmetries.translations]
     acting = [Action(each.name, each.names, size, act, partial(_derived, act, each.names)) for each, size, act in found]
     return acting + [

@@ -15,11 +15,11 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias
 from quotient_manifolds.symmetries.wires.channels import Part
 from quotient_manifolds.symmetries.wires.constants import Constants
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Views = tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]]
-Array = np.ndarray
 CLOSE = 1e-7
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, hashed
+from quotient_manifolds.symmetries.wires.walk import FIXED, Vector, Walk, hashed
 
-Array = np.ndarray
 _NONE = np.zeros(0, np.int64)
 
 
@@ -208,8 +207,8 @@ def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:
     found = []
     for k in range(int(count.max(initial=0))):
         here = np.sort(by_channel[number == k])
-        parts = (torch.from_numpy(each[here]) for each in (np.arange(len(names)), channel, weight))
-        found.append(Copy(*parts, bool(dual[here[0]])))
+        place, own, size = (torch.from_numpy(each[here]) for each in (np.arange(len(names)), channel, weight))
+        found.append(Copy(place, own, size, bool(dual[here[0]])))
     return tuple(found)
 
 
@@ -237,7 +236,7 @@ def offset_directions(walk: Walk) -> Iterator[Direction]:
 
 
 def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator[Direction]:
-    values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
+    values = {id(each): each.entries.read(walk.parameters) for each in walk.uses}
     offsets = [flow for flow in walk.flows if flow.kind == "offset"]
     for block in blocks:
         linears = [(each, copies(block, each.outs[0]), copies(block, each.takes)) for each in walk.linears]
@@ -273,31 +272,31 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
             moved: dict[int, float] = {}
             for flow, constant in constants:
                 for each in constant:
-                    change = (each.generator(X) @ torch.from_numpy(flow.plus)[each.places]).tolist()
+                    turned = (each.generator(X) @ torch.from_numpy(flow.plus)[each.places]).tolist()
                     moved.update(
-                        (n, x) for n, x in zip(flow.outs[each.places.numpy()].tolist(), change, strict=True) if x
+                        (n, x) for n, x in zip(flow.outs[each.places.numpy()].tolist(), turned, strict=True) if x
                     )
             yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
     for solution in solutions(scales):
         tangent = zeros(walk)
         done = set()
-        for each in (*walk.linears, *walk.vectors):
-            if each.entries.key in done:
+        for use in walk.uses:
+            if use.entries.key in done:
                 continue
-            done.add(each.entries.key)
-            if hasattr(each, "gain"):
-                if each.gain:
-                    index, weights = walk.notes["gain index", id(each)]
-                    flat = tangent[each.entries.name].view(-1)
-                    for place, unknown, value in zip(index, each.unknowns[0], weights, strict=True):
-                        flat[place] = solution.get(unknown, 0.0) * value / each.entries.scale
+            done.add(use.entries.key)
+            if isinstance(use, Vector):
+                if use.gain:
+                    index, weights = walk.notes["gain index", id(use)]
+                    flat = tangent[use.entries.name].view(-1)
+                    for place, unknown, value in zip(index, use.unknowns[0], weights, strict=True):
+                        flat[place] = solution.get(unknown, 0.0) * value / use.entries.scale
                     continue
-                size = torch.tensor([[solution.get(n, 0.0) for n in row] for row in each.outs], dtype=torch.float64)
-                each.entries.add_to(tangent, size * values[id(each)])
+                size = torch.tensor([[solution.get(n, 0.0) for n in row] for row in use.outs], dtype=torch.float64)
+                use.entries.add_to(tangent, size * values[id(use)])
                 continue
-            out = torch.tensor([solution.get(n, 0.0) for n in each.outs[0]], dtype=torch.float64)
-            ins = torch.tensor([solution.get(n, 0.0) for n in each.takes], dtype=torch.float64)
-            each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
+            rows = torch.tensor([solution.get(n, 0.0) for n in use.outs[0]], dtype=torch.float64)
+            columns = torch.tensor([solution.get(n, 0.0) for n in use.takes], dtype=torch.float64)
+            use.entries.add_to(tangent, values[id(use)] * (rows[:, None] - columns))
         if any(bool(part.any()) for part in tangent.values()):
             moved = {
                 n: solution[n] * c

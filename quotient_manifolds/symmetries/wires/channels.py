@@ -11,8 +11,9 @@ import torch
 
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Component
-from quotient_manifolds.symmetries.wires.walk import FIXED, Array, Linear, Vector, Walk, moving
+from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Vector, Walk, moving
 
 MOST = 64  # dimensions of a component of scales that is taken apart
 SMALL = 1e-9
@@ -70,7 +71,7 @@ def parts_of(walk: Walk) -> list[Part]:
     """Return where channels stand in parameters: what uses the same entries in the same way is there once."""
     found, known = list[Part](), set()
     families: dict[object, int] = {}
-    sources: tuple[Linear | Vector, ...] = (*walk.linears, *walk.vectors)
+    sources = walk.uses
     for each in sources:
         if each.entries.key in known or (isinstance(each, Vector) and each.gain):
             continue

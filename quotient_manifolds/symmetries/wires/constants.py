@@ -16,15 +16,13 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

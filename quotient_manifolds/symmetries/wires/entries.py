@@ -80,7 +80,7 @@ class Entries:
         """Return the place of each entry in the parameter, counted row by row, in the shape of the view."""
         if not self.layout.is_meta:
             return self.layout
-        found = torch.full((), self.layout.storage_offset())
+        found = torch.full((), self.first)
         for size, stride in zip(self.layout.shape, self.layout.stride(), strict=True):
             found = found[..., None] + torch.arange(size) * stride
         return found
@@ -111,7 +111,7 @@ class Entries:
         """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         if place.is_meta:
-            start = place.storage_offset()
+            start = self.first
             stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         else:
             start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,10 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import Walk, flat, hashed, named
 
-Array = np.ndarray
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 STILL = frozenset(
     ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty"]
@@ -197,8 +199,8 @@ class Equations:
                 self._pin(self.field(each))
             return
         self._lost.update(id(out) for out in operation.outputs[len(made) :] if made and out.numel())
-        for out, each in zip(operation.outputs, made, strict=False):
-            self._fields[id(out)] = each.expand(out.shape)
+        for out, field in zip(operation.outputs, made, strict=False):
+            self._fields[id(out)] = field.expand(out.shape)
 
     def _pin(self, field: Field) -> None:
         """Say that each of these entries is like none."""
@@ -344,7 +346,7 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
     for side in ("names", "places"):
         moved, kept = tree_map_only(
             Tensor,
-            lambda t, side=side: getattr(fields[id(t)], side) if id(t) in fields else t,
+            partial(_side, fields, side),
             (args, operation.kwargs),
         )
         if name == "index_select":
@@ -352,6 +354,10 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
         made = operation.func(*moved, **kept)
         found.append([_thin(each) for each in ([made] if isinstance(made, Tensor) else made)])
     return [Field(*each) for each in zip(*found, strict=True)]
+
+
+def _side(fields: dict[int, Field], side: str, tensor: Tensor) -> Tensor:
+    return getattr(fields[id(tensor)], side) if id(tensor) in fields else tensor
 
 
 def _beside(graph: Equations, operation: Operation, fields: dict[int, Field], axis: int) -> list[Field] | None:
@@ -381,8 +387,9 @@ def _copy(graph: Equations, operation: Operation) -> list[Field] | None:
 
 
 def _multiply(graph: Equations, operation: Operation) -> list[Field] | None:
-    made = _product(graph, *operation.args[:2], operation.out)
-    return made and [made]
+    a, b = operation.args[:2]
+    made = _product(graph, a, b, operation.out)
+    return None if made is None else [made]
 
 
 def _product(graph: Equations, a: Tensor, b: Tensor, out: Tensor) -> Field | None:
@@ -408,7 +415,7 @@ def _by_weight(graph: Equations, field: Field, entries: Entries, shape: Sequence
     if layout.ndim != 3:
         return None
     made = [
-        graph.linear(field.map(lambda t, k=k: t[k]), replace(entries, layout=layout[k][None]), shape[1:])
+        graph.linear(field.map(itemgetter(k)), replace(entries, layout=layout[k][None]), shape[1:])
         for k in range(len(layout))
     ]
     return Field(*(_thin(torch.stack([getattr(each, side) for each in made])) for side in ("names", "places")))
@@ -435,7 +442,7 @@ def _reduced(graph: Equations, operation: Operation) -> list[Field] | None:
     if len(operation.outputs) != 1:
         return None
     made = graph.reduce(field, axes)
-    return made and [made.map(lambda t: t.reshape(operation.out.shape))]
+    return None if made is None else [made.map(lambda t: t.reshape(operation.out.shape))]
 
 
 def _normalised(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -453,11 +460,12 @@ def _normalised(graph: Equations, operation: Operation) -> list[Field] | None:
 
 def _affine(graph: Equations, field: Field, numbers: Sequence[Any], axis: int) -> Field:
     """Multiply and add parameters, or constants, of the channels along an axis."""
-    beside, behind = [field.names.movedim(axis, -1)], [None] * (field.names.ndim - 1 - axis)
+    beside = [field.names.movedim(axis, -1)]
+    widened: tuple[Any, ...] = (..., *[None] * (field.names.ndim - 1 - axis))
     for each in numbers:
         if each is not None:
             part = graph.source(each, beside) if graph._is_parameter(each) else graph.field(each)
-            field = graph.combine([field, part.map(lambda t: t[(..., *behind)])])
+            field = graph.combine([field, part.map(itemgetter(widened))])
     return field
 
 
@@ -515,7 +523,8 @@ def _pooled(graph: Equations, operation: Operation) -> list[Field] | None:
     axes = range(out.ndim - int(operation.name.partition("d")[0][-1]), out.ndim)
     if any(not flat(field.names, axis) for axis in axes):
         return None
-    names = field.names[(..., *[slice(1)] * len(axes), 0)].expand(out.shape)
+    first: tuple[Any, ...] = (..., *[slice(1)] * len(axes), 0)
+    names = field.names[first].expand(out.shape)
     return [graph.windows(names)] * len(operation.outputs)
 
 

@@ -17,8 +17,6 @@ from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
-Array = np.ndarray
-
 
 def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield tangents of what is unseen, unreached and shifted."""

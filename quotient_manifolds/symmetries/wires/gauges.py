@@ -46,7 +46,7 @@ class Part:
         """Say whether this is a bias."""
         return len(self.entries.shape) == 2
 
-    def read(self, params: Params) -> Tensor:
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers as (taps, out, in)."""
         W = self.entries.read(params)
         return W if W.ndim == 3 else W.mT[None]
@@ -291,18 +291,23 @@ def gauges(
     scalings: those that are folded before; the blocks' weights are those at the point where they are. held: nodes of
     channels that pairs mix or scale, whose directions tell nothing; partners: what tells them.
     """
-    blocks = list(blocks)
-    mixed = set[int]()
-    for block in blocks:
-        if block.kind != "mean":
-            root = block.classes.find(np.arange(walk.count))[0]
-            mixed.update(np.flatnonzero(np.isin(root, block.roots)).tolist())
-    for block in blocks:
-        parts = [*_weights(walk, block, mixed, held), *_biases(walk, block)]
-        if any(part.into for part in parts) or (len(parts) > 1 and block.kind != "mean"):
-            names = {part.entries.name for part in parts}
-            met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-            yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights, partners)
+    left, every = list(blocks), np.arange(walk.count)
+    nodes = {
+        id(each): frozenset(np.flatnonzero(np.isin(each.classes.find(every)[0], each.roots)).tolist())
+        for each in left
+        if each.kind != "mean"
+    }
+    while left:
+        mixed = frozenset().union(*(nodes.get(id(each), ()) for each in left))
+        parts = {id(each): [*_weights(walk, each, mixed, held), *_biases(walk, each)] for each in left}
+        told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
+        for block in told:  # first those that others tell, which tell others then
+            own = tuple(parts[id(block)])
+            if any(part.into for part in own) or (len(own) > 1 and block.kind != "mean"):
+                names = {part.entries.name for part in own}
+                met = tuple(each for each in scalings if not names.isdisjoint(each.names))
+                yield Gauge(block.kind, len(block.roots), own, met, block.weights, partners)
+        left = [each for each in left if each not in told]
 
 
 def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], held: AbstractSet[int]) -> Iterator[Part]:

@@ -21,7 +21,7 @@ def kernel(matrix: Array, scale: float = 0.0) -> Array:
     if invertible(matrix[:columns], scale):
         return np.zeros((columns, 0))
     if rows > columns:
-        matrix = np.linalg.qr(matrix, mode="r")
+        matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
     return np.linalg.qr(echelon(matrix, scale))[0]
 
 
@@ -29,7 +29,7 @@ def echelon(matrix: Array, scale: float = 0.0) -> Array:
     """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has."""
     count = matrix.shape[1]
     if matrix.shape[0] > 2 * count:
-        matrix = np.linalg.qr(matrix, mode="r")
+        matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
     R, order = scipy.linalg.qr(matrix, mode="r", pivoting=True)
     rank = _rank(R, scale)
     found = np.zeros((count, count - rank))

@@ -26,8 +26,9 @@ from quotient_manifolds.symmetries.wires.biases import translations_of
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bundles, parts_of
 from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import Labels
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.taken import Taken
-from quotient_manifolds.symmetries.wires.walk import Array, Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import Linear, Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 

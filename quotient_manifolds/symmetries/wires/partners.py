@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk
 
-Array = np.ndarray
 Owner = tuple[str, str, int]
 """What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
 ROWS = 1 << 24  # more than a weight has
@@ -51,15 +52,27 @@ class Partners:
         """
         W = entries.read(params)
         for channels, R in self._of(entries.name, by or params):
-            channel = channels[entries.index()]
-            rows, columns = channel[0, :, 0], channel[0, 0, :]
-            if bool((channel == rows[:, None]).all()):
-                inside = rows >= 0
-                W[:, inside] = R[rows[inside]][:, rows[inside]] @ W[:, inside]
-            elif bool((channel == columns).all()):
-                inside = columns >= 0
-                W[:, :, inside] = W[:, :, inside] @ R[columns[inside]][:, columns[inside]].mT
+            rows, columns = _along(channels[entries.index()])
+            if rows is not None:
+                W[:, rows >= 0] = R[rows[rows >= 0]][:, rows[rows >= 0]] @ W[:, rows >= 0]
+            elif columns is not None:
+                W[:, :, columns >= 0] = W[:, :, columns >= 0] @ R[columns[columns >= 0]][:, columns[columns >= 0]].mT
         return W
+
+    def nodes(self) -> set[int]:
+        """Return the nodes of channels of pairs, of such, too, as are declared and nothing else tells of."""
+        found = set[int]()
+        for pair in self.pairs:
+            for factor in (pair.G, pair.H):
+                channels = _channels(factor, self.walk.shapes)
+                for each in self.walk.linears:
+                    if each.entries.name in channels:
+                        rows, columns = _along(channels[each.entries.name].reshape(-1)[each.entries.index()])
+                        if rows is not None:
+                            found.update(np.array(each.outs[0])[(rows >= 0).numpy()].tolist())
+                        elif columns is not None:
+                            found.update(np.array(each.takes)[(columns >= 0).numpy()].tolist())
+        return found
 
     def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""
@@ -68,7 +81,7 @@ class Partners:
                 if any(view.name == name for view in own.views):
                     key = name, pair.name, own is pair.G
                     if key not in self._channels:
-                        self._channels[key] = _channels(own, params)[name].reshape(-1)
+                        self._channels[key] = _channels(own, self.walk.shapes)[name].reshape(-1)
                     views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
                     yield self._channels[key], _triangle(pair, Factor(views), params)
 
@@ -84,10 +97,18 @@ class Partners:
         return int(self._rows[key][place % ROWS])
 
 
-def _channels(factor: Factor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _along(channel: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column."""
+    rows, columns = channel[0, :, 0], channel[0, 0, :]
+    if bool((channel == rows[:, None]).all()):
+        return rows, None
+    return None, columns if bool((channel == columns).all()) else None
+
+
+def _channels(factor: Factor, shapes: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return for the numbers of each parameter the channel of a factor that they belong to; -1 if none."""
     names = {view.name for view in factor.views}
-    found = {name: torch.full(params[name].shape, -1, dtype=torch.int64) for name in names}
+    found = {name: torch.full(tuple(shapes[name]), -1, dtype=torch.int64) for name in names}
     heads, _, h = factor.views[0].shape
     factor.write(found, torch.arange(heads * h).view(heads, 1, h).expand(heads, factor.rows, h))
     return found

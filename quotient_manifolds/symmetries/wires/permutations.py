@@ -18,9 +18,9 @@ from quotient_manifolds.symmetries.wires.codes import mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.equations import Equations
 from quotient_manifolds.symmetries.wires.labels import common_path
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk, hashed
 
-Array = np.ndarray
 FUNCTIONS = (
     *("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "softplus", "leaky_relu", "hardswish", "erf", "exp", "sin"),
     *("abs", "clamp", "maximum", "minimum", "where"),
@@ -303,7 +303,7 @@ def _name(search: _Search, units: Array, parts: Sequence[Part]) -> str:
     operations = {search.graph.made[place][1] for place in own.tolist()}
     names = [each.name for part in parts for each in part.entries]
     written = [part for part in parts if part.rows is not None]
-    wide = any(part.rows.shape[1] > 1 for part in written)
+    wide = any(part.rows is not None and part.rows.shape[1] > 1 for part in parts)
     functions = [each for each in FUNCTIONS if each in operations]
     if "score" in operations:
         what = "heads"

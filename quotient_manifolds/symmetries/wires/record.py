@@ -132,11 +132,12 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     apply = torch.autograd.Function.__dict__["apply"]
     fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
     torch.backends.mha.set_fastpath_enabled(False)
-    torch.autograd.Function.apply = classmethod(_forward)  # functorch asks more of a function than its forward
+    # functorch asks more of a function than its forward
+    torch.autograd.Function.apply = classmethod(_forward)  # type: ignore[assignment, method-assign]
     try:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _ReadIndices():
             out = torch.func.functionalize(run)(parameters, buffers, batch)
     finally:
-        torch.autograd.Function.apply = apply
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         torch.backends.mha.set_fastpath_enabled(fused)
     return Recording(tuple(recorder.operations), parameters, tuple(tensors(batch)), tuple(tensors(out)))

@@ -20,13 +20,12 @@ from quotient_manifolds.symmetries.wires.constants import (
 )
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
-
-Array = np.ndarray
 
 
 def freedoms(
@@ -60,12 +59,12 @@ def freedoms(
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
-    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist())}
+    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist()), *partners.nodes()}
     turns = list(gauges(walk, left, told, moved, partners))
     means = [each for each in turns if each.group == "mean"]
-    rest = [each for each in turns if each.group != "mean"]
+    others = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *rest])
+    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *others])
 
 
 def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:

@@ -10,9 +10,8 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
-from quotient_manifolds.symmetries.wires.linear_algebra import echelon
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, echelon
 
-Array = np.ndarray
 SMALL = 1e-9
 SHORT = 8  # terms of an equation that is eliminated row by row
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import quotient_manifolds.symmetries.wires.rules  # noqa: F401  fills the table of rules
 from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
+from quotient_manifolds.symmetries.wires import rules  # noqa: F401  fills the table of rules
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.record import record

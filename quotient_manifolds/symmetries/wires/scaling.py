@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -17,12 +17,12 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
-Array = np.ndarray
-Sparse = scipy.sparse.csr_matrix
+Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
 STEP = 2 / 3  # for lengths that pairs measure may follow log-scales up to twice
@@ -120,7 +120,8 @@ class Scaling(Freedom):
     def names(self) -> tuple[str, ...]:
         """Return the parameters that a move touches, gains first, each once."""
         vectors = sorted(self.vectors, key=lambda each: not each.gain)
-        return tuple(dict.fromkeys(each.entries.name for each in (*vectors, *self.weights)))
+        entries = (*(each.entries for each in vectors), *(each.entries for each in self.weights))
+        return tuple(dict.fromkeys(each.name for each in entries))
 
     @property
     def dimension(self) -> int:
@@ -286,7 +287,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
     rows = np.searchsorted(order, np.concatenate(names))
     B = scipy.sparse.csr_matrix((np.concatenate(values), (rows, np.concatenate(places))), shape=(len(order) + 1, start))
 
-    def exponents(nodes: Sequence[int]) -> Sparse:
+    def exponents(nodes: Sequence[int] | Array) -> Sparse:
         row = np.searchsorted(order, nodes)
         known = (row < len(order)) & (order[np.minimum(row, len(order) - 1)] == np.asarray(nodes))
         return B[np.where(known, row, len(order))]

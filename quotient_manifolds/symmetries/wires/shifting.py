@@ -15,12 +15,12 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import linked, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
-Array = np.ndarray
 SMALL = 1e-9
 TINY = 1e-13
 NOTHING = 1e-12  # what folding leaves of a constant
@@ -406,7 +406,8 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
     answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
     changed += [each.entries.name for each in answers]
-    targets, readers = (0.0,) * len(pivots), ()
+    targets = (0.0,) * len(pivots)
+    readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
         scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1

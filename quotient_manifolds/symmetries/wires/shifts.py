@@ -13,13 +13,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.blocks import Direction, zeros
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
 
-Array = np.ndarray
 SMALL = 1e-13
 
 
@@ -172,7 +172,8 @@ class Shifts:
         turned = [[-each.offsets.get(n, 0.0) for each in self.gauges] for n in flow.outs.tolist()]
         plus = scipy.sparse.lil_matrix((len(flow.outs), self._width))
         plus[:, self._turns] = np.array(turned)
-        self._define(Sum(flow.outs, *flow.terms, plus=plus.tocsr()))
+        names, factors = flow.terms
+        self._define(Sum(flow.outs, names, factors, plus=plus.tocsr()))
 
     # equations
     def _constrain(self, names: Array, factors: Array) -> None:
@@ -406,8 +407,8 @@ class Shifts:
         for sources, outs, names, factors in self.claims:
             rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
-        for each in self.virtual:
-            size[each.linear.outs[0]] = coefficients[each.unknowns]
+        for answer in self.virtual:
+            size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
             if vector.like:  # rows that nobody asked for go with those that were
                 size[vector.outs[0]] = size[np.array(vector.like)].mean(0)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, ZERO, Flow, Linear, Walk
 
-Array = np.ndarray
 SMALL = 1e-12  # what folding leaves of a constant
 
 
@@ -127,17 +126,18 @@ class Unreached:
 
     def _images(self, linear: Linear, rows: Array, V: Array) -> Array:
         """Return u and a, above each other, with u W = a V for rows W of a weight."""
-        N, start = None, 0
+        N: Array | None = None
+        start = 0
         for W in self.values.columns(linear, rows):
             part = np.concatenate([W.T, -V[:, start : start + W.shape[1]].T], 1)
             start += W.shape[1]
             N = kernel(part) if N is None else N @ kernel(part @ N, float(np.abs(part).max()))
             if not N.shape[1]:
                 break
-        return N
+        return np.eye(len(rows) + len(V)) if N is None else N
 
     def _sum(self, flow: Flow, places: Array) -> tuple[Array, Array]:
-        parts = []
+        parts: list[tuple[Array, Array]] = []
         for inner, size in zip(flow.terms[0][places].T, flow.terms[1][places].T, strict=True):
             if not (inner > FIXED).any() and len(parts):
                 continue

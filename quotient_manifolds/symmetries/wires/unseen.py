@@ -8,39 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.symmetries.wires.linear_algebra import kernel, outside, span
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, outside, span
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, Flow, Linear, Walk
 
-Array = np.ndarray
 SMALL = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """Hold nodes, ascending, and of them what somebody sees or what nobody sees, whichever is at hand."""
+    """Hold nodes, ascending, and of them what somebody sees or what nobody sees, whichever is at hand.
+
+    What is seen are functionals (r, n), fewer than nodes; what is unseen are directions (n, u), orthonormal.
+    """
 
     nodes: Array
-    seen: Array | None  # functionals (r, n), fewer than nodes
-    unseen: Array | None  # directions (n, u), orthonormal
+    matrix: Array
+    seen: bool  # whether the matrix is of what is seen
 
     @property
     def functionals(self) -> Array:
-        return outside(self.unseen) if self.seen is None else self.seen
+        return self.matrix if self.seen else outside(self.matrix)
 
     @property
     def directions(self) -> Array:
-        return kernel(self.seen) if self.unseen is None else self.unseen
+        return kernel(self.matrix) if self.seen else self.matrix
 
     def at(self, places: Array) -> Array:
         """Return the directions of some of the nodes, where all others are 0."""
-        if self.unseen is None:
-            return kernel(self.seen[:, places])
+        if self.seen:
+            return kernel(self.matrix[:, places])
         rest = np.ones(len(self.nodes), bool)
         rest[places] = False
-        K = self.unseen[places]
-        return K @ kernel(self.unseen[rest], 1.0) if rest.any() else K
+        K = self.matrix[places]
+        return K @ kernel(self.matrix[rest], 1.0) if rest.any() else K
 
 
 class Unseen:
@@ -88,7 +90,7 @@ class Unseen:
         kept = np.abs(functionals).max(0, initial=0) > SMALL
         if kept.any():
             functionals = functionals[:, kept]
-            self._put(distinct[kept], seen=functionals[np.abs(functionals).max(1) > SMALL])
+            self._put(Cell(distinct[kept], functionals[np.abs(functionals).max(1) > SMALL], True))
 
     def leave(self, nodes: Any, directions: Array) -> None:
         """Say that of these nodes together nothing is unseen but these directions (n, u)."""
@@ -106,13 +108,13 @@ class Unseen:
         if free.any():
             distinct, K = distinct[~free], span(K[~free])
         if len(distinct):
-            self._put(distinct, unseen=K)
+            self._put(Cell(distinct, K, False))
 
-    def _put(self, names: Array, *, seen: Array | None = None, unseen: Array | None = None) -> None:
-        """Let nodes, ascending and not seen, have what is seen or unseen of them beside what has been so before."""
+    def _put(self, made: Cell) -> None:
+        """Let the nodes of a cell, none of them seen, have what it says of them beside what has been known."""
+        names = made.nodes
         touched = np.unique(self.cell[names])
         inner = [self.cells.pop(c) for c in touched.tolist() if c >= 0]
-        made = Cell(names, seen, unseen)
         if not inner:
             self._store(made)
         elif len(inner) == 1 and np.array_equal(inner[0].nodes, names):
@@ -125,12 +127,12 @@ class Unseen:
                 wide = np.zeros((len(matrix), len(every)))
                 wide[:, np.searchsorted(every, each.nodes)] = matrix
                 parts.append(wide)
-            self._store(Cell(every, np.concatenate(parts), None))
+            self._store(Cell(every, np.concatenate(parts), True))
 
     def _store(self, cell: Cell) -> None:
-        if cell.unseen is None and len(cell.seen) >= len(cell.nodes):
-            cell = Cell(cell.nodes, None, kernel(cell.seen))
-        if cell.unseen is not None and not cell.unseen.shape[1]:
+        if cell.seen and len(cell.matrix) >= len(cell.nodes):
+            cell = Cell(cell.nodes, kernel(cell.matrix), False)
+        if not cell.seen and not cell.matrix.shape[1]:
             self.cell[cell.nodes] = -1
             self.seen[cell.nodes] = True
             return
@@ -148,12 +150,11 @@ class Unseen:
             cell = self.cells.pop(c)
             self.cell[cell.nodes] = -1
             keep = np.flatnonzero(~self.seen[cell.nodes])
-            if cell.unseen is None:
-                keep = keep[np.abs(cell.seen[:, keep]).max(0, initial=0) > SMALL]
-            if len(keep) and cell.unseen is None:
-                self._store(Cell(cell.nodes[keep], cell.seen[:, keep], None))
-            elif len(keep):
-                self._store(Cell(cell.nodes[keep], None, cell.at(keep)))
+            if cell.seen:
+                keep = keep[np.abs(cell.matrix[:, keep]).max(0, initial=0) > SMALL]
+            if len(keep):
+                matrix = cell.matrix[:, keep] if cell.seen else cell.at(keep)
+                self._store(Cell(cell.nodes[keep], matrix, cell.seen))
 
     def of(self, nodes: Any) -> Array:
         """Return the functionals of a list of nodes, (r, n)."""
@@ -205,10 +206,10 @@ class Unseen:
         found = np.zeros(len(names), bool)
         for here, cell in self._cells_of(names):
             some = np.searchsorted(cell.nodes, names[here])
-            if cell.unseen is None:
-                found[here] = np.abs(cell.seen[:, some]).max(0) > SMALL
+            if cell.seen:
+                found[here] = np.abs(cell.matrix[:, some]).max(0) > SMALL
             else:
-                found[here] = (cell.unseen[some] ** 2).sum(1) < 1 - 1e-12
+                found[here] = (cell.matrix[some] ** 2).sum(1) < 1 - 1e-12
         return found
 
     def all(self, nodes: Any) -> bool:
@@ -294,7 +295,7 @@ class Unseen:
         """See of nodes what is seen of their multiples."""
         if self.all(nodes) or not self.partly(outs).any():
             return
-        if (factors != 0).all() and all(cell.seen is None for _, cell in self._cells_of(outs)):
+        if (factors != 0).all() and all(not cell.seen for _, cell in self._cells_of(outs)):
             self.leave(nodes, self.directions(outs) / factors[:, None])
         else:
             self.add(nodes, self.of(outs) * factors)
@@ -321,11 +322,11 @@ class Unseen:
 
 def _meet(one: Cell, other: Cell) -> Cell:
     """Return what is seen or unseen of the nodes of two cells that have the same ones."""
-    if one.unseen is None:
+    if one.seen:
         one, other = other, one
-    if one.unseen is None:
-        return Cell(one.nodes, np.concatenate([one.seen, other.seen]), None)
-    K = one.unseen
-    if other.unseen is None:
-        return Cell(one.nodes, None, K @ kernel(other.seen @ K, float(np.abs(other.seen).max())))
-    return Cell(one.nodes, None, K @ kernel(K - other.unseen @ (other.unseen.T @ K), 1.0))
+    if one.seen:
+        return Cell(one.nodes, np.concatenate([one.matrix, other.matrix]), True)
+    K, matrix = one.matrix, other.matrix
+    if other.seen:
+        return Cell(one.nodes, K @ kernel(matrix @ K, float(np.abs(matrix).max())), False)
+    return Cell(one.nodes, K @ kernel(K - matrix @ (matrix.T @ K), 1.0), False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from quotient_manifolds.sharded import Whole
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
-Array = np.ndarray
 T = TypeVar("T")
 CHUNK = 1 << 22  # entries of a weight that are read together
 
@@ -45,7 +46,7 @@ class Values:
 
     def _hold(self, params: Mapping[str, Tensor]) -> None:
         """Refer to parameters, and to a mapping that makes them when they are asked for: here are only their parts."""
-        self._made = weakref.ref(params) if isinstance(params, (Generic, Whole)) else None
+        self._made: weakref.ref[Any] | None = weakref.ref(params) if isinstance(params, (Generic, Whole)) else None
         held = {} if isinstance(params, Generic) else dict(params.items())
         self._params = {name: weakref.ref(w) for name, w in held.items()}
 
@@ -64,7 +65,7 @@ class Values:
         _, out, width = linear.shape
         step = max(width, CHUNK // width, 1)
         for start in range(0, out, step):
-            (part,) = linear.entries.apply(lambda layout, start=start: layout[tap, start : start + step])
+            (part,) = linear.entries.apply(itemgetter((tap, slice(start, start + step))))
             yield start, self._read(part)
 
     def columns(self, linear: Linear, rows: Array) -> Iterator[Array]:
@@ -72,7 +73,7 @@ class Values:
         width, first, last = linear.shape[2], int(rows.min()), int(rows.max()) + 1
         step = max(len(rows) + 1, CHUNK // (last - first), 1)
         for start in range(0, width, step):
-            (part,) = linear.entries.apply(lambda layout, start=start: layout[0, first:last, start : start + step])
+            (part,) = linear.entries.apply(itemgetter((0, slice(first, last), slice(start, start + step))))
             yield self._read(part)[rows - first]
 
     def answer(self, linear: Linear, x: Array) -> Array:

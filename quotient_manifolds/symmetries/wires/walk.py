@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
 MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
-Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
 
@@ -173,6 +173,11 @@ class Walk:
         RULES["end"](self, recording.operations[-1])
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
         self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
+
+    @property
+    def uses(self) -> list[Linear | Vector]:
+        """Return all uses of parameters, first those as weights."""
+        return [*self.linears, *self.vectors]
 
     def forget_run(self) -> None:
         """Let go of activations: what is left tells where parameters stand and how they are related."""
@@ -504,18 +509,18 @@ class Walk:
         rows, inverse = torch.unique(thin.reshape(-1, width), dim=0, return_inverse=True)
         return rows.numpy(), inverse.view(thin.shape[:-1])
 
-    def column_codes(self, label: Tensor, tensor: Tensor | None) -> tuple[Array, Array, Array]:
+    def column_codes(self, label: Tensor, tensor: Tensor) -> tuple[Array, Array, Array]:
         """Return nodes, a code of the numbers at their entries, and their value: NaN if it is no known number."""
         code = self.codes(tensor) if not self.moving(tensor) else self.codes.fresh(tensor.shape)
         shape = torch.broadcast_shapes(label.shape, code.shape)
         label, code = self.thin(label.expand(shape), code.expand(shape))
-        value = None
+        value: Array | None = None
         if self.codes.constant(tensor):
-            value = tensor.expand(shape)
+            numbers = tensor.expand(shape)
             for axis in range(len(shape)):
                 if label.shape[axis] != shape[axis]:
-                    value = value.narrow(axis, 0, 1)
-            value = value.reshape(-1).double().cpu().numpy()
+                    numbers = numbers.narrow(axis, 0, 1)
+            value = numbers.reshape(-1).double().cpu().numpy()
         flat_label, flat_code = label.reshape(-1).numpy(), code.reshape(-1).numpy()
         order = np.argsort(flat_label, kind="stable")
         nodes, start, count = np.unique(flat_label[order], return_index=True, return_counts=True)

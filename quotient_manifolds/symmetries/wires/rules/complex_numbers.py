@@ -35,7 +35,7 @@ def complex_numbers(walk: Walk, operation: Operation) -> None:
     elif name in VIEWS and len(moving) == len(inputs):
         outs = [_new_parts(walk, out) for out in operation.outputs]
         for place in (0, 1):
-            args = tree_map_only(Tensor, lambda t, place=place: _parts(walk, t)[place], operation.args)
+            args = tree_map_only(Tensor, partial(_part, walk, place), operation.args)
             made = [out[place] for out in outs]
             view(walk, Operation(operation.func, args, operation.kwargs, made if len(made) > 1 else made[0]))
     elif name == "mul" and len(inputs) == 2:
@@ -45,6 +45,10 @@ def complex_numbers(walk: Walk, operation: Operation) -> None:
             for part in _parts(walk, each):
                 walk.fix(walk.label(part))
         walk.settle(operation)
+
+
+def _part(walk: Walk, place: int, tensor: Tensor) -> Tensor:
+    return _parts(walk, tensor)[place]
 
 
 def _times(walk: Walk, operation: Operation, x: Tensor, y: Tensor) -> None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     MASKED,
     ZERO,
-    Array,
     Flow,
     Walk,
     hashed,
@@ -43,11 +43,11 @@ def where(walk: Walk, operation: Operation) -> None:
     shape = operation.out.shape
     labels = [walk.label(each).expand(shape) for each in (a, b)]
     if not walk.live(condition) and walk.codes.constant(condition):
-        picked = torch.where(condition.cpu(), *labels)
+        picked = torch.where(condition.cpu(), labels[0], labels[1])
         label, names, nodes = walk.combined(picked, torch.full((), FIXED).expand(shape))
         label = torch.where(picked == ZERO, ZERO, label)
-        moving = names[:, 0] > FIXED
-        names, nodes = names[moving][:, [0, 0]], nodes[moving]
+        left = names[:, 0] > FIXED
+        names, nodes = names[left][:, [0, 0]], nodes[left]
     else:
         label, names, nodes = walk.combined(*labels)
     walk.put(operation.out, label)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import folded
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
-    Array,
     Flow,
     Walk,
     flat,
@@ -33,7 +33,8 @@ MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 
 @rule("mm", "bmm", "matmul", "dot", "mv")
 def matmul(walk: Walk, operation: Operation) -> None:
-    multiply(walk, operation, *operation.args[:2], operation.out)
+    a, b = operation.args[:2]
+    multiply(walk, operation, a, b, operation.out)
 
 
 @rule("addmm", "baddbmm")
@@ -262,11 +263,12 @@ def _by_numbers(walk: Walk, operation: Operation) -> None:
         walk.opaque(operation)
         return
     (rows,) = walk.entries[id(weight)].apply(lambda layout: layout.reshape(groups, -1))
+    behind = [1] * (out.ndim - 2)
+    columns = rows.apply(lambda layout: [each.view(-1, *behind) for each in layout.unbind(1)])
     sums = None
-    for tap in range(rows.shape[1]):
+    for tap, part in enumerate(columns):
         numbers, moved, product, after = (torch.empty(out.shape, device="meta") for _ in range(4))
         walk.notes["kept", walk.at, tap] = numbers, moved, product, after
-        (part,) = rows.apply(lambda layout, tap=tap: layout[:, tap].view(-1, *[1] * (out.ndim - 2)))
         walk.entries[id(numbers)] = part
         kind = "number" if any(padding) else "token"
         walk.put(moved, walk.moved(walk.first_kind(label, axes), tap, kind=kind).expand(out.shape))

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
-    Array,
     Walk,
     hashed,
     named,
@@ -108,16 +108,16 @@ def product(walk: Walk, operation: Operation, a: Tensor | None, b: Tensor, power
     one, other = np.where(turned, other, one), np.where(turned, one, other)
     alone, shared = np.where(turned, several[1], several[0]), np.where(turned, several[0], several[1])
     number = (one > FIXED) & (other > FIXED) & (shared > 1) & (alone == 1)
-    a, b, out = one[number], other[number], nodes[number]
-    walk.same(a, out, scale=False)
-    going = ~walk.dead[a]
-    walk.follow(out[going], a[going], key=hashed(b[going], named(("times", walk.at))))
-    walk.alone(b)
+    kept, by, out = one[number], other[number], nodes[number]
+    walk.same(kept, out, scale=False)
+    going = ~walk.dead[kept]
+    walk.follow(out[going], kept[going], key=hashed(by[going], named(("times", walk.at))))
+    walk.alone(by)
     walk.alone(np.concatenate([one[~number], other[~number], nodes[~number]]))
     walk.about("gated")[nodes] = True
     walk.through(nodes[~number], names[~number])
-    walk.through(out, b[:, None])
-    walk.passed("number", out, a, keys=b)
+    walk.through(out, by[:, None])
+    walk.passed("number", out, kept, keys=by)
 
 
 def _partners(names: Array, others: Array) -> Array:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.rules.products import resolve, square
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
-    Array,
     Flow,
     Walk,
     flat,
@@ -116,7 +116,8 @@ def average_pool(walk: Walk, operation: Operation) -> None:
         label = label.unfold(axis, size, step)
     windows = list(range(tensor.ndim, label.ndim))
     thin = _pool(walk, label, windows, 1 / (divisor or math.prod(sizes)))
-    walk.put(operation.out, thin[(..., *[0] * len(windows))].expand(operation.out.shape))
+    first: tuple[Any, ...] = (..., *[0] * len(windows))
+    walk.put(operation.out, thin[first].expand(operation.out.shape))
 
 
 def _each(given: Any, count: int) -> list[int]:
@@ -140,7 +141,7 @@ def _over_channels(
     flat_rows = thin.reshape(*thin.shape[: len(rest)], -1)
     rows, inverse = torch.unique(flat_rows.reshape(-1, flat_rows.shape[-1]), dim=0, return_inverse=True)
     nodes = walk.new(len(rows))
-    pending = walk.notes.get(("pending", id(tensor)))
+    pending: Any = walk.notes.get(("pending", id(tensor)))
     squares = pending is not None and pending[0] == "square"
     if pending is not None and not squares:
         resolve(walk, tensor)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.reductions import centred
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     ZERO,
-    Array,
     Flow,
     Walk,
     rule,
@@ -69,7 +70,7 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
     for a, factor in zip(names.T, factors, strict=True):
         walk.same(a[plain], nodes[plain], factor)
     walk.passed("sum", nodes, names, np.broadcast_to(factors, names.shape))
-    groups = [walk.notes.get(("group", id(tensor))) for tensor, _ in parts]
+    groups: list[Any] = [walk.notes.get(("group", id(tensor))) for tensor, _ in parts]
     if all(each is not None and each.shape == out.shape and torch.equal(each, groups[0]) for each in groups):
         walk.aligned.append(nodes)
     for tensor, _ in parts:

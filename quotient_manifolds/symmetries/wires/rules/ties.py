@@ -32,7 +32,7 @@ def end(walk: Walk, operation: Operation) -> None:
 def _spare_rows(walk: Walk) -> None:
     """Rows of a table that nobody asks for change as those that somebody does: longer inputs will ask for them."""
     uses: dict[str, list[Any]] = {}
-    for each in (*walk.linears, *walk.vectors):
+    for each in walk.uses:
         uses.setdefault(each.entries.name, []).append(each)
     for name, several in uses.items():
         shape = walk.shapes[name]
@@ -64,7 +64,7 @@ def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
 def _ties(walk: Walk) -> None:
     """A parameter used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
     uses: dict[str, list[Any]] = {}
-    for each in (*walk.linears, *walk.vectors):
+    for each in walk.uses:
         uses.setdefault(each.entries.name, []).append(each)
     for several in uses.values():
         if len(several) < 2:
