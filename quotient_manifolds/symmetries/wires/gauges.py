@@ -283,13 +283,11 @@ def _triangle(rows: Tensor) -> Tensor:
     return torch.linalg.qr(torch.nn.functional.pad(rows, (0, 0, 0, rows.shape[1])), mode="r").R
 
 
-def gauges(
-    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: AbstractSet[int], partners: Partners
-) -> Iterator[Gauge]:
+def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners) -> Iterator[Gauge]:
     """Yield blocks as records.
 
-    scalings: those that are folded before; the blocks' weights are those at the point where they are. held: nodes of
-    channels that pairs mix or scale, whose directions tell nothing; partners: what tells them.
+    scalings: those that are folded before; the blocks' weights are those at the point where they are. partners: pairs,
+    of whose channels directions tell nothing until these measure them.
     """
     left, every = list(blocks), np.arange(walk.count)
     nodes = {
@@ -299,7 +297,7 @@ def gauges(
     }
     while left:
         mixed = frozenset().union(*(nodes.get(id(each), ()) for each in left))
-        parts = {id(each): [*_weights(walk, each, mixed, held), *_biases(walk, each)] for each in left}
+        parts = {id(each): [*_weights(walk, each, mixed, partners), *_biases(walk, each)] for each in left}
         told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
         for block in told:  # first those that others tell, which tell others then
             own = tuple(parts[id(block)])
@@ -310,7 +308,7 @@ def gauges(
         left = [each for each in left if each not in told]
 
 
-def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], held: AbstractSet[int]) -> Iterator[Part]:
+def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partners) -> Iterator[Part]:
     done = set()
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
@@ -320,7 +318,7 @@ def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], held: AbstractSe
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
             alone = bool(other) and mixed.isdisjoint(other)
-            paired = not held.isdisjoint(other)
+            paired = partners.mix(each.entries, 2 if out else 1)
             yield Part(each.entries, out, into, alone and not paired, alone and paired)
 
 

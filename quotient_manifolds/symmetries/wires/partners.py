@@ -27,6 +27,7 @@ class Partners:
     walk: Walk
     pairs: tuple[SymmetricPair, ...]
     biases: frozenset[str] = frozenset()  # that translations move: they measure nothing
+    _mixed: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
     _channels: dict[tuple[str, str, bool], Tensor] = field(default_factory=dict)
 
@@ -59,20 +60,16 @@ class Partners:
                 W[:, :, columns >= 0] = W[:, :, columns >= 0] @ R[columns[columns >= 0]][:, columns[columns >= 0]].mT
         return W
 
-    def nodes(self) -> set[int]:
-        """Return the nodes of channels of pairs, of such, too, as are declared and nothing else tells of."""
-        found = set[int]()
-        for pair in self.pairs:
-            for factor in (pair.G, pair.H):
-                channels = _channels(factor, self.walk.shapes)
-                for each in self.walk.linears:
-                    if each.entries.name in channels:
-                        rows, columns = _along(channels[each.entries.name].reshape(-1)[each.entries.index()])
-                        if rows is not None:
-                            found.update(np.array(each.outs[0])[(rows >= 0).numpy()].tolist())
-                        elif columns is not None:
-                            found.update(np.array(each.takes)[(columns >= 0).numpy()].tolist())
-        return found
+    def mix(self, entries: Entries, axis: int) -> bool:
+        """Say whether pairs mix or scale what stands along the rows (1) or columns (2) of a weight (taps, out, in)."""
+        key = (*entries.key, axis)
+        if key not in self._mixed:
+            sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
+            there = [each for each in sides if any(view.name == entries.name for view in each.views)]
+            channels = (_channels(each, self.walk.shapes)[entries.name].reshape(-1) for each in there)
+            along = [_along(each[entries.index()])[axis - 1] for each in channels]
+            self._mixed[key] = any(each is not None and bool((each >= 0).any()) for each in along)
+        return self._mixed[key]
 
     def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""

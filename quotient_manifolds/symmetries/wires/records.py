@@ -59,8 +59,7 @@ def freedoms(
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
-    moved = {*held.tolist(), *(node for nodes, _ in taken.scales for node in nodes.tolist()), *partners.nodes()}
-    turns = list(gauges(walk, left, told, moved, partners))
+    turns = list(gauges(walk, left, told, partners))
     means = [each for each in turns if each.group == "mean"]
     others = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
