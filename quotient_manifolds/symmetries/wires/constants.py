@@ -52,6 +52,7 @@ class Constants:
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
         self._seen: Array | None = None
         self._last: At | None = None
+        self.facing = False
 
     def at(self, params: Mapping[str, Tensor]) -> At:
         """Return what is unseen and unreached at these parameters."""
@@ -62,7 +63,7 @@ class Constants:
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
             self._seen = found.unseen.seen.copy()
-        self._last = found
+        self._last, self.facing = found, self.facing or found.unseen.facing
         return found
 
     def forget(self) -> None:
@@ -72,7 +73,7 @@ class Constants:
     def beside(self, still: Collection[Any], partners: Partners) -> Constants:
         """Return the same with numbers of biases from which no shift starts, and what measures others."""
         made = Constants(self.walk, still, partners)
-        made._seen, made._last = self._seen, self._last
+        made._seen, made._last, made.facing = self._seen, self._last, self.facing
         return made
 
 
@@ -116,9 +117,13 @@ class Additive(Freedom):
         return (self,)
 
     def beside(self, other: Freedom) -> Freedom | None:
-        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at."""
+        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
+
+        Unless they face each other in a product.
+        """
         if isinstance(other, Additive) and other.kind == self.kind and other.constants is self.constants:
-            return Several(self.constants, (*self.alone, *other.alone), self.kind)
+            several = (*self.alone, *other.alone)
+            return None if self.constants.facing else Several(self.constants, several, self.kind)
         return None
 
 
