@@ -177,6 +177,7 @@ class UnseenOutput(Additive):
     constants: Constants
     uses: tuple[Linear | Vector, ...]  # of the same entries
     dimension: int
+    number: int = 1
     kind = "unseen"
 
     @property
@@ -234,6 +235,7 @@ class UnreachedInput(Additive):
     constants: Constants
     uses: tuple[Linear, ...]
     dimension: int
+    number: int = 1
     kind = "unreached"
 
     @property
