@@ -55,6 +55,7 @@ class Constants:
         """Channels that scales change alike, and the constants that are added to them."""
         self._seen: Array | None = None
         self._last: At | None = None
+        self.facing = False
 
     def at(self, params: Mapping[str, Tensor]) -> At:
         """Return what is unseen and unreached at these parameters."""
@@ -65,7 +66,7 @@ class Constants:
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
             self._seen = found.unseen.seen.copy()
-        self._last = found
+        self._last, self.facing = found, self.facing or found.unseen.facing
         return found
 
     def forget(self) -> None:
@@ -75,8 +76,8 @@ class Constants:
     def beside(self, still: Collection[Any], partners: Partners, scaled: Iterable[Direction] = ()) -> Constants:
         """Return the same with biases from which no shift starts, what measures others, and what is scaled."""
         made = Constants(self.walk, still, partners)
-        made.scaled = tuple(scaled)
-        made._seen, made._last = self._seen, replace(self._last, kept={}) if self._last and made.scaled else self._last
+        made.scaled, made.facing, made._seen = tuple(scaled), self.facing, self._seen
+        made._last = replace(self._last, kept={}) if self._last and made.scaled else self._last
         return made
 
 
@@ -120,9 +121,13 @@ class Additive(Freedom):
         return (self,)
 
     def beside(self, other: Freedom) -> Freedom | None:
-        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at."""
+        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
+
+        Unless they face each other in a product.
+        """
         if isinstance(other, Additive) and other.kind == self.kind and other.constants is self.constants:
-            return Several(self.constants, (*self.alone, *other.alone), self.kind)
+            several = (*self.alone, *other.alone)
+            return None if self.constants.facing else Several(self.constants, several, self.kind)
         return None
 
 

@@ -132,7 +132,7 @@ class Shift(Freedom):
                 owners = found.sources.owners(unknowns)
                 t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
                 MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
-                z.update(zip(own, np.linalg.solve(D.T @ MD, -MD.T @ t).tolist(), strict=True))
+                z.update(zip(own, np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0].tolist(), strict=True))
             change = np.array([*z.values()])
             size = float((np.abs(change) / self._sizes(params, pivots)).max())
             if size <= SETTLED or (last <= SMALL and size > last / 2):  # no smaller than rounding leaves it
@@ -481,7 +481,10 @@ def common(at: At, linear: Linear) -> Array:
         return np.ones(linear.shape[2])
     U, c = at.unreached.common(linear.ins)
     if not c.any():
-        raise ValueError(f"what {linear.entries.name} takes must have something in common. Found nothing here.")
+        raise ValueError(
+            f"the constants that {linear.entries.name} answers to must not vanish. Found that they do where all others take "
+            "over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
+        )
     return np.asarray(c @ U / (c @ c))
 
 

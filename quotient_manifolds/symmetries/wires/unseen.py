@@ -53,6 +53,8 @@ class Unseen:
         self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, Cell] = {}
+        self.facing = False
+        """Whether one side of a product has directions that the other, as it is now, does not reach."""
         self._some = np.zeros(walk.count, bool)
         """Nodes of which something is seen, and nobody asks any more what."""
         self._past = np.zeros(walk.count, bool)
@@ -266,6 +268,7 @@ class Unseen:
         U, c = self.unreached.of(other)
         V = kernel(c[None]).T @ U if len(c) else U
         if len(V):
+            self.facing = True
             self.leave(row, V.T)
         else:
             self.see(row)
