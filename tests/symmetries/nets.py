@@ -489,10 +489,10 @@ a bias: 52 36; rms hand: 44 36; l2: 36 28; ln hand: 46 37; ln var: 46 37; ln std
 only: 26 18/66; mean used: 16/65 8/57; norm masked: 95/119 87/110; norm masked by inputs: 111/119 102/110; norm in two
 places: 126/139 97; norm of two, one reader: 32 24; norm read and added: 26 9; norm's reader elsewhere: 9/11 0/2;
 norms of averages: 42 25; no norm at the end: 18 8; parallel layers: 53 32; layer twice: 47/48 18/19; layer twice,
-norm once: 39 17; bias twice: 34 17; read twice: 47/55 38/46; groupnorm: 146 128; batchnorm: 152/160 128/136; bn mean:
-152/160 128/136; bn plain: 144 128; bn relu: 160/214 136/179; bn relu plain: 144/183 128/163; bn lin: 168/232 136/200;
-bn lin plain: 152/216 128/184; bn twice: 152/160 128/136; bn half: 176/224 148/192; bn narrow: 265 230; bn res: 88/160
-64/136; bn one channel: 207 191; attn: 160 128; attn rms: 124 100; attn ln: 158 117; gqa: 120 96; qknorm: 124 100;
+norm once: 39 17; bias twice: 34 17; read twice: 47/55 38/46; groupnorm: 146 128; batchnorm: 160 136; bn mean:
+160 136; bn plain: 144 128; bn relu: 168/214 144/179; bn relu plain: 152/183 128/163; bn lin: 176/232 144/200;
+bn lin plain: 160/216 128/184; bn twice: 160 136; bn half: 180/224 152/192; bn narrow: 265 230; bn res: 96/160
+72/136; bn one channel: 207 191; attn: 160 128; attn rms: 124 100; attn ln: 158 117; gqa: 120 96; qknorm: 124 100;
 qkln: 164/166 136/138; causal: 160 128; capped: 152 128; latent: 182 162; output gate: 96/160 72/136; linear attn: 144
 128; no softmax: 144/209 128/193; sigmoid attn: 208 192; shared qk: 152/180 128/156; temp: 216/225 192/193; score
 bias: 229 197; score by query: 213/221 192; two scores: 144/224 128/192; score of key: 225/233 192; scores zeroed: 216
@@ -504,7 +504,7 @@ and positions: 213/310 156/253; short table: 139 115; short slice: 0/139 0/115; 
 0/112 0/80; masked tokens: 136/144 128; masked tokens, own: 136/152 128; zero token, own: 136/152 128; masked tokens,
 tied: 8/72 0/64; assigned: 184/216 145/192; assigned tokens: 144 128; assigned one: 144 128; assigned part: 164 129;
 assigned halves: 184 160; bias first: 224 192; positions first: 224 192; half bias: 188/220 160/188; constant: 144
-128; constant lin: 153/216 129/184; constant half: 168/216 144/184; constant tokens: 152/208 128/184; logit shift: 243
+128; constant lin: 160/216 129/184; constant half: 168/216 144/184; constant tokens: 152/208 128/184; logit shift: 243
 221; conv: 136 128; conv res: 72/144 64/128; depthwise: 80 72; group conv: 104/112 96; windows: 217 200; windows
 inside: 225 200; half in windows: 189 168; index add: 216/224 192; idle: 144/224 128/192; idle expert: 72/224 64/192;
 half index add: 236/240 193/208; experts: 271 254; moe: 81 72; moe of three: 137 136; two streams: 124 90; encoder:
@@ -518,7 +518,7 @@ averaged: 40 32; average of channels: 0/60 0/52; words and positions: 195/196 14
 
 PLACES = """
 abs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn with a sink;
-average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; bn one channel; bn res; capped;
+average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
 causal; centre only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes;
 gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent; leaky;
 linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
@@ -34,10 +35,10 @@ class At:
     unseen: Unseen
     kept: dict[str, Any] = field(default_factory=dict)
 
-    def shifts(self, walk: Walk) -> Shifts:
-        """Return the equations of shifts at these parameters."""
+    def shifts(self, walk: Walk, scaled: Iterable[Direction] = ()) -> Shifts:
+        """Return the equations of shifts at these parameters; scaled: as of `Constants`."""
         if "equations" not in self.kept:
-            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached)
+            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached, scaled)
         found: Shifts = self.kept["equations"]
         return found
 
@@ -50,6 +51,8 @@ class Constants:
         self.walk, self.still, self.partners = walk, frozenset(still), partners or Partners(walk, ())
         self.whole: frozenset[Any] = frozenset()
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
+        self.scaled: tuple[Direction, ...] = ()
+        """Channels that scales change alike, and the constants that are added to them."""
         self._seen: Array | None = None
         self._last: At | None = None
         self.facing = False
@@ -70,10 +73,11 @@ class Constants:
         """Let go of what was evaluated last."""
         self._last = None
 
-    def beside(self, still: Collection[Any], partners: Partners) -> Constants:
-        """Return the same with numbers of biases from which no shift starts, and what measures others."""
+    def beside(self, still: Collection[Any], partners: Partners, scaled: Iterable[Direction] = ()) -> Constants:
+        """Return the same with biases from which no shift starts, what measures others, and what is scaled."""
         made = Constants(self.walk, still, partners)
-        made._seen, made._last, made.facing = self._seen, self._last, self.facing
+        made.scaled, made.facing, made._seen = tuple(scaled), self.facing, self._seen
+        made._last = replace(self._last, kept={}) if self._last and made.scaled else self._last
         return made
 
 

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.shifting import shifts_of, whole_biases
+from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
@@ -40,6 +40,9 @@ def freedoms(
     taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
     translations move; pairs: those that tell how constants of their channels are measured; constants: of the walk.
     """
+    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
+    constants = constants.beside(biases, partners, offset_channels(walk))
+    _free_offsets(constants)
     blocks = find_blocks(walk)
     held = _nodes(walk, taken.blocks)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
@@ -53,9 +56,8 @@ def freedoms(
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
             walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
-    scaled = scalings(walk, walk.scales.components(), partners)
-    found = sorted(scaled, key=lambda each: not each.tells)
+    scaled = scalings(walk, walk.scales.components(), partners, constants)
+    found = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
     _settle(walk, found)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in found if each.tells]
@@ -63,7 +65,7 @@ def freedoms(
     means = [each for each in turns if each.group == "mean"]
     others = [each for each in turns if each.group != "mean"]
     lengths = [each for each in found if each not in told]
-    return _told_apart([*told, *means, *_constant(constants.beside(biases, partners)), *lengths, *others])
+    return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
 
 
 def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:
@@ -84,6 +86,18 @@ def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
     return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
 
 
+def _free_offsets(constants: Constants) -> None:
+    """Let channels be scaled to which constants are added, where shifts make up for that."""
+    walk, params = constants.walk, constants.walk.parameters
+    shifts = constants.at(params).shifts(walk, constants.scaled)
+    constants.whole = whole_biases(shifts, constants.still)
+    if constants.scaled:
+        free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn].offsets]
+        left = np.setdiff1d(walk.offsets(), free)
+        walk.scales = walk.loose
+        walk.scales.equal(left[:, None], np.ones((len(left), 1)))
+
+
 def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
     """Give the classes of channels the weights that they have where gains are at their place."""
     size = np.zeros(walk.count)
@@ -102,7 +116,6 @@ def _constant(constants: Constants) -> Iterator[Freedom]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     walk, params = constants.walk, constants.walk.parameters
     at = constants.at(params)
-    constants.whole = whole_biases(at.shifts(walk), constants.still)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)

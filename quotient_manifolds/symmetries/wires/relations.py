@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -200,6 +201,21 @@ class Scales:
         shape = (len(unknowns), len(roots))
         spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=shape)
         return unknowns, (spread @ _solved(matrix)).tocsr()
+
+
+def alike(exponents: scipy.sparse.csr_matrix) -> tuple[list[int], Array]:
+    """Return the first of all rows that are the same, and for each row which of these it is; -1 for rows of zeros."""
+    known: dict[tuple[bytes, bytes], int] = {}
+    first, group = list[int](), np.full(exponents.shape[0], -1)
+    for number, (start, stop) in enumerate(itertools.pairwise(exponents.indptr.tolist())):
+        if start < stop:
+            order = start + np.argsort(exponents.indices[start:stop])
+            key = exponents.indices[order].tobytes(), exponents.data[order].tobytes()
+            if key not in known:
+                known[key] = len(first)
+                first.append(number)
+            group[number] = known[key]
+    return first, group
 
 
 def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:

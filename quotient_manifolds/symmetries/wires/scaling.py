@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
-from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.relations import Component, alike
+from quotient_manifolds.symmetries.wires.shifting import Offsets
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Sparse: TypeAlias = scipy.sparse.csr_matrix
@@ -49,21 +52,6 @@ class ScaledWeight:
         W = self.partners.measured(self.entries, params).numpy()
         (r, R), (c, C) = _lengths((W**2).sum((0, 2)), self.rows), _lengths((W**2).sum((0, 1)), -self.columns)
         return np.concatenate([r, c]), scipy.sparse.vstack([R, C]).tocsr()
-
-
-def alike(exponents: Sparse) -> tuple[list[int], Array]:
-    """Return the first of all rows that are the same, and for each row which of these it is; -1 for rows of zeros."""
-    known: dict[tuple[bytes, bytes], int] = {}
-    first, group = list[int](), np.full(exponents.shape[0], -1)
-    for number, (start, stop) in enumerate(itertools.pairwise(exponents.indptr.tolist())):
-        if start < stop:
-            order = start + np.argsort(exponents.indices[start:stop])
-            key = exponents.indices[order].tobytes(), exponents.data[order].tobytes()
-            if key not in known:
-                known[key] = len(first)
-                first.append(number)
-            group[number] = known[key]
-    return first, group
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +90,15 @@ class Scaling(Freedom):
     bring them; where no gain tells, rows that are written and columns that are read are equally long, again by least
     squares of logarithms.
     components: how the log-scales of channels follow from z; those of different components change no number in common.
+    offsets: what shifts beside them, where constants are added to channels; shifted: which parameters it changes.
     """
 
     weights: tuple[ScaledWeight, ...]
     vectors: tuple[ScaledVector, ...]
     components: tuple[Component, ...]
     family: str
+    offsets: Offsets | None = None
+    shifted: tuple[str, ...] = ()
     number: int = 1
     kind = "scale"
 
@@ -121,7 +112,7 @@ class Scaling(Freedom):
         """Return the parameters that a move touches, gains first, each once."""
         vectors = sorted(self.vectors, key=lambda each: not each.gain)
         entries = (*(each.entries for each in vectors), *(each.entries for each in self.weights))
-        return tuple(dict.fromkeys(each.name for each in entries))
+        return tuple(dict.fromkeys((*(each.name for each in entries), *self.shifted)))
 
     @property
     def dimension(self) -> int:
@@ -151,6 +142,8 @@ class Scaling(Freedom):
         parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
         for each in parts[:1] if control else parts:
             each.apply(params, z)
+        if self.offsets is not None and not control:
+            self.offsets.make_up(params, z)
 
     def fold(self, params: Params) -> None:
         """Go to the one place in the orbit, in place."""
@@ -160,6 +153,12 @@ class Scaling(Freedom):
     def tells(self) -> bool:
         """Say whether there are gains that tell the place."""
         return any(each.gain for each in self.vectors)
+
+    @property
+    def free(self) -> list[Array]:
+        """Return for each component the log-scales of which gains tell nothing."""
+        gains = [each.exponents for each in self.vectors if each.gain]
+        return _null_spaces(scipy.sparse.vstack(gains or [Sparse((0, self.dimension))]).tocsc(), self.blocks)
 
     def by_gains(self, params: Mapping[str, Tensor]) -> Array:
         """Return the log-scales by which gains come to 1, as nearly as they can."""
@@ -174,9 +173,7 @@ class Scaling(Freedom):
         total = self.by_gains(params)
         if self.tells:
             self.apply(params, total)
-        told = scipy.sparse.vstack([each.exponents for each in self.vectors if each.gain] or [Sparse((0, len(total)))])
-        told = told.tocsc()
-        free = _null_spaces(told, self.blocks)
+        free = self.free
         if any(each.size for each in free):
             for _ in range(SWEEPS):
                 found = [each.lengths(params) for each in self.weights or self.vectors]
@@ -218,15 +215,17 @@ class Scaling(Freedom):
         return z
 
 
-def scalings(walk: Walk, components: Iterable[Component], partners: Partners) -> Iterator[Scaling]:
+def scalings(
+    walk: Walk, components: Iterable[Component], partners: Partners, constants: Constants
+) -> Iterator[Scaling]:
     """Yield the scales of a walk: the components that change the same parameters together.
 
     components: solutions of the equations of log-scales, those that pairs have left.
-    partners: lengths of what pairs mix.
+    partners: lengths of what pairs mix. constants: what shifts beside scales where constants are added to channels.
     """
     touched = _Touched(walk, partners)
     for several in touched.groups(list(components)):
-        yield _scaling(walk, several, touched)
+        yield _scaling(walk, several, touched, constants)
 
 
 class _Touched:
@@ -244,19 +243,38 @@ class _Touched:
         return lambda part: bool(inside[self._nodes[id(part)]].any())
 
     def groups(self, components: Sequence[Component]) -> Iterable[list[Component]]:
-        """Return the components that change numbers of the same parameters."""
+        """Return the components that change the same parameters, or that lengths of one weight tell."""
         owner = np.full(self._count, -1)
         for number, each in enumerate(components):
             owner[each.unknowns] = number
         names: dict[int, set[str]] = defaultdict(set)
+        told, links = self._told(components), [(0, 0)]
         for part in (*self.weights, *self.vectors):
-            for number in np.unique(owner[self._nodes[id(part)]]).tolist():
+            own = np.unique(owner[self._nodes[id(part)]]).tolist()
+            for number in own:
                 names[number].add(part.entries.name)
+            if isinstance(part, Linear):
+                free = [number for number in own if number >= 0 and not told[number]]
+                links += itertools.pairwise(free)
+        edges = scipy.sparse.csr_matrix((np.ones(len(links)), np.transpose(links)), shape=(len(components) or 1,) * 2)
+        groups = connected_components(edges, directed=False)[1].tolist()
+        several: dict[int, set[str]] = defaultdict(set)
+        for number, group in enumerate(groups):
+            several[group] |= names[number]
         found: dict[frozenset[str], list[Component]] = defaultdict(list)
-        for number, each in enumerate(components):
-            if names[number]:
-                found[frozenset(names[number])].append(each)
+        for group, each in zip(groups, components, strict=False):
+            if several[group]:
+                found[frozenset(several[group])].append(each)
         return found.values()
+
+    def _told(self, components: Sequence[Component]) -> list[bool]:
+        """Say of components whether gains tell all of their log-scales."""
+        gain = np.zeros(self._count, bool)
+        for each in self.vectors:
+            if each.gain:
+                gain[self._nodes[id(each)]] = True
+        parts = (each.basis[gain[each.unknowns]] for each in components)
+        return [bool(np.any(B)) if B.shape[1] == 1 else np.linalg.matrix_rank(B) == B.shape[1] for B in parts]
 
 
 def _scaled(part: Linear | Vector) -> Array:
@@ -274,7 +292,7 @@ def _distinct(parts: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> Scaling:
+def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
     start = 0
     names, places, values = [], [], []
     for each in components:
@@ -311,7 +329,13 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
             vectors.append(ScaledVector(line, exponents(nodes), False))
     vectors = [each for each in vectors if each.exponents.nnz]
     weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
-    return Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+    made = Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+    turns = exponents([next(iter(each.offsets)) for each in constants.scaled])
+    turned = np.flatnonzero(np.diff(turns.indptr))
+    if not len(turned):
+        return made
+    offsets = Offsets(constants, turned, turns[turned])
+    return replace(made, offsets=offsets, shifted=offsets.names(walk.parameters))
 
 
 def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
-from quotient_manifolds.symmetries.wires.relations import linked, parts_of
+from quotient_manifolds.symmetries.wires.relations import alike, linked, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 SMALL = 1e-9
 TINY = 1e-13
@@ -191,11 +192,61 @@ class Shift(Freedom):
 
     def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        size = found.added([pivots], [z])[:, 0]
-        add(params, found.shifts.biases(size, seen=True, whole=self.constants.whole))
-        for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
-            u = common(self.constants.at(params), each.linear)
-            add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+        _add(self.constants, params, found, found.added([pivots], [z])[:, 0])
+
+
+def _add(constants: Constants, params: Params, found: Solved, size: Array) -> None:
+    """Add to parameters what sources add, in place."""
+    add(params, found.shifts.biases(size, seen=True, whole=constants.whole))
+    for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
+        u = common(constants.at(params), each.linear)
+        add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """Shift what makes up for constants that are added to channels where these are scaled."""
+
+    constants: Constants
+    turned: Array
+    """Which of the channels that scales change alike."""
+    exponents: scipy.sparse.csr_matrix  # (turned, dimensions)
+
+    def make_up(self, params: Params, z: Array) -> None:
+        """Shift, in place, as scales exp(z) have acted: e^z x + c is e^z (x + c), less (e^z - 1) c."""
+        found = Solved.at(self.constants, params)
+        _add(self.constants, params, found, self._size(found, np.expm1(self.exponents @ z)))
+
+    def names(self, params: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Return the parameters that shift."""
+        found = Solved.at(self.constants, params)
+        return _changed(found, self._size(found, 1 + np.arange(len(self.turned)) / len(self.turned)))
+
+    def _size(self, found: Solved, turns: Array) -> Array:
+        scattered = np.zeros(len(found.shifts.turns))
+        scattered[self.turned] = turns
+        return found.shifts.evaluate((found.turning @ scattered[found.turned])[:, None])[:, 0]
+
+
+def _changed(found: Solved, size: Array) -> tuple[str, ...]:
+    """Return the parameters that change where sources add this."""
+    changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > NOTHING]
+    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > NOTHING]
+    return tuple(dict.fromkeys((*changed, *(each.entries.name for each in answers))))
+
+
+def offset_channels(walk: Walk) -> Iterator[Direction]:
+    """Yield channels to which constants are added, those that scales change alike together."""
+    nodes = np.unique(walk.offsets())
+    if not len(nodes):
+        return
+    unknowns, solutions = walk.loose.solutions()
+    nodes = nodes[np.isin(nodes, unknowns)]
+    _, group = alike(solutions[np.searchsorted(unknowns, nodes)])
+    flows = [flow for flow in walk.flows if flow.kind == "offset"]
+    plus = {n: c for flow in flows for n, c in zip(flow.outs.tolist(), flow.plus.tolist(), strict=True)}
+    for number in range(group.max(initial=-1) + 1):
+        yield Direction("offset", {}, {n: plus[n] for n in nodes[group == number].tolist()})
 
 
 class Sources:
@@ -275,13 +326,18 @@ class Solved:
     first: Array
     """The unknown that each direction starts from, which no other direction has."""
     column: dict[Owner, int]
+    turning: scipy.sparse.csc_matrix
+    """What makes up for scales of channels to which constants are added, (names of unknowns, those that have such)."""
+    turned: Array
+    """Which of them these are."""
 
     @staticmethod
     def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
         """Return the solution at these parameters."""
         at = constants.at(params)
         if "shifts" not in at.kept:
-            at.kept["shifts"] = Solved.of(at.shifts(constants.walk), constants.still, constants.whole)
+            shifts = at.shifts(constants.walk, constants.scaled)
+            at.kept["shifts"] = Solved.of(shifts, constants.still, constants.whole)
         found: Solved = at.kept["shifts"]
         return found
 
@@ -292,10 +348,13 @@ class Solved:
         held = sources.of(still)
         system.equal(held[:, None], np.ones((len(held), 1)))
         directions, first = _echelon(*system.solutions(), shifts.count + 1)
+        alone = np.flatnonzero(np.isin(first, shifts.turns))
+        alone = alone[np.diff(directions[shifts.turns][:, alone].tocsc().indptr) == 1]
+        turning, turned = directions[:, alone], np.searchsorted(shifts.turns, first[alone])
         known = np.flatnonzero(sources.part[first] >= 0)
         directions, first = directions[:, known], first[known]
         column = {owner: k for k, owner in enumerate(sources.owners(first))}
-        return Solved(shifts, sources, directions, first, column)
+        return Solved(shifts, sources, directions, first, column, turning, turned)
 
     def added(self, pivots: Sequence[Sequence[Owner]], z: Sequence[Array]) -> Array:
         """Return what every source adds (nodes, batch) where pivots do by these sizes, one list after the other."""

@@ -97,7 +97,7 @@ class Shifts:
         self._single = uses == 1
         self.gauges = list(gauges)
         """Directions of channels that need a shift beside them; theirs are the first unknowns."""
-        self._turns = self._new(len(self.gauges))
+        self.turns = self._new(len(self.gauges))
         self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
             self._forward(flow)
@@ -169,11 +169,17 @@ class Shifts:
 
     def _offset(self, flow: Flow) -> None:
         """Of x + c, where a gauge changes x by X x, something must add -X c."""
-        turned = [[-each.offsets.get(n, 0.0) for each in self.gauges] for n in flow.outs.tolist()]
-        plus = scipy.sparse.lil_matrix((len(flow.outs), self._width))
-        plus[:, self._turns] = np.array(turned)
+        place, outs = {n: row for row, n in enumerate(flow.outs.tolist())}, len(flow.outs)
+        turned = [
+            (place[n], turn, -change)
+            for turn, each in zip(self.turns.tolist(), self.gauges, strict=True)
+            for n, change in each.offsets.items()
+            if n in place
+        ]
+        row, column, change = np.array(turned).reshape(-1, 3).T
+        plus = scipy.sparse.csr_matrix((change, (row.astype(int), column.astype(int))), shape=(outs, self._width))
         names, factors = flow.terms
-        self._define(Sum(flow.outs, names, factors, plus=plus.tocsr()))
+        self._define(Sum(flow.outs, names, factors, plus=plus))
 
     # equations
     def _constrain(self, names: Array, factors: Array) -> None:
@@ -441,7 +447,7 @@ class Shifts:
             coefficients[component.unknowns] = component.basis
             for size, part in zip(self.evaluate(coefficients).T, coefficients.T, strict=True):
                 tangent = zeros(self.walk)
-                for turn, each in zip(part[self._turns], self.gauges, strict=True):
+                for turn, each in zip(part[self.turns], self.gauges, strict=True):
                     for name, change in each.tangent.items():
                         tangent[name] += turn * change
                 self.add_to(tangent, size)
