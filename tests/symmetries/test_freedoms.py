@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,9 +22,11 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     make_generic,
     output_change,
+    random_move,
     small_copy,
     spanned_dimension,
 )
+from studies.invariance import Subject
 from tests.symmetries.small_models import build
 
 D = 8
@@ -186,3 +189,13 @@ def test_float32_parameters_stay_float32() -> None:
 def test_what_tells_no_place_is_refused(training: bool, inputs: Tensor, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         canonical(layer(norm_first=True)().double().train(training), inputs)
+
+
+@pytest.mark.parametrize("name", ["gpt2 with a head", "llama with a head"])
+def test_symmetries_are_sent_to_other_processes(name: str) -> None:
+    here = Subject.of(name)
+    found = here.symmetries()
+    again = pickle.loads(pickle.dumps(found))
+    assert [each.name for each in again.every] == [each.name for each in found.every]
+    for key, w in random_move(here.model, found, seed=1).items():
+        torch.testing.assert_close(random_move(here.model, again, seed=1)[key], w, rtol=1e-12, atol=1e-12)

@@ -286,7 +286,7 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
             done.add(use.entries.key)
             if isinstance(use, Vector):
                 if use.gain:
-                    index, weights = walk.notes["gain index", id(use)]
+                    index, weights = use.index, use.weights
                     flat = tangent[use.entries.name].view(-1)
                     for place, unknown, value in zip(index, use.unknowns[0], weights, strict=True):
                         flat[place] = solution.get(unknown, 0.0) * value / use.entries.scale

@@ -48,13 +48,8 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     linear.entries.add_to(tangent, change)
                     yield "unreached", tangent
     for same in uses([each for each in walk.vectors if each.gain]):
-        index, _ = walk.notes["gain index", id(same[0])]
-        seen = {
-            place
-            for each in same
-            for place, out in zip(walk.notes["gain index", id(each)][0], each.outs[0], strict=True)
-            if unseen.any(out)
-        }
+        index = same[0].index
+        seen = {place for each in same for place, out in zip(each.index, each.outs[0], strict=True) if unseen.any(out)}
         for place in sorted(set(index) - seen):
             tangent = zeros(walk)
             tangent[same[0].entries.name].view(-1)[place] = 1.0

@@ -319,7 +319,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, con
         if not scaled(each):
             continue
         if each.gain:
-            index, _ = walk.notes["gain index", id(each)]
+            index = each.index
             place, first = np.unique(index, return_index=True)
             entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
             vectors.append(ScaledVector(entries, exponents(np.asarray(each.unknowns[0])[first]), True))

@@ -55,7 +55,7 @@ class Values:
         if id(vector) not in self._kept:
             entries = vector.entries
             if vector.gain:
-                index, _ = self._walk.notes["gain index", id(vector)]
+                index = vector.index
                 entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
             self._kept[id(vector)] = self._read(entries)
         return self._kept[id(vector)]

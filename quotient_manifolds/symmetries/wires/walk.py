@@ -75,6 +75,8 @@ class Vector:
     outs: list[list[int]]
     gain: bool
     unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    index: list[int] = field(default_factory=list)  # where these numbers are in the parameter
+    weights: list[float] = field(default_factory=list)  # and they themselves
     like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
@@ -182,7 +184,7 @@ class Walk:
     def forget_run(self) -> None:
         """Let go of activations: what is left tells where parameters stand and how they are related."""
         self.recording = self.codes = None
-        self.notes = {key: value for key, value in self.notes.items() if key[0] in ("gain index", "source")}
+        self.notes = {key: value for key, value in self.notes.items() if key[0] == "source"}
         self.labels, self.entries, self.ran = {}, {}, {}
 
     def forget(self) -> None:

@@ -164,7 +164,7 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
     walk.follow(nodes[going], a[going])
     made = walk.vector(entries, [a.tolist()], [nodes.tolist()], gain=True)
     made.unknowns = [g.tolist()]
-    walk.notes["gain index", id(made)] = names.numpy()[place].tolist(), weight.tolist()
+    made.index, made.weights = names.numpy()[place].tolist(), weight.tolist()
 
 
 @rule("square", "pow")
