@@ -129,7 +129,8 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
-    free, others = find_freedoms(run, replace(pairs, pairs=match.pairs, translations=match.translations))
+    shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
+    free, others = find_freedoms(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}

@@ -402,6 +402,9 @@ UNLIKE: dict[str, tuple[str, str]] = {
         "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
         "4 x key bias; 3 x value/output bias",
     ),
+    # the queries of the pooling head come from one vector and fill no head: a change of basis, and no pair
+    "siglip_vision_model": ("query/key GL(8)^4; 2 x value/output GL(8)^4", "key bias; 2 x value/output bias"),
+    "siglip": ("2 x query/key GL(8)^4; 3 x value/output GL(8)^4", "2 x key bias; 3 x value/output bias"),
     # masked scores are -10000, and a constant of keys is not added to these
     "openai-gpt": ("query/key GL(8)^4; value/output GL(8)^4", "value/output bias"),
 }

@@ -181,6 +181,7 @@ class UnseenOutput(Additive):
     constants: Constants
     uses: tuple[Linear | Vector, ...]  # of the same entries
     dimension: int
+    number: int = 1
     kind = "unseen"
 
     @property
@@ -238,6 +239,7 @@ class UnreachedInput(Additive):
     constants: Constants
     uses: tuple[Linear, ...]
     dimension: int
+    number: int = 1
     kind = "unreached"
 
     @property
