@@ -31,7 +31,7 @@ class Block:
         """Of what mixes channels; their scales are counted apart."""
         n = len(self.roots)
         return {
-            "linear": n * (n - 1),
+            "linear": n**2 - 1,
             "complex": 1,
             "orthogonal": n * (n - 1) // 2,
             "centred": (n - 1) * (n - 2) // 2,

@@ -6,6 +6,7 @@ from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,6 +111,7 @@ class Gauge(Freedom):
     scalings: tuple[Scaling, ...]
     weights: Tensor
     partners: Partners
+    dimension: int  # but for what is unseen, unreached or shifted as well
     number: int = 1
     kind = "gauge"
 
@@ -127,9 +129,7 @@ class Gauge(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the dimension of the group by what it is about."""
-        n = self.n
-        size = {"linear": n**2 - 1, "complex": 1, "orthogonal": n * (n - 1) // 2, "mean": n}
-        return {FAMILIES[self.group]: size.get(self.group, (n - 1) * (n - 2) // 2)}
+        return {FAMILIES[self.group]: self.dimension}
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
@@ -283,11 +283,13 @@ def _triangle(rows: Tensor) -> Tensor:
     return torch.linalg.qr(torch.nn.functional.pad(rows, (0, 0, 0, rows.shape[1])), mode="r").R
 
 
-def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners) -> Iterator[Gauge]:
+def gauges(
+    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners, own: Mapping[Any, int]
+) -> Iterator[Gauge]:
     """Yield blocks as records.
 
     scalings: those that are folded before; the blocks' weights are those at the point where they are. partners: pairs,
-    of whose channels directions tell nothing until these measure them.
+    of whose channels directions tell nothing until these measure them. own: dimensions of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
     nodes = {
@@ -300,11 +302,12 @@ def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], par
         parts = {id(each): [*_weights(walk, each, mixed, partners), *_biases(walk, each)] for each in left}
         told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
         for block in told:  # first those that others tell, which tell others then
-            own = tuple(parts[id(block)])
-            if any(part.into for part in own) or (len(own) > 1 and block.kind != "mean"):
-                names = {part.entries.name for part in own}
+            every_part, size = tuple(parts[id(block)]), own.get(block.roots, block.dimension)
+            joined = any(part.into for part in every_part) or (len(every_part) > 1 and block.kind != "mean")
+            if joined and size > 0:
+                names = {part.entries.name for part in every_part}
                 met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-                yield Gauge(block.kind, len(block.roots), own, met, block.weights, partners)
+                yield Gauge(block.kind, len(block.roots), every_part, met, block.weights, partners, size)
         left = [each for each in left if each not in told]
 
 

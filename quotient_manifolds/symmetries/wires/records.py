@@ -21,6 +21,7 @@ from quotient_manifolds.symmetries.wires.constants import (
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
@@ -44,27 +45,30 @@ def freedoms(
     constants = constants.beside(biases, partners, offset_channels(walk))
     _free_offsets(constants)
     blocks = find_blocks(walk)
-    held = _nodes(walk, taken.blocks)
+    at, found = constants.at(walk.parameters), Solved.at(constants, walk.parameters)
+    gone = {block.roots for block in taken.blocks}
+    linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
+    own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
+    idle = [block for block in linear if own[block.roots] < 0]  # not even a scale is left to them
+    held = _nodes(walk, [*taken.blocks, *idle])
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
     by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
     for each in taken.scales:
         by_length[len(each[0])].append(each)
     for several in by_length.values():
         walk.scales.equal(*(np.stack(part) for part in zip(*several, strict=True)))
-    gone = {block.roots for block in taken.blocks}
-    for block in blocks:
-        if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
-            first, rest = block.roots[0], np.array(block.roots[1:])
-            walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
+    for block in linear:  # it scales its channels against each other
+        first, rest = block.roots[0], np.array(block.roots[1:])
+        walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
     scaled = scalings(walk, walk.scales.components(), partners, constants)
-    found = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
-    _settle(walk, found)
+    scales = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
+    _settle(walk, scales)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
-    told = [each for each in found if each.tells]
-    turns = list(gauges(walk, left, told, partners))
+    told = [each for each in scales if each.tells]
+    turns = list(gauges(walk, left, told, partners, own))
     means = [each for each in turns if each.group == "mean"]
     others = [each for each in turns if each.group != "mean"]
-    lengths = [each for each in found if each not in told]
+    lengths = [each for each in scales if each not in told]
     return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
 
 
