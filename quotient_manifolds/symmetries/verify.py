@@ -32,6 +32,7 @@ ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, 
 UNSURE = 1e3  # times machine epsilon, where that is more
 CONTROL = 3.0  # times what counts as orthogonal: where one side contributes less, a batch shows nothing
 JITTER = 1e-2  # relative, of all parameters
+NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
 
 Verdict = Literal["holds", "fails", "inconclusive", "unused"]
@@ -242,7 +243,8 @@ def jittered(params: Params, seed: int) -> Params:
     generator = torch.Generator().manual_seed(seed)
     for w in params.values():
         if w.is_floating_point():
-            w.add_(gaussian(w, generator), alpha=JITTER * typical(w))
+            size = typical(w)
+            w.add_(gaussian(w, generator), alpha=JITTER * (size if size > NOTHING else 1.0))
     return params
 
 

@@ -482,8 +482,8 @@ def common(at: At, linear: Linear) -> Array:
     U, c = at.unreached.common(linear.ins)
     if not c.any():
         raise ValueError(
-            f"the constants that {linear.entries.name} answers to must not vanish. Found that they do where all others take "
-            "over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
+            f"the constants that {linear.entries.name} answers to must not vanish. Found that they do where all others "
+            "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )
     return np.asarray(c @ U / (c @ c))
 
