@@ -77,14 +77,10 @@ class Unreached:
             places = _places(flow.outs, nodes)
             V, d = self.of(np.array(flow.terms.ins[0])[places])
             gain = self.values.vector(flow.terms)[places]
-            kept, dead = (
-                ~V[:, gain == 0].any(1),
-                np.flatnonzero(gain == 0),
-            )  # whatever goes into a gain of 0, it gives 0
-            alone = (dead, (np.eye(len(dead)), np.zeros(len(dead))))
-            return _beside(
-                len(nodes), [(np.arange(len(nodes)), (V[kept] / np.where(gain == 0, 1.0, gain), d[kept])), alone]
-            )
+            dead = np.flatnonzero(gain == 0)  # whatever goes into a gain of 0, it gives 0
+            kept = ~V[:, dead].any(1)
+            own = V[kept] / np.where(gain == 0, 1.0, gain), d[kept]
+            return _beside(len(nodes), [(np.arange(len(nodes)), own), (dead, (np.eye(len(dead)), np.zeros(len(dead))))])
         if flow.kind in ("norm", "centre") and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
             return np.ones((1, len(nodes))), np.zeros(1)
         return none
