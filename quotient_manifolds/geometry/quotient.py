@@ -37,11 +37,10 @@ from quotient_manifolds.symmetries import (
     Scope,
     SymmetricPair,
     Symmetries,
-    changed_by,
     propose_symmetries,
-    verify_on_batches,
     verify_sharded,
 )
+from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
 

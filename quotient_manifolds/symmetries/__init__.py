@@ -21,8 +21,6 @@ from quotient_manifolds.symmetries.translations import Translation, key_bias, va
 from quotient_manifolds.symmetries.verify import (
     SymmetryCheck,
     Verification,
-    changed_by,
-    verify_on_batches,
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
@@ -62,7 +60,6 @@ __all__ = [
     "balance",
     "canonical",
     "certify",
-    "changed_by",
     "count_symmetries",
     "declare_pair",
     "example_inputs",
@@ -81,7 +78,6 @@ __all__ = [
     "small_copy",
     "spanned_dimension",
     "value_output_bias",
-    "verify_on_batches",
     "verify_sharded",
     "verify_symmetries",
     "without_biases",

@@ -274,15 +274,15 @@ def verify_on_batches(
     losses = BatchLosses(model, evaluate, batches)
     claimed = actions(symmetries)
     names = sorted({name for action in claimed for name in action.names})
-    checks = {each.name: SymmetryCheck(each.name, group_of(each)) for each in symmetries.every}
+    checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
     tolerances = list[float]()
     # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
     params = jittered(balance(losses.params(), symmetries), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
-        for action in claimed:
-            if checks[action.name].verdict != "fails":
+        for number, action in enumerate(claimed):
+            if checks[number].verdict != "fails":
                 slope, control, verdict = _judged(action, params, grads, seed + index, losses.precision, rounding)
                 if verdict == "fails" and _is_cut_off(losses, action, params, seed, index):
                     verdict = "holds"
@@ -290,7 +290,7 @@ def verify_on_batches(
                     "fails": f"the output on batch {index} changes along its orbit",
                     "inconclusive": "moving one side of it alone does not change the output on any batch",
                 }.get(verdict, "")
-                checks[action.name] = checks[action.name].on(slope, control, verdict, reason)
+                checks[number] = checks[number].on(slope, control, verdict, reason)
         tolerances.append(rounding)
         del grads
     del params
@@ -300,7 +300,7 @@ def verify_on_batches(
         tolerances = [
             each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
         ]
-        known = Verification(tuple(checks.values()), seed, values, tuple(tolerances), losses.precision)
+        known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
         return _together(losses, symmetries, known)
 
 

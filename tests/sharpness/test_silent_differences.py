@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import quotient_manifolds as qm
-from quotient_manifolds.symmetries import propose_symmetries, verify_on_batches
+from quotient_manifolds.symmetries import propose_symmetries
+from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.random_nets import Batch, Loss, net
 
 NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "20"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quotient_manifolds.symmetries import verify_on_batches
+from quotient_manifolds.symmetries import verify_symmetries
 from studies.invariance import Subject, group_dimension, loss
 
 RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "invariance.json"
@@ -19,4 +19,4 @@ def test_the_symmetries_of_the_record_are_found_and_verified(name: str) -> None:
     subject = Subject.of(name)
     found = subject.symmetries()
     assert group_dimension(found) == ROWS[name]
-    assert verify_on_batches(subject.model, loss, [subject.batch], found).failed == {}
+    assert verify_symmetries(subject.model, subject.batch, found, evaluate=loss).failed == {}

@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     find_symmetries,
     random_move,
-    verify_on_batches,
+    verify_symmetries,
 )
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
 
@@ -344,7 +344,7 @@ def test_a_function_may_insist_on_the_size_of_the_batch() -> None:
 
     found = find_symmetries(model, x, evaluate=insisting)
     assert len(found.pairs) == 1
-    assert verify_on_batches(model, insisting, [x], found).failed == {}
+    assert verify_symmetries(model, x, found, evaluate=insisting).failed == {}
 
 
 def _broken(change: Callable[[nn.Module], None]) -> nn.Module:
