@@ -227,7 +227,9 @@ class BatchLosses:
         def cast(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        copy = replica(self.model, {name: cast(w) for name, w in params.items()}, cast)
+        # The function may ask for gradients of what it is given, in place.
+        own = {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
+        copy = replica(self.model, own, cast)
         batch = private_batch(self.batches[index], cast)
         precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
         with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
