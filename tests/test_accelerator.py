@@ -106,7 +106,7 @@ def test_symmetries(dtype: torch.dtype) -> None:
     assert verification.all_hold, str(verification)
     digits = 100 * CLOSE[dtype] ** 1.5  # of weights, with factors of condition 10 between them
     for change in (
-        lambda m, b, s: qm.random_move(m, s, seed=3),
+        lambda m, b, s: qm.random_representative(m, s, seed=3),
         lambda m, b, s: qm.balance(m, s),
         lambda m, b, s: qm.canonical(m, b, evaluate=qm.next_token_cross_entropy).params,
     ):

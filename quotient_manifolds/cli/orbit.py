@@ -131,7 +131,7 @@ def move(
         raise common.BadInput(f"Expected a Hugging Face directory to move, found {source}.")
     from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
     from quotient_manifolds.load import load_model
-    from quotient_manifolds.symmetries import balance, random_move, verify_symmetries
+    from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
     network = load_model(source)
     given = all_inputs(network, inputs, seed=seed)
@@ -141,7 +141,7 @@ def move(
     if not holding.moved:
         raise common.BadInput(f"{source} ({type(network).__name__}) has no verified symmetry; `inspect` says why.")
     params = {name: w.detach().double() for name, w in network.named_parameters()}
-    moved = balance(params, holding) if balanced else random_move(params, holding, scale=scale, seed=seed)
+    moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
     unseen = examples(network, seed=seed + 1)
     held_out = {name: unseen.get(name, one) for name, one in given.items()}
     change = write_moved(network, moved, held_out, Path(source), target)

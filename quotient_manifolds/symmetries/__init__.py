@@ -8,7 +8,7 @@ from quotient_manifolds.symmetries.example_inputs import example_inputs, optiona
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.move import balance, random_move
+from quotient_manifolds.symmetries.move import balance, random_representative
 from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.propose import find_freedoms, find_permutations, propose_symmetries
@@ -73,7 +73,7 @@ __all__ = [
     "optional_inputs",
     "output_change",
     "propose_symmetries",
-    "random_move",
+    "random_representative",
     "singular_values",
     "small_copy",
     "spanned_dimension",

@@ -34,7 +34,7 @@ def changed(model: nn.Module, loss: Loss, params: dict[str, Tensor], batches: li
 
 def elements(model: nn.Module, symmetries: qm.Symmetries) -> Iterator[dict[str, Tensor]]:
     for seed in range(2):
-        yield qm.random_move(model, symmetries, seed=seed, log_scale=0.3)
+        yield qm.random_representative(model, symmetries, seed=seed, log_scale=0.3)
 
 
 def silent(model: nn.Module, loss: Loss, batches: list[Batch]) -> float:

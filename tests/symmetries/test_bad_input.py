@@ -29,7 +29,7 @@ FOUND = qm.find_symmetries(model(), X)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "find": lambda network, found, seed: qm.find_symmetries(network, X),
     "verify": lambda network, found, seed: qm.verify_symmetries(network, X, found, seed=seed),
-    "move": lambda network, found, seed: qm.random_move(network, found, seed=seed),
+    "move": lambda network, found, seed: qm.random_representative(network, found, seed=seed),
     "balance": lambda network, found, seed: qm.balance(network, found),
     "count": lambda network, found, seed: qm.count_symmetries(network, found),
 }
@@ -126,14 +126,14 @@ def test_what_is_no_seed(function: str, seed: object) -> None:
 
 def test_seeds_of_other_libraries_are_integers() -> None:
     numpy = pytest.importorskip("numpy")
-    moved, same = (qm.random_move(model(), FOUND, seed=seed) for seed in (numpy.int64(3), 3))
+    moved, same = (qm.random_representative(model(), FOUND, seed=seed) for seed in (numpy.int64(3), 3))
     assert all(torch.equal(moved[name], same[name]) for name in moved)
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, torch.ones(2), 1j], ids=repr)
 def test_what_is_no_scale(scale: Any) -> None:
     with pytest.raises(ValueError, match="positive number"):
-        qm.random_move(model(), FOUND, scale=scale)
+        qm.random_representative(model(), FOUND, scale=scale)
 
 
 def test_symmetries_of_another_model() -> None:

@@ -170,9 +170,7 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     left = verify_symmetries(model, x, found).holding(found)
     assert [pair.kind for pair in left.pairs] == ["value/output"]
     assert "0.q_proj.weight" in left.rest
-    assert (
-        worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=left), radius=0.1, steps=2).mean > 0
-    )
+    assert worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=left), radius=0.1, steps=2).mean > 0
 
 
 def test_verification_takes_three_evaluations_of_a_batch() -> None:

@@ -276,9 +276,7 @@ def test_a_verification_prints_as_a_table_and_is_plain_data() -> None:
     verification = verify_symmetries(model, noise(2, 5, 12), claimed(model))
     number = r"\d\.\de[+-]\d\d"
     shown = str(verification)
-    assert re.search(
-        rf"^0 query/key +GL\(4\)\^3 +{number} +{number} +fails: the output on", shown, re.MULTILINE
-    )
+    assert re.search(rf"^0 query/key +GL\(4\)\^3 +{number} +{number} +fails: the output on", shown, re.MULTILINE)
     assert re.search(rf"^0 value/output +GL\(4\)\^3 +{number} +{number} +holds$", shown, re.MULTILINE)
     data = json.loads(json.dumps(verification.to_dict()))
     assert not data["all_hold"]
