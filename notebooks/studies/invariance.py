@@ -21,7 +21,7 @@ from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
-from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_representative
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from studies.common import Record, Tables, power, resume
 from studies.fibres import FAST, names, small_model
@@ -146,7 +146,7 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
         return bool((change <= TARGETS.get(column, 0.0)).all())
 
     for scale, seed in moves:
-        there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
+        there = here.at(random_representative(here.model, found, seed=seed, log_scale=scale))
         ratio = max(ratio, there.adaptive() / start, key=lambda each: max(each, 1 / each))
         single = there.to("float32")
         if not keep("float64", _measured(there), before["float64"]):

@@ -1,4 +1,4 @@
-"""Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
+"""Find the continuous symmetries of a model, verify them by one backward pass, move, count and fold."""
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical
 from quotient_manifolds.symmetries.certificate import Certificate, certify
@@ -8,18 +8,21 @@ from quotient_manifolds.symmetries.example_inputs import example_inputs, optiona
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.move import balance, random_representative
+from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.propose import find_freedoms, find_permutations, propose_symmetries
-from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
+from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
-from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
+from quotient_manifolds.symmetries.verify import (
+    SymmetryCheck,
+    Verification,
+    verify_symmetries,
+)
 from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.permutations import Permutation
@@ -40,10 +43,8 @@ __all__ = [
     "Freedom",
     "Gauge",
     "Match",
-    "PairProof",
     "Params",
     "Permutation",
-    "Proof",
     "Refused",
     "Scaling",
     "Scope",
@@ -51,14 +52,14 @@ __all__ = [
     "StridedView",
     "SymmetricPair",
     "Symmetries",
+    "SymmetryCheck",
     "Translation",
     "UnreachedInput",
     "UnseenOutput",
-    "Verified",
+    "Verification",
     "balance",
     "canonical",
     "certify",
-    "changed_by",
     "count_symmetries",
     "declare_pair",
     "example_inputs",
@@ -72,14 +73,13 @@ __all__ = [
     "optional_inputs",
     "output_change",
     "propose_symmetries",
-    "prove_on_sharded",
-    "prove_symmetries",
-    "random_move",
+    "random_representative",
     "singular_values",
     "small_copy",
     "spanned_dimension",
     "value_output_bias",
-    "verify_on_batches",
+    "verify_sharded",
+    "verify_symmetries",
     "without_biases",
     "without_layers",
 ]

@@ -71,7 +71,7 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
     where the inputs are embeddings. Elsewhere the function may then differ, so give inputs that go everywhere. A vector
     of gains that scales anything else is treated as a norm's.
 
-    inputs and `evaluate` as for `prove_symmetries`. Every step is tried on the inputs in float64, and one that changes
+    inputs and `evaluate` as for `verify_symmetries`. Every step is tried on the inputs in float64, and one that changes
     the output is left out. `constant` names what to freeze for measures that should not see the gains:
 
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()

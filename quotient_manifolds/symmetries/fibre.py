@@ -103,7 +103,7 @@ def fibre_dimension(
     of the largest. With every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
     direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
 
-    batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
+    batches: inputs as for `verify_symmetries`, best one example each: a row costs a pass through its whole batch.
     They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
     choose the outputs. progress: called with what is being computed, how much of it is finished, and the total.
 

@@ -20,7 +20,7 @@ from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
 
 
-def random_move(
+def random_representative(
     model_or_params: nn.Module | Mapping[str, Tensor],
     symmetries: Movable,
     *,

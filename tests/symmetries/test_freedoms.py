@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     make_generic,
     output_change,
-    random_move,
+    random_representative,
     small_copy,
     spanned_dimension,
 )
@@ -197,5 +197,5 @@ def test_symmetries_are_sent_to_other_processes(name: str) -> None:
     found = here.symmetries()
     again = pickle.loads(pickle.dumps(found))
     assert [each.name for each in again.every] == [each.name for each in found.every]
-    for key, w in random_move(here.model, found, seed=1).items():
-        torch.testing.assert_close(random_move(here.model, again, seed=1)[key], w, rtol=1e-12, atol=1e-12)
+    for key, w in random_representative(here.model, found, seed=1).items():
+        torch.testing.assert_close(random_representative(here.model, again, seed=1)[key], w, rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
 from tests.symmetries.nets import FOUND, NETS, PLACES, net
 
 CHANGE, PLACE = 1e-8, 1e-6
@@ -31,7 +31,7 @@ def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
 @pytest.mark.parametrize("name", NETS)
 def test_nothing_is_false_and_no_less_is_found_than_before(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
-    moved = random_move(model, found, log_scale=0.5, seed=3)
+    moved = random_representative(model, found, log_scale=0.5, seed=3)
     change = difference(model, x, moved)
     assert change < CHANGE
     names = [each.name for each in found.every]
@@ -45,7 +45,9 @@ def test_nothing_is_false_and_no_less_is_found_than_before(name: str, bias: bool
 @pytest.mark.parametrize("name", [name for name in NETS if name not in SEVERAL_PLACES])
 def test_an_orbit_has_one_place(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
-    here, there = (balance(params, found) for params in (model, random_move(model, found, log_scale=0.5, seed=4)))
+    here, there = (
+        balance(params, found) for params in (model, random_representative(model, found, log_scale=0.5, seed=4))
+    )
     assert difference(model, x, here) < CHANGE
     for key, w in here.items():
         torch.testing.assert_close(there[key], w, rtol=0, atol=PLACE * float(w.abs().max()), msg=key)
