@@ -46,6 +46,11 @@ class Freedom(ABC):
         """Return the dimensions of the moves that leave the function alone, by their names."""
 
     @property
+    def group_dimension(self) -> int:
+        """Return the dimension of the group, of which other freedoms may have a part."""
+        return sum(self.families.values())
+
+    @property
     def constant(self) -> tuple[str, ...]:
         """Return the parameters that are the same numbers after every fold, such as gains of 1."""
         return ()

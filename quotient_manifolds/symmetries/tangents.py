@@ -48,8 +48,7 @@ def actions(symmetries: Symmetries) -> list[Action]:
     found += [(each, each.dimension, partial(_on_bias, each)) for each in symmetries.translations]
     acting = [Action(each.name, each.names, size, act, partial(_derived, act, each.names)) for each, size, act in found]
     return acting + [
-        Action(each.name, each.names, sum(each.families.values()), each.move, each.tangent)
-        for each in symmetries.freedoms
+        Action(each.name, each.names, each.group_dimension, each.move, each.tangent) for each in symmetries.freedoms
     ]
 
 

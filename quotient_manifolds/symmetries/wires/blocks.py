@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.relations import Classes, Scales
-from quotient_manifolds.symmetries.wires.walk import FIXED, Vector, Walk, hashed
+from quotient_manifolds.symmetries.wires.relations import Classes
+from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, hashed
 
 _NONE = np.zeros(0, np.int64)
 
@@ -37,30 +37,6 @@ class Block:
             "centred": (n - 1) * (n - 2) // 2,
             "mean": n,
         }[self.kind]
-
-    def generators(self) -> Iterator[Tensor]:
-        n, m = len(self.roots), self.weights
-        unit = torch.eye(n, dtype=torch.float64)
-        if self.kind == "linear":
-            for i in range(n):
-                for j in range(n):
-                    if i != j:
-                        yield torch.outer(unit[i], unit[j])
-            return
-        if self.kind == "mean":
-            for j in range(n):
-                yield torch.outer(1 / m, unit[j])
-            return
-        if self.kind == "complex":
-            yield torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-            return
-        basis = unit
-        if self.kind == "centred":
-            basis = torch.linalg.qr(torch.cat([torch.ones(n, 1, dtype=torch.float64), unit[:, 1:]], 1))[0][:, 1:].T
-        for i in range(len(basis)):
-            for j in range(i):
-                skew = torch.outer(basis[i], basis[j]) - torch.outer(basis[j], basis[i])
-                yield skew * m / m[:, None]
 
 
 def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
@@ -182,10 +158,6 @@ class Copy:
     weights: Tensor  # (k,)
     dual: bool
 
-    def generator(self, X: Tensor) -> Tensor:
-        """Return what a direction X of the group does to the channels that stand here: S X S^-1, or of -X^T."""
-        return self._placed(-X.mT if self.dual else X)
-
     def element(self, A: Tensor, C: Tensor) -> Tensor:
         """Return what A with its inverse C does to the channels that stand here: S A S^-1, or of C^T."""
         return self._placed(C.mT if self.dual else A)
@@ -219,100 +191,3 @@ class Direction:
     label: str
     tangent: dict[str, Tensor]
     offsets: dict[int, float]
-
-
-def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield a tangent for every direction of every block, and of every solution of the log-scales."""
-    for each in _directions(walk, find_blocks(walk), walk.scales):
-        yield each.label, each.tangent
-
-
-def offset_directions(walk: Walk) -> Iterator[Direction]:
-    """Yield directions that need a shift beside them, for constants that are added to their channels."""
-    if any(flow.kind == "offset" for flow in walk.flows):
-        for each in _directions(walk, find_blocks(walk, offset=True), walk.loose):
-            if each.offsets or each.label != "scale":  # scales that need none are among those without
-                yield each
-
-
-def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator[Direction]:
-    values = {id(each): each.entries.read(walk.parameters) for each in walk.uses}
-    offsets = [flow for flow in walk.flows if flow.kind == "offset"]
-    for block in blocks:
-        linears = [(each, copies(block, each.outs[0]), copies(block, each.takes)) for each in walk.linears]
-        linears = [each for each in linears if each[1] or each[2]]
-        vectors = [
-            (each, copies(block, [node for row in each.outs for node in row])) for each in walk.vectors if not each.gain
-        ]
-        vectors = [each for each in vectors if each[1]]
-        constants = [(flow, copies(block, flow.outs)) for flow in offsets]
-        for X in block.generators():
-            tangent = zeros(walk)
-            done: set[Any] = set()
-            for linear, out, ins in linears:
-                if linear.entries.key in done:
-                    continue
-                done.add(linear.entries.key)
-                W = values[id(linear)]
-                change = torch.zeros_like(W)
-                for each in out:
-                    change[:, each.places] += each.generator(X) @ W[:, each.places]
-                for each in ins:
-                    change[:, :, each.places] -= W[:, :, each.places] @ each.generator(X)
-                linear.entries.add_to(tangent, change)
-            for vector, out in vectors:
-                if vector.entries.key in done:
-                    continue
-                done.add(vector.entries.key)
-                b = values[id(vector)]
-                change = torch.zeros_like(b)
-                for each in out:
-                    change.view(-1)[each.places] += each.generator(X) @ b.reshape(-1)[each.places]
-                vector.entries.add_to(tangent, change)
-            moved: dict[int, float] = {}
-            for flow, constant in constants:
-                for each in constant:
-                    turned = (each.generator(X) @ torch.from_numpy(flow.plus)[each.places]).tolist()
-                    moved.update(
-                        (n, x) for n, x in zip(flow.outs[each.places.numpy()].tolist(), turned, strict=True) if x
-                    )
-            yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
-    for solution in solutions(scales):
-        tangent = zeros(walk)
-        done = set()
-        for use in walk.uses:
-            if use.entries.key in done:
-                continue
-            done.add(use.entries.key)
-            if isinstance(use, Vector):
-                if use.gain:
-                    index, weights = use.index, use.weights
-                    flat = tangent[use.entries.name].view(-1)
-                    for place, unknown, value in zip(index, use.unknowns[0], weights, strict=True):
-                        flat[place] = solution.get(unknown, 0.0) * value / use.entries.scale
-                    continue
-                size = torch.tensor([[solution.get(n, 0.0) for n in row] for row in use.outs], dtype=torch.float64)
-                use.entries.add_to(tangent, size * values[id(use)])
-                continue
-            rows = torch.tensor([solution.get(n, 0.0) for n in use.outs[0]], dtype=torch.float64)
-            columns = torch.tensor([solution.get(n, 0.0) for n in use.takes], dtype=torch.float64)
-            use.entries.add_to(tangent, values[id(use)] * (rows[:, None] - columns))
-        if any(bool(part.any()) for part in tangent.values()):
-            moved = {
-                n: solution[n] * c
-                for flow in offsets
-                for n, c in zip(flow.outs.tolist(), flow.plus.tolist(), strict=True)
-                if solution.get(n, 0.0) * c
-            }
-            yield Direction("scale", tangent, moved)
-
-
-def solutions(scales: Scales) -> Iterator[dict[int, float]]:
-    """Yield every direction of every component as numbers by unknown."""
-    for component in scales.components():
-        for column in component.basis.T:
-            yield dict(zip(component.unknowns.tolist(), column.tolist(), strict=True))
-
-
-def zeros(walk: Walk) -> dict[str, Tensor]:
-    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in walk.shapes.items()}

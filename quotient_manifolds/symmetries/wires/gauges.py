@@ -131,6 +131,11 @@ class Gauge(Freedom):
         """Return the dimension of the group by what it is about."""
         return {FAMILIES[self.group]: self.dimension}
 
+    @property
+    def group_dimension(self) -> int:
+        """Return the dimension of the whole group."""
+        return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension
+
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
         before = [scaling.to_place(params) for scaling in self.scalings]

@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import Direction, zeros
+from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Scales
@@ -439,26 +439,6 @@ class Shifts:
             if not each.gain and each.shared != "other":
                 found.setdefault(each.entries.key, each)
         return list(found.values())
-
-    def tangents(self) -> Iterator[dict[str, Tensor]]:
-        """Yield a tangent for every solution."""
-        for component in self.apart().components():
-            coefficients = np.zeros((self.count + 1, component.dimension))
-            coefficients[component.unknowns] = component.basis
-            for size, part in zip(self.evaluate(coefficients).T, coefficients.T, strict=True):
-                tangent = zeros(self.walk)
-                for turn, each in zip(part[self.turns], self.gauges, strict=True):
-                    for name, change in each.tangent.items():
-                        tangent[name] += turn * change
-                self.add_to(tangent, size)
-                yield tangent
-
-    def add_to(self, tangent: dict[str, Tensor], size: Array) -> None:
-        """Add to a tangent what changes where every source adds this, (nodes,)."""
-        for entries, change in self.biases(size):
-            entries.add_to(tangent, change)
-        for each, answer in self.answers(size):
-            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
 
     def biases(
         self, size: Array, *, seen: bool = False, whole: Collection[Any] = ()
