@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         declare_pair,
         example_inputs,
         find_symmetries,
-        prove_symmetries,
-        random_move,
+        random_representative,
+        verify_symmetries,
     )
 
 # fmt: off
@@ -51,8 +51,8 @@ __all__ = [
     "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "SharpnessCallback", "Symmetries", "__version__",
     "average_case_sharpness", "balance", "canonical", "count_symmetries", "cross_entropy", "declare_pair",
     "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace", "legacy_sharpness", "load_model",
-    "merge_adapters", "next_token_cross_entropy", "orbit_audit", "prove_symmetries", "random_move",
-    "read_text_labels", "tokenised_batches", "top_eigenvalue", "worst_case_profile", "worst_case_sharpness",
+    "merge_adapters", "next_token_cross_entropy", "orbit_audit", "random_representative", "read_text_labels",
+    "tokenised_batches", "top_eigenvalue", "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import find_symmetries, random_move
+from quotient_manifolds.symmetries import find_symmetries, random_representative
 
 Batch = tuple[Tensor, Tensor]
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,6 +40,6 @@ def moved(model: nn.Module, inputs: Any, scale: float, seed: int = 0) -> nn.Modu
     """Return a copy of the model elsewhere on its orbit under its pairs."""
     other = copy.deepcopy(model)
     pairs = find_symmetries(model, inputs).within("pairs")
-    elsewhere = random_move(model, pairs, scale=scale, seed=seed, translations=False)
+    elsewhere = random_representative(model, pairs, scale=scale, seed=seed, translations=False)
     other.load_state_dict(elsewhere, strict=False)
     return other

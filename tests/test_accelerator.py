@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import as_geometry
-from quotient_manifolds.symmetries import prove_symmetries
+from quotient_manifolds.symmetries import verify_symmetries
 from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
 from tests.models import IDS, llama
@@ -102,11 +102,11 @@ def test_symmetries(dtype: torch.dtype) -> None:
     assert symmetries[0].pairs == symmetries[1].pairs
     assert symmetries[0].names == symmetries[1].names
     assert symmetries[1].pairs
-    proof = prove_symmetries(moved, there(BATCH), symmetries[1], evaluate=qm.next_token_cross_entropy)
-    assert proof.all_proved, str(proof)
+    verification = verify_symmetries(moved, there(BATCH), symmetries[1], evaluate=qm.next_token_cross_entropy)
+    assert verification.all_hold, str(verification)
     digits = 100 * CLOSE[dtype] ** 1.5  # of weights, with factors of condition 10 between them
     for change in (
-        lambda m, b, s: qm.random_move(m, s, seed=3),
+        lambda m, b, s: qm.random_representative(m, s, seed=3),
         lambda m, b, s: qm.balance(m, s),
         lambda m, b, s: qm.canonical(m, b, evaluate=qm.next_token_cross_entropy).params,
     ):

@@ -64,7 +64,12 @@ def test_unknown_names_are_attribute_errors() -> None:
     assert {name for name, _ in inspect.getmembers(quotient_manifolds)} >= set(quotient_manifolds.__all__)
 
 
-MOVED = {"GEODESICS": "manifolds", "ConvergenceWarning": "sharpness", "Proof": "symmetries", "TangentSpace": "geometry"}
+MOVED = {
+    "GEODESICS": "manifolds",
+    "ConvergenceWarning": "sharpness",
+    "Scope": "symmetries",
+    "TangentSpace": "geometry",
+}
 
 
 def test_the_package_has_at_most_38_names_of_its_own_and_says_where_others_are() -> None:

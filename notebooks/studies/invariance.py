@@ -21,7 +21,7 @@ from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
-from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_representative
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from studies.common import Record, Tables, power, resume
 from studies.fibres import FAST, names, small_model
@@ -66,8 +66,9 @@ class Subject:
         return Subject(model, self.batch)
 
     def symmetries(self) -> Symmetries:
-        """Find all that leaves the loss alone."""
-        return propose_symmetries(self.model, self.batch, evaluate=loss)
+        """Find all that leaves the loss alone and moves nothing that is frozen."""
+        frozen = [name for name, w in self.model.named_parameters() if not w.requires_grad]
+        return propose_symmetries(self.model, self.batch, evaluate=loss).beside(frozen)
 
     def adaptive(self) -> float:
         """Compute the gradient norm of adaptive sharpness, which is not invariant."""
@@ -145,7 +146,7 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
         return bool((change <= TARGETS.get(column, 0.0)).all())
 
     for scale, seed in moves:
-        there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
+        there = here.at(random_representative(here.model, found, seed=seed, log_scale=scale))
         ratio = max(ratio, there.adaptive() / start, key=lambda each: max(each, 1 / each))
         single = there.to("float32")
         if not keep("float64", _measured(there), before["float64"]):

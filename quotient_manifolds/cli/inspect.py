@@ -35,18 +35,18 @@ def inspect(
 ) -> None:
     """Print the continuous symmetries of MODEL and verify each.
 
-    MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function, a
-    function that returns a torch module. Each symmetry is acted on by random group elements in float64, which must not
-    change the output, and then on one side only, which must. Also printed: how much of the model is redundant, and the
-    singular values of G H^T in every pair. Inputs are made from the model's configuration; a model without one needs
-    --inputs.
+    MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function,
+    a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit
+    of each symmetry, and not to a move of one side only; random group elements must not change the output. Also
+    printed: how much of the model is redundant, and the singular values of G H^T in every pair. Inputs are made
+    from the model's configuration; a model without one needs --inputs.
 
     With --certify, a small model with random weights is made of the class and the settings of MODEL: all parameters
     with the same function as its own have a dimension that needs no theory of symmetries (the parameters less the rank
     of the Jacobian of all outputs), and what is found is counted against it. For a small model that Python code builds,
     quotient_manifolds.symmetries.certify does it.
 
-    The exit code is 1 if a symmetry is refuted or cannot be verified on these inputs, or if the certificate is
+    The exit code is 1 if a symmetry fails or cannot be verified on these inputs, or if the certificate is
     inconclusive.
     """
     common.check_output(out, model)
@@ -62,9 +62,9 @@ def inspect(
             raise common.BadInput(
                 f"{model} ({type(network).__name__}) has no symmetric pair to show: {why}; {room.HOW_TO}."
             )
-        proof = room.prove_symmetries(network, given, found, seed=seed)
+        verification = room.verify_symmetries(network, given, found, seed=seed)
     count = room.count_symmetries(network, found)
-    reports: dict[str, Any] = {"symmetries": found, "proof": proof, "count": count}
+    reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
     if certify:
         with common.progress_bars(quiet=quiet) as progress:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
@@ -80,5 +80,5 @@ def inspect(
             f"({', '.join(f'{size:,} {family}' for family, size in count.families.items())}).",
             *(["Singular values of G H^T: " + "; ".join(values)] if values else []),
         )
-    if not proof.all_proved or (certify and reports["certificate"].fibre.doubts):
+    if not verification.all_hold or (certify and reports["certificate"].fibre.doubts):
         raise click.exceptions.Exit(common.NEGATIVE_FINDING)

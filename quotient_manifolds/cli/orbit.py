@@ -131,22 +131,22 @@ def move(
         raise common.BadInput(f"Expected a Hugging Face directory to move, found {source}.")
     from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
     from quotient_manifolds.load import load_model
-    from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
+    from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
     network = load_model(source)
     given = all_inputs(network, inputs, seed=seed)
     first, *others = given.values()
     found = symmetries_of(network, first, symmetries, *others)
-    proved = prove_symmetries(network, first, found, seed=seed).proved(found)
-    if not proved.moved:
+    holding = verify_symmetries(network, first, found, seed=seed).holding(found)
+    if not holding.moved:
         raise common.BadInput(f"{source} ({type(network).__name__}) has no verified symmetry; `inspect` says why.")
     params = {name: w.detach().double() for name, w in network.named_parameters()}
-    moved = balance(params, proved) if balanced else random_move(params, proved, scale=scale, seed=seed)
+    moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
     unseen = examples(network, seed=seed + 1)
     held_out = {name: unseen.get(name, one) for name, one in given.items()}
     change = write_moved(network, moved, held_out, Path(source), target)
     if not quiet:
         common.show(
-            f"{target}: {len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} "
-            f"freedoms moved; the output changed by {change:.1e} of its size."
+            f"{target}: {len(holding.pairs)} pairs, {len(holding.translations)} translations and "
+            f"{len(holding.freedoms)} freedoms moved; the output changed by {change:.1e} of its size."
         )

@@ -28,7 +28,7 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     optional_inputs,
     output_change,
-    random_move,
+    random_representative,
 )
 from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating
 
@@ -120,7 +120,7 @@ def along_orbit(
         for index, scale in enumerate((None, *scales)):
             moved = copy.deepcopy(start)
             if scale is not None:
-                there = random_move(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
+                there = random_representative(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
                 moved.load_state_dict(there, strict=False)  # buffers stay
             here = [like(batch, next(moved.parameters()))]
             for geometry in geometries:

@@ -22,6 +22,7 @@ from quotient_manifolds.symmetries import (
     Translation,
     without_biases,
 )
+from quotient_manifolds.symmetries.freedom import together
 from quotient_manifolds.symmetries.move import balanced_point
 
 Layouts = Mapping[str, Layout]
@@ -104,7 +105,7 @@ def folded(freedoms: Collection[Freedom], point: Params, frozen: Params, layouts
     names = {name for freedom in freedoms for name in freedom.names}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     params = params if layouts is None else Whole(params, layouts)
-    for freedom in freedoms:
+    for freedom in together(freedoms):
         freedom.fold(params)
     params = params.parts() if isinstance(params, Whole) else params
     return {name: params[name].to(precise(w.dtype)) if name in names else w for name, w in point.items()}

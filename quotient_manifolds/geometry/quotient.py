@@ -37,11 +37,10 @@ from quotient_manifolds.symmetries import (
     Scope,
     SymmetricPair,
     Symmetries,
-    changed_by,
     propose_symmetries,
-    prove_on_sharded,
-    verify_on_batches,
+    verify_sharded,
 )
+from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
 
@@ -201,16 +200,16 @@ class Quotient(Geometry):
             return verified
         if is_sharded(model):
             _check_same(symmetries)
-            prove = partial(prove_on_sharded, model, loss)
-            proofs = [
-                known.once(partial(prove, batch, symmetries), "proved", model, loss, batch, symmetries)
+            moving = partial(verify_sharded, model, loss)
+            verifications = [
+                known.once(partial(moving, batch, symmetries), "sharded", model, loss, batch, symmetries)
                 for batch in batches
             ]
             failed = {
-                each.pair: f"the loss on batch {index} changes along its orbit"
-                for index, proof in enumerate(proofs)
-                for each in proof.claims
-                if not each.holds
+                each.name: f"the loss on batch {index} changes along its orbit"
+                for index, verification in enumerate(verifications)
+                for each in verification.checks
+                if each.verdict == "fails"
             }
             return verified._without(failed, self.symmetries)
         verify = partial(verify_on_batches, model, loss, batches, symmetries)

@@ -109,7 +109,7 @@ def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
 
     ValueError, in one sentence, where there is no such function, where it raises or returns anything but `Symmetries`,
     and where a pair or a translation reads a parameter, or a shape of it, that the model does not have. Whether the
-    symmetries are true is for `prove_symmetries` to say.
+    symmetries are true is for `verify_symmetries` to say.
     """
     declared = call_object(reference, "a function of the model that returns its Symmetries", model)
     if not isinstance(declared, Symmetries):

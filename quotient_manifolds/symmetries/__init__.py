@@ -1,37 +1,33 @@
-"""Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
+"""Find the continuous symmetries of a model, verify them by one backward pass, move, count and fold."""
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical
 from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
-from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.gain_products import GainProducts
-from quotient_manifolds.symmetries.linear_scale import LinearScale
-from quotient_manifolds.symmetries.logits import LogitShift
-from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.neuron_scale import NeuronScale
-from quotient_manifolds.symmetries.norm_constant import NormConstant
-from quotient_manifolds.symmetries.norm_scale import NormScale
-from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.move import balance, random_representative
+from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
-from quotient_manifolds.symmetries.proof import PairProof, Proof
-from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetries
-from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
-from quotient_manifolds.symmetries.rotations import Rotation
-from quotient_manifolds.symmetries.score_shifts import ScoreShift
+from quotient_manifolds.symmetries.propose import find_freedoms, find_permutations, propose_symmetries
+from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
-from quotient_manifolds.symmetries.streams import UnreadMean
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
-from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
-from quotient_manifolds.symmetries.weight_length import WeightLength
+from quotient_manifolds.symmetries.verify import (
+    SymmetryCheck,
+    Verification,
+    verify_symmetries,
+)
+from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
+from quotient_manifolds.symmetries.wires.gauges import Gauge
+from quotient_manifolds.symmetries.wires.permutations import Permutation
+from quotient_manifolds.symmetries.wires.scaling import Scaling
+from quotient_manifolds.symmetries.wires.shifting import Shift
 
 __all__ = [
     "ADAPTER",
@@ -42,43 +38,34 @@ __all__ = [
     "Conditioning",
     "Count",
     "Evaluate",
-    "Exchange",
     "Factor",
     "FibreDimension",
     "Freedom",
-    "GainProducts",
-    "LinearScale",
-    "LogitShift",
+    "Gauge",
     "Match",
-    "MeanExchange",
-    "NeuronScale",
-    "NormConstant",
-    "NormScale",
-    "NormShift",
-    "PairProof",
     "Params",
-    "Proof",
+    "Permutation",
     "Refused",
-    "Rotation",
+    "Scaling",
     "Scope",
-    "ScoreShift",
+    "Shift",
     "StridedView",
     "SymmetricPair",
     "Symmetries",
+    "SymmetryCheck",
     "Translation",
-    "UnreadMean",
-    "UnseenDirection",
-    "Verified",
-    "WeightLength",
+    "UnreachedInput",
+    "UnseenOutput",
+    "Verification",
     "balance",
     "canonical",
     "certify",
-    "changed_by",
     "count_symmetries",
     "declare_pair",
     "example_inputs",
     "fibre_dimension",
     "find_freedoms",
+    "find_permutations",
     "find_symmetries",
     "generic_inputs",
     "key_bias",
@@ -86,14 +73,13 @@ __all__ = [
     "optional_inputs",
     "output_change",
     "propose_symmetries",
-    "prove_on_sharded",
-    "prove_symmetries",
-    "random_move",
+    "random_representative",
     "singular_values",
     "small_copy",
     "spanned_dimension",
     "value_output_bias",
-    "verify_on_batches",
+    "verify_sharded",
+    "verify_symmetries",
     "without_biases",
     "without_layers",
 ]

@@ -11,7 +11,7 @@ from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.find import held
-from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.freedom import Freedom, together
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import find_freedoms, recorded
@@ -71,13 +71,13 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
     where the inputs are embeddings. Elsewhere the function may then differ, so give inputs that go everywhere. A vector
     of gains that scales anything else is treated as a norm's.
 
-    inputs and `evaluate` as for `prove_symmetries`. Every step is tried on the inputs in float64, and one that changes
+    inputs and `evaluate` as for `verify_symmetries`. Every step is tried on the inputs in float64, and one that changes
     the output is left out. `constant` names what to freeze for measures that should not see the gains:
 
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
     >>> found = canonical(layer, torch.randn(2, 3, 8))
     >>> found.constant
-    ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias')
+    ('norm1.weight', 'norm2.weight', 'norm1.bias', 'norm2.bias')
     >>> _ = layer.load_state_dict(found.params)
 
     Raises ValueError in train mode, for outputs that are empty, random or NaN, and for weights that are no finite
@@ -97,7 +97,7 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
 
         def folded(freedoms: list[Freedom]) -> Params:
             params = every[0].copied(own)
-            for freedom in freedoms:
+            for freedom in together(freedoms):
                 freedom.fold(params)
             return params
 

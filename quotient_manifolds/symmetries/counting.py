@@ -33,7 +33,7 @@ class Count:
     """Count dimensions: of all parameters, and of the symmetries by family.
 
     families: by the kind of pairs (h^2, 1 or 2 a head) and of translations, such as "query/key" and "key bias", and of
-    freedoms, such as "gain of a norm".
+    freedoms, such as "norm gain".
     """
 
     parameters: int

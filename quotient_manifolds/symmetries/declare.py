@@ -38,7 +38,7 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
     >>> pair.group, pair.n, pair.m
     ('GL(2)^1', 6, 4)
 
-    It is taken at its word: `prove_symmetries` and every measure find out whether it is true.
+    It is taken at its word: `verify_symmetries` and every measure find out whether it is true.
     ValueError for a parameter that the model does not have, for factors of shapes that do not fit, of changed or
     repeated entries, or in an order that no offset and strides describe, and for an unknown group. TypeError for a
     model that is no module, and for cuts that are no functions.

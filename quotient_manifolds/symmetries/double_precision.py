@@ -44,7 +44,8 @@ class DoublePrecision(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tree_map(_widened, args), tree_map(_widened, kwargs or {})
+        args = tuple(map(_widened, args))
+        kwargs = {name: _widened(argument) for name, argument in (kwargs or {}).items()}
         if func in _CASTS:
             return args[0].double()
         if func in (torch.tensor, torch.full) and any(isinstance(value, float) for value in (*args, *kwargs.values())):
@@ -54,7 +55,8 @@ class DoublePrecision(TorchFunctionMode):
         elif func in _SUMS and len(args) == 2 and isinstance(args[1], float) and 0 < args[1] <= LARGEST_EPS:
             self.found_eps = True
             args = args if self.eps is None else (args[0], self.eps)
-        return tree_map(_double, func(*args, **kwargs))
+        result = func(*args, **kwargs)
+        return tree_map(_double, result) if isinstance(result, (tuple, list)) else _double(result)
 
     def _with_eps(
         self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -6,26 +6,30 @@ the parameters with the same function as theta form a manifold of dimension P - 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.messages import Progress
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
-from quotient_manifolds.symmetries.jacobian import Jacobian
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating
 
 MOST_PARAMETERS = 5_000  # the rows of J take a few hours above, all else less
 BROKEN, WHOLE = 1e-2, 0.0  # the eps with which near symmetries are far from holding, and that with which they hold
 ROUNDING = 1e-10  # relative to the largest singular value: what lies above is no rounding of float64
 SMALLEST_GAP = 1e3
 SHOWN = 3  # singular values on each side of the gap
+STEP = 1e-6  # relative to the parameters, to see outputs move or not
+ROWS = 256  # of J, computed at once at most
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,13 @@ class FibreDimension:
     """State the dimension of a fibre, and what the statement rests on.
 
     near: how many dimensions more there would be on these inputs if no norm had an eps; None where the model has no
-    derivatives then.
-    frozen: how many parameters were held fixed, because they ask for no gradient. rank_of_half: of the Jacobian of a
-    random half of the inputs; where it equals the rank, the rank stands still. above, below: singular values of the
-    Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at the gap.
-    unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that no input
-    asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for what
-    speaks against the dimension. kernel: an orthonormal basis, (dimension, parameters), of the directions in which no
-    output changes; columns are the numbers of the parameters that ask for gradients, in their order in the model.
+    derivatives then. frozen: how many parameters were held fixed, because they ask for no gradient. rank_of_half: of
+    the Jacobian of a random half of the inputs; where it equals the rank, the rank stands still. above, below: singular
+    values of the Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at
+    the gap. unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that
+    no input asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for
+    what speaks against the dimension. kernel: an orthonormal basis, (dimension, parameters), of the directions in which
+    no output changes; columns are the numbers of the parameters that ask for gradients, in their order in the model.
     """
 
     dimension: int
@@ -64,26 +67,24 @@ class FibreDimension:
         return not self.doubts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON (an infinite gap is None), without the kernel."""
+        """Return plain data, ready for JSON, without the kernel."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kernel"}
-        return {**plain, "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
+        return {**plain, "certain": self.certain}
 
     def __str__(self) -> str:
         """Write the report, some lines of text."""
         near = f", and {self.near} near, which only the eps of norms breaks" if self.near else ""
         above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
+        names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
         lines = [
             *(f"inconclusive: {doubt}" for doubt in self.doubts),
             f"dimension of the fibre: {self.dimension}{near}",
             f"{self.parameters} parameters, less the rank {self.rank} of the Jacobian of {self.outputs} outputs",
             f"singular values around the gap: {above} | {below}, a ratio of {self.gap:.0e}",
+            f"{self.frozen} frozen parameters are held fixed and not counted" * bool(self.frozen),
+            f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}" * bool(names),
         ]
-        if self.frozen:
-            lines.append(f"{self.frozen} frozen parameters are held fixed and not counted")
-        if self.unreached:
-            names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
-            lines.append(f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}")
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
 
 def fibre_dimension(
@@ -97,17 +98,14 @@ def fibre_dimension(
     """Compute the dimension of {theta' : f_theta' = f_theta}, as P - rank J, J the Jacobian of all outputs.
 
     P counts the parameters that ask for gradients, a tied one once. All is computed in float64, whatever the model
-    casts to, on copies of its structure. Rows of J come by reverse mode, some at a time, and are compressed to the
-    triangle R of a QR decomposition: it keeps the singular values, where J^T J loses those below the root of rounding.
-    The rank is where the singular values fall furthest, to below 1e-10 of the largest.
+    casts to, on copies of its structure. Rows of J come by reverse mode and are compressed to the triangle R of a QR
+    decomposition, R^T R = J^T J, which keeps the singular values. The rank is where these fall furthest, to below 1e-10
+    of the largest. With every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
+    direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
 
-    Exact and near: with every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
-    direction, and P - rank J counts the exact ones; with every eps 0 it counts the near ones too.
-
-    batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
+    batches: inputs as for `verify_symmetries`, best one example each: a row costs a pass through its whole batch.
     They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
-    choose the outputs.
-    progress: called with what is being computed, how much of it is finished, and the total.
+    choose the outputs. progress: called with what is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
     not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
@@ -122,48 +120,63 @@ def fibre_dimension(
     model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
     parameters or with more than 5,000 of them.
     """
-    listed = _checked_batches(batches)
-    jacobian = _prepared(model, listed[0], evaluate, seed, progress)
-    R, half, found_eps = jacobian.triangle(listed, BROKEN)
-    outputs = jacobian.rows
-    if not bool(torch.isfinite(R).all()):
-        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
-    s, rank, gap = _gap(R)
-    t = (s / s[0].clamp_min(torch.finfo(s.dtype).tiny)).tolist()
-    whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
-    near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
+    listed = _distinct(batches)
+    order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
+    halves = ([listed[index] for index in order[:end]] for end in (len(order) // 2, len(order)))
+    return where_it_stands(Jacobian(model, evaluate, seed, progress), halves)[0]
+
+
+def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[FibreDimension, list[Any]]:
+    """Compute the dimension on the first list of batches that does not lift the rank, and return that list, too.
+
+    rounds: lists that each begin with the one before.
+    """
+    used: list[Any] = []
+    R, outputs, rank = jacobian.no_rows, 0, -1
+    for batches in rounds:
+        if len(batches) == len(used):
+            continue
+        if not used:
+            ModelOutputs(jacobian.model, batches[0], jacobian.evaluate, double=False)  # raises if they are random
+        R, rows = jacobian.triangle(batches[len(used) :], above=R)
+        of_half, outputs, used = rank, outputs + rows, batches
+        s, rank, gap = _spectrum(R)
+        if rank == of_half:
+            break
+    if not rank:
+        raise ValueError(
+            "the outputs must depend on parameters that ask for gradients. Found that they depend on none on these "
+            "inputs, as far as autograd sees: give other inputs, or a model without detach and no_grad inside."
+        )
+    if len(used) == 1:  # then half of its outputs
+        of_half = _spectrum(torch.cat(list(jacobian.rows(used[0])))[: outputs // 2])[1]
+    whole = jacobian.triangle(used, WHOLE)[0] if jacobian.found_eps else R
+    near = rank - _spectrum(whole)[1] if bool(torch.isfinite(whole).all()) else None
     kernel = torch.linalg.svd(R).Vh[rank:]
-    rank_of_half = _gap(half)[1]
-    unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
-    doubts = (
-        _no_gap(gap),
-        _too_few(rank, rank_of_half),
-        _no_near(near),
-        _not_generic(jacobian, listed, R),
-        _cut_off(jacobian, listed[0], kernel),
-    )
-    return FibreDimension(
-        dimension=R.shape[1] - rank,
+    fibre = FibreDimension(
+        dimension=len(kernel),
         near=near,
         parameters=R.shape[1],
-        frozen=sum(w.numel() for w in model.parameters() if not w.requires_grad),
+        frozen=sum(w.numel() for w in jacobian.model.parameters() if not w.requires_grad),
         rank=rank,
-        rank_of_half=rank_of_half,
-        above=tuple(t[max(0, rank - SHOWN) : rank]),
-        below=tuple(t[rank : rank + SHOWN]),
+        rank_of_half=of_half,
+        above=tuple(s[max(0, rank - SHOWN) : rank].tolist()),
+        below=tuple(s[rank : rank + SHOWN].tolist()),
         gap=gap,
-        batches=len(listed),
+        batches=len(used),
         outputs=outputs,
-        unreached=dict(unreached),
-        doubts=tuple(doubt for doubt in doubts if doubt),
+        unreached=dict(Counter(name for name, zero in zip(jacobian.columns, (R == 0).all(dim=0), strict=True) if zero)),
+        doubts=(),
         kernel=kernel,
     )
+    return replace(fibre, doubts=tuple(_doubts(fibre, jacobian, used, R))), used
 
 
-def _checked_batches(batches: Any) -> list[Any]:
+def _distinct(batches: Any) -> list[Any]:
+    """Return the batches, repeated ones once, for these lift no rank."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
-    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}  # repeated, they lift no rank
+    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}
     if not distinct:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
     return list(distinct.values())
@@ -173,86 +186,133 @@ def _content(leaf: Any) -> Any:
     return (*leaf.shape, *leaf.flatten().tolist()) if isinstance(leaf, Tensor) else id(leaf)
 
 
-def _prepared(
-    model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int, progress: Progress | None
-) -> Jacobian:
-    check_model(model)
-    check_loaded(model)
-    own = dict(model.named_parameters())
-    check_weights(own, own)
-    counted = [name for name, w in own.items() if w.requires_grad]
-    size = sum(own[name].numel() for name in counted)
-    if not 0 < size <= MOST_PARAMETERS:
-        raise ValueError(
-            f"the dimension is computed for 1 to {MOST_PARAMETERS} parameters that ask for gradients. Found {size}"
-            f"{': make a small model of the same kind.' if size else '.'}"
-        )
-    ModelOutputs(model, batch, evaluate, double=False)  # raises where they are random or no numbers
-    params = {name: doubled(w.detach().clone()).requires_grad_(w.requires_grad) for name, w in own.items()}
-    return Jacobian(model, params, counted, evaluate or answer, generator_of(seed), progress)
-
-
-def _gap(R: Tensor) -> tuple[Tensor, int, float]:
-    """Return the singular values, the rank, and the ratio of the values on both sides of it.
+def _spectrum(R: Tensor) -> tuple[Tensor, int, float]:
+    """Return the singular values relative to the largest, the rank, and the ratio of the values on both sides of it.
 
     The rank r maximises s_r / s_(r+1) over those with s_(r+1) below rounding; beyond the last there is machine epsilon.
     """
-    P = R.shape[1]
-    s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, P - len(R)))])
-    if float(s[0]) == 0:
-        return s, 0, math.inf
-    t = torch.cat([s / s[0], s.new_zeros(1)]).clamp_min(torch.finfo(s.dtype).eps / 4)
+    if not bool(torch.isfinite(R).all()):
+        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
+    s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, R.shape[1] - len(R)))])
+    s = s / s[0].clamp_min(torch.finfo(s.dtype).tiny)
+    t = torch.cat([s, s.new_zeros(1)]).clamp_min(torch.finfo(s.dtype).eps / 4)
     ratio = torch.where(t[1:] < ROUNDING, t[:-1] / t[1:], 1.0)
-    rank = int(ratio.argmax()) + 1
-    return s, rank, float(ratio[rank - 1])
+    return s, int(ratio.argmax()) + 1 if bool(s.any()) else 0, float(ratio.max())
 
 
-def _no_gap(gap: float) -> str:
-    if gap >= SMALLEST_GAP:
-        return ""
-    return f"the singular values have no gap: where they are small they fall by a factor of {gap:.1f} at the most"
-
-
-def _too_few(rank: int, of_half: int) -> str:
-    if of_half < rank:  # as it is wherever the rows of J are independent
-        return f"inputs are too few: a random half of them has rank {of_half}, and all of them {rank}"
-    return ""
-
-
-def _no_near(near: int | None) -> str:
-    if near is None:
-        return "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
-    if near < 0:
-        return "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
-    return ""
-
-
-def _not_generic(jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> str:
-    """Return a doubt if the rank for all other parameters grows where tables of embeddings give anything at all."""
+def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> Iterator[str]:
+    """Yield a sentence for each thing that speaks against the dimension."""
+    if fibre.gap < SMALLEST_GAP:
+        yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
+    if fibre.rank_of_half < fibre.rank:  # as it is wherever the rows of J are independent
+        yield f"inputs are too few: a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+    if fibre.near is None:
+        yield "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
+    elif fibre.near < 0:
+        yield "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
     tables = {id(w) for m in jacobian.model.modules() if isinstance(m, nn.Embedding) for w in m.parameters()}
     own = {name for name, w in jacobian.model.named_parameters() if id(w) in tables}
-    others = torch.tensor([name not in own for name in jacobian.names()], device=R.device)
-    if not tables or not bool(others.any()):
-        return ""
-    noisy = jacobian.triangle(batches, BROKEN, noise=True)[0]
-    grown = _gap(noisy[:, others])[1] - _gap(R[:, others])[1]
-    if grown <= 0:
-        return ""
-    return (
-        f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the dimension holds "
-        "on such inputs only; more different words or positions have to reach the layers"
-    )
+    others = torch.tensor([name not in own for name in jacobian.columns], device=R.device)
+    if tables and bool(others.any()):
+        noisy = jacobian.triangle(batches, noise=True)[0]
+        grown = _spectrum(noisy[:, others])[1] - _spectrum(R[:, others])[1]
+        if grown > 0:
+            yield (
+                f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the "
+                "dimension holds on such inputs only; more different words or positions have to reach the layers"
+            )
+    if len(fibre.kernel) and jacobian.moves(batches[0], fibre.kernel):
+        yield "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"
 
 
-def _cut_off(jacobian: Jacobian, batch: Any, kernel: Tensor) -> str:
-    """Return a doubt if the outputs move to first order along the kernel of J, as they do where gradients are cut off.
+class Jacobian:
+    """Differentiate all outputs of a model by the parameters that ask for gradients, in float64, on replicas."""
 
-    A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
-    """
-    if not len(kernel):
-        return ""
-    along, across = (torch.randn(n, generator=jacobian.generator, dtype=kernel.dtype) for n in kernel.shape)
-    along, across = along.to(kernel.device), across.to(kernel.device)
-    if jacobian.moved(batch, along @ kernel, BROKEN) <= 1e-2 * jacobian.moved(batch, across, BROKEN):
-        return ""
-    return "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"
+    def __init__(self, model: nn.Module, evaluate: Evaluate | None, seed: int, progress: Progress | None) -> None:
+        check_model(model)
+        check_loaded(model)
+        own = dict(model.named_parameters())
+        check_weights(own, own)
+        self.params = {name: doubled(w.detach().clone()).requires_grad_() for name, w in own.items() if w.requires_grad}
+        self.columns = [name for name, w in self.params.items() for _ in range(w.numel())]
+        if not 0 < len(self.columns) <= MOST_PARAMETERS:
+            raise ValueError(
+                f"the dimension is computed for 1 to {MOST_PARAMETERS} parameters that ask for gradients. Found "
+                f"{len(self.columns)}{': make a small model of the same kind.' if self.columns else '.'}"
+            )
+        self.model, self.evaluate, self.found_eps = model, evaluate or answer, False
+        self.no_rows = next(iter(self.params.values())).new_zeros(0, len(self.columns))
+        self._draw, self._progress = generator_of(seed), progress or (lambda what, finished, total: None)
+
+    def triangle(
+        self, batches: Sequence[Any], eps: float = BROKEN, *, noise: bool = False, above: Tensor | None = None
+    ) -> tuple[Tensor, int]:
+        """Return R (at most P, P) with R^T R = J^T J, and the number of rows of J.
+
+        eps: of every norm. noise: is added to what tables of embeddings give. above: rows to put above those of J.
+        """
+        waiting, count = [self.no_rows if above is None else above], 0
+        for index, batch in enumerate(batches):
+            for J in self.rows(batch, eps, noise):
+                waiting.append(J)
+                count += len(J)
+                if sum(map(len, waiting)) > 4 * len(self.columns):
+                    waiting = [torch.linalg.qr(torch.cat(waiting), mode="r").R]
+            self._progress(f"Jacobian, eps {eps:g}{', noise' * noise}", index + 1, len(batches))
+        return torch.linalg.qr(torch.cat(waiting), mode="r").R, count
+
+    def rows(self, batch: Any, eps: float = BROKEN, noise: bool = False) -> Iterator[Tensor]:
+        """Yield the rows of J in order, some at a time, (any, P); where vmap cannot, they are computed one by one."""
+        y, leaves = self.outputs(batch, self.params, eps, noise), list(self.params.values())
+        y = y + 0 * sum(w.sum() for w in leaves)  # autograd refuses parameters that are not used
+
+        def pulled(v: Tensor) -> Tensor:
+            grads = torch.autograd.grad(y, leaves, v, retain_graph=True, is_grads_batched=v.ndim > 1)
+            return torch.cat([g.reshape(*v.shape[:-1], -1) for g in grads], dim=-1)
+
+        for places in torch.arange(len(y), device=y.device).split(ROWS):
+            one_hot = F.one_hot(places, len(y)).to(y)
+            try:
+                J = pulled(one_hot)
+            except RuntimeError:
+                J = torch.stack([pulled(v) for v in one_hot])
+            yield J
+
+    def outputs(self, batch: Any, params: Mapping[str, Tensor], eps: float = BROKEN, noise: bool = False) -> Tensor:
+        """Return all outputs at these parameters, (any,)."""
+        copy = replica(self.model, params, doubled)
+        before = {name: buffer.clone() for name, buffer in copy.named_buffers()}
+        for table in (module for module in copy.modules() if isinstance(module, nn.Embedding)):
+            table.padding_idx = None  # it hides the row's derivative from training
+            if noise:
+                table.register_forward_hook(self._noisy)
+        exact = DoublePrecision(eps)
+        device = self.no_rows.device.type
+        with torch.autocast(device, enabled=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), exact:
+            found = floating(self.evaluate(copy, private_batch(batch, doubled)))
+            y = torch.cat([output.flatten() for output in found])
+        self.found_eps |= exact.found_eps
+        for name, buffer in copy.named_buffers():
+            if name not in before or not torch.equal(buffer, before[name]):
+                raise ValueError(f"the model changes its buffer {name!r} when it runs, so it has no one function.")
+        return y
+
+    def _noisy(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        noise = torch.randn(output.shape, generator=self._draw, dtype=output.dtype)
+        return output + float(output.detach().std()) * noise.to(output.device)
+
+    def moves(self, batch: Any, kernel: Tensor) -> bool:
+        """Return whether the outputs move to first order along the kernel of J, as where gradients are cut off.
+
+        A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
+        """
+        own = torch.nn.utils.parameters_to_vector(self.params.values()).detach()
+        along, across = (torch.randn(n, generator=self._draw, dtype=own.dtype).to(own) for n in kernel.shape)
+
+        def moved(direction: Tensor) -> Tensor:
+            there = own + STEP * own.norm() * direction / direction.norm()
+            parts = there.split([w.numel() for w in self.params.values()])
+            at = {name: part.view_as(w) for (name, w), part in zip(self.params.items(), parts, strict=True)}
+            return (self.outputs(batch, at) - self.outputs(batch, self.params)).norm()
+
+        return bool(moved(along @ kernel) > 1e-2 * moved(across))

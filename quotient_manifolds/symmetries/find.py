@@ -15,15 +15,14 @@ from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.freedom import gaussian, typical
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
 from quotient_manifolds.symmetries.propose import RUN_ERRORS, did_not_run, proposals, recorded
-from quotient_manifolds.symmetries.prove import CONDITION, prove_symmetries
 from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.verify import verify_on_batches
 
 Idle = Mapping[str, Tensor]
 """Where in a parameter, by its name, the numbers are that did not run."""
 
 NOISE = 1e-2  # relative, of what is added to what a module is given
 ACTIVATION = 1e8  # the largest: what is larger masks scores
-CHANGE = 1e-2  # of an output, that no rounding explains
 
 
 def find_symmetries(
@@ -34,9 +33,9 @@ def find_symmetries(
     The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
     output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), the translations of their biases, and
     the freedoms, what norms and the streams they read leave free. So no class need be known. They are proposals, for
-    `prove_symmetries` or a measure to bear out.
+    `verify_symmetries` or a measure to verify.
 
-    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
+    batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
     examples are used, or all where parameters would be idle else, in float64. others: more inputs; what is found on the
     first is kept where it holds on all of them. The promise is for the inputs given.
 
@@ -62,7 +61,7 @@ def held(
 ) -> Symmetries:
     """Return the symmetries that hold on all batches and that no idle parameter can see; the others are refused.
 
-    idle: what did not run on the first batch, as `Trace.idle`. Code that uses an idle parameter lies outside of the
+    idle: what did not run on the first batch, as `Run.idle`. Code that uses an idle parameter lies outside of the
     modules that hold none: all that it can depend on is what these return, and parameters outside of them. So a
     symmetry is kept that moves parameters inside of one of these modules, if nothing that these modules return changes,
     to rounding. It has to be so for any input, as what did not run may change their inputs: noise is added to these.
@@ -86,7 +85,7 @@ def _false(
     model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
 ) -> dict[str, str]:
     """Return the names of symmetries that do not hold on all batches, or that an idle parameter may see, and why."""
-    evaluations: list[Evaluate | None] = [evaluate] * len(batches)
+    evaluations: list[Evaluate] = [evaluate or answer] * len(batches)
     reasons: dict[str, str] = {}
     if idle:
         closed = [_ClosedModules(model, idle, evaluate or answer, batch) for batch in batches]
@@ -96,8 +95,8 @@ def _false(
         evaluations = [*closed]
     for number, (batch, evaluation) in enumerate(zip(batches, evaluations, strict=True), 1):
         left = symmetries.without(reasons)
-        proof = prove_symmetries(model, batch, left, conditions=(CONDITION,), evaluate=evaluation, together=True)
-        false = {claim.pair for claim in proof.claims if not (claim.holds and claim.change < CHANGE)}
+        checks = verify_on_batches(model, evaluation, [batch], left).checks
+        false = {check.name for check in checks if check.verdict == "fails"}
         for each in left.every:
             if each.name in false:
                 other = f"it changes the output on inputs number {number}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
+
+STEP = 1e-5  # of central differences: their error is its square, and rounding divided by it
 
 
 class Freedom(ABC):
@@ -20,9 +23,16 @@ class Freedom(ABC):
 
     kind: ClassVar[str]
 
+    number = 1  # of those of a model that would have one name
+
     @property
     def name(self) -> str:
-        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm"."""
+        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm gain"."""
+        return self.label if self.number == 1 else f"{self.label} {self.number}"
+
+    @property
+    def label(self) -> str:
+        """Return the parameter that comes first, and what it is about."""
         return f"{self.names[0]} {self.kind}"
 
     @property
@@ -34,6 +44,11 @@ class Freedom(ABC):
     @abstractmethod
     def families(self) -> dict[str, int]:
         """Return the dimensions of the moves that leave the function alone, by their names."""
+
+    @property
+    def group_dimension(self) -> int:
+        """Return the dimension of the group, of which other freedoms may have a part."""
+        return sum(self.families.values())
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -51,6 +66,45 @@ class Freedom(ABC):
         Gains are multiplied by exp(size z), z Gaussian, and numbers are shifted by size z times their typical size.
         With `control` what makes up for it is left out, so that the function does change.
         """
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return d/dt at t = 0 of a move of log-scale t, of the parameters that it changes, for float64 parameters."""
+        return central_difference(self.move, params, self.names, generator, control)
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return this freedom and the one that follows it as one, where both are evaluated at once; else None."""
+        return None
+
+
+def together(freedoms: Iterable[Freedom]) -> Iterator[Freedom]:
+    """Yield freedoms in their order, as one those that follow each other and are evaluated at once."""
+    last: Freedom | None = None
+    for each in freedoms:
+        both = None if last is None else last.beside(each)
+        if last is not None and both is None:
+            yield last
+        last = both or each
+    if last is not None:
+        yield last
+
+
+Act = Callable[[Params, torch.Generator, float, bool], None]
+"""Acts on parameters in place, by a random element of a log-scale, on one side only as a control."""
+
+
+def central_difference(
+    act: Act, params: Mapping[str, Tensor], names: Iterable[str], generator: torch.Generator, control: bool
+) -> Params:
+    """Return d/dt of an action by exp(t xi) at t = 0, on the parameters of these names, in float64.
+
+    The error is of order 1e-10 relative to xi, and 1e-11 relative to the parameters.
+    """
+    state, ends = generator.get_state(), []
+    for size in (STEP, -STEP):
+        moved = {**params, **{name: params[name].clone() for name in names}}
+        act(moved, generator.set_state(state), size, control)
+        ends.append(moved)
+    return {name: (ends[0][name] - ends[1][name]) / (2 * STEP) for name in names}
 
 
 def read(params: Params, name: str, elements: Tensor) -> Tensor:
@@ -72,4 +126,5 @@ def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
 
 def typical(numbers: Tensor) -> float:
     """Return the root mean square of numbers, and 1 if all of them are 0."""
-    return float(numbers.double().square().mean().sqrt()) or 1.0
+    parts = numbers.detach().reshape(-1).split(1 << 20)
+    return (sum(float(part.double().square().sum()) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0

@@ -15,11 +15,12 @@ from quotient_manifolds.symmetries.checks import (
     fitting,
     generator_of,
 )
+from quotient_manifolds.symmetries.freedom import together
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
 
 
-def random_move(
+def random_representative(
     model_or_params: nn.Module | Mapping[str, Tensor],
     symmetries: Movable,
     *,
@@ -52,7 +53,7 @@ def random_move(
             pair.write(moved, act(pair, A, pair.read(moved)))
         for translation in symmetries.translations if translations else ():
             translation.shift(moved, random_shift(translation, moved, generator))
-        for freedom in symmetries.freedoms:
+        for freedom in together(symmetries.freedoms):
             freedom.move(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
@@ -69,13 +70,13 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
     moved = _start(model_or_params, symmetries)
     absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
     with fitting():
-        for freedom in symmetries.freedoms:
+        for freedom in together(symmetries.freedoms):
             freedom.fold(moved)
         for translation in symmetries.translations:
             translation.remove(moved)
-        for freedom in symmetries.freedoms:
-            if not absorbers.isdisjoint(freedom.names):  # what they took over may be free itself
-                freedom.fold(moved)
+        again = [each for each in symmetries.freedoms if not absorbers.isdisjoint(each.names)]
+        for freedom in together(again):  # what they took over may be free itself
+            freedom.fold(moved)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")

@@ -107,6 +107,18 @@ class ModelOutputs:
         return max(map(_relative, third, self.outputs, infinite))
 
 
+def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """Compute the largest relative change of the output from parameters `before` to `after`, in float64.
+
+    Each holds some or all of the model's parameters; the others are the model's own. `inputs` as for
+    `verify_symmetries`.
+    """
+    with torch.no_grad():
+        outputs = ModelOutputs(model, inputs)
+        outputs.compare_with({name: value.detach() for name, value in before.items()})
+        return outputs.change({name: value.detach().to(torch.float64, copy=True) for name, value in after.items()})
+
+
 def first_examples(batch: Any) -> list[Any]:
     """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]

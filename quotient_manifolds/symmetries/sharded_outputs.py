@@ -1,4 +1,4 @@
-"""Compute how much the loss of a sharded model changes along its symmetries, and how much of that is rounding."""
+"""Verify the symmetries of a sharded model: how much its loss changes along them, and how much of that is rounding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,55 @@ from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, Whole
+from quotient_manifolds.symmetries.checks import check_eval, check_symmetries, generator_of
 from quotient_manifolds.symmetries.outputs import STEP, Evaluate
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.tangents import Action, actions
+from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, group_of
+
+MARGIN = 1e3  # times the rounding noise: what a move may change
+NEGLIGIBLE = 1e-9  # part of the control: rounding too, where weights are so badly scaled that the noise varies
+
+
+def verify_sharded(
+    model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0
+) -> Verification:
+    """Verify all symmetries of a sharded model at once on evaluate(model, batch), by about ten evaluations.
+
+    It is moved in place and put back, on the whole batch and in its own precision (`ShardedOutputs`), by random
+    elements of all groups, and of each by itself if that changes the loss. A slope is then the change of the loss.
+    """
+    check_eval(model)
+    check_symmetries(symmetries)
+    generator, acting = generator_of(seed), actions(symmetries)
+    if not acting:
+        return Verification((), seed)
+    outputs = ShardedOutputs(model, batch, evaluate, symmetries.moved)
+    with torch.no_grad():
+        noise = outputs.rounding_noise(symmetries.moved, generator)
+
+        def judged(chosen: list[Action]) -> tuple[float, float, Verdict, str]:
+            def change(control: bool) -> float:
+                params = outputs.copied(dict.fromkeys(name for action in chosen for name in action.names))
+                for action in chosen:
+                    action.act(params, generator, FINITE, control)
+                return outputs.change(params)
+
+            slope, control = change(False), change(True)
+            if not slope <= max(MARGIN * noise, NEGLIGIBLE * control):  # NaN is no rounding
+                return slope, control, "fails", "the loss changes along its orbit"
+            if not control > MARGIN * noise:
+                return slope, control, "inconclusive", "moving one side alone is lost in rounding noise"
+            return slope, control, "holds", ""
+
+        found = [judged(acting)] * len(acting)
+        if found[0][2] == "fails":
+            found = [judged([action]) for action in acting]
+    checks = (
+        SymmetryCheck(each.name, group_of(each), *said) for each, said in zip(symmetries.every, found, strict=True)
+    )
+    return Verification(tuple(checks), seed)
 
 
 class ShardedOutputs:
@@ -37,7 +84,7 @@ class ShardedOutputs:
             for hook in hooks:
                 hook.remove()
         if not abs(self._reference) < float("inf"):
-            raise ValueError(f"the loss of a model must be finite to prove its symmetries. Found {self._reference}.")
+            raise ValueError(f"the loss of a model must be finite to verify its symmetries. Found {self._reference}.")
         if abs(self._at({}) - self._reference) > 1e-3 * abs(self._reference):
             raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,42 +19,24 @@ ENOUGH = 3  # times as many outputs as parameters
 TOGETHER = 64  # outputs of a batch, about: fewer and larger batches spare time, but each row costs a pass through all
 SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic, and ReLU neurons stay alive
 
-# Sizes by their names in configurations of transformers. Names that a configuration does not have are left alone.
-_SIZES: dict[str, Any] = {
-    name: size
-    for size, names in (
-        (8, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim projection_dim"),
-        (8, "pooler_output_size projection_size input_embedding_size output_embedding_size intra_bottleneck_size"),
-        (2, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads"),
-        (2, "encoder_num_attention_heads decoder_num_attention_heads"),
-        (2, "num_encoder_attention_heads num_decoder_attention_heads"),
-        (4, "head_dim d_kv attention_head_dim d_head"),
-        (
-            12,
-            "intermediate_size d_ff n_inner hidden_dim encoder_ffn_dim decoder_ffn_dim ffn_dim ffn_hidden_size d_inner",
-        ),
-        (12, "moe_intermediate_size shared_expert_intermediate_size dff"),
-        (WORDS, "vocab_size"),
-        (LENGTH, "max_position_embeddings n_positions max_target_positions n_ctx max_seq_len"),
-        (LENGTH, "max_source_positions sliding_window"),
-        (1, "bos_token_id pad_token_id decoder_start_token_id num_experts_per_tok depths"),
-        (2, "eos_token_id sep_token_id num_experts num_local_experts n_routed_experts"),
-        (2, "window_size num_frames rotary_dim"),
-        (4, "relative_attention_num_buckets patch_size"),  # 4 x 4 pixels are more numbers than the width
-        (8, "image_size num_mel_bins"),
-        (24, "max_2d_position_embeddings"),
-    )
-    for name in names.split()
-}
-_BLOCKS = (
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
-    *("num_decoder_layers", "num_encoder_layers", "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+# Sizes by the words in names of entries of configurations. Other entries are left alone.
+_SIDE = r"(num_|n_|encoder_|decoder_)*"
+_BLOCKS = rf"{_SIDE}(hidden_)?layers?|depth"
+_SIZES: tuple[tuple[str, int], ...] = (
+    (r"\w*intermediate_size|(\w+_)?ffn_(dim|hidden_size)|d_?ff|[nd]_inner|hidden_dim", 12),
+    (r"(\w+_)?(hidden|embedding|projection|bottleneck|output)_size", 8),
+    (r"d_model|n_embd|(embed_|projection_|\w+_proj_)?dim|image_size|num_mel_bins", 8),
+    (rf"{_SIDE}(attention_)?heads?", 2),
+    (r"(attention_)?head_dim|d_head|d_kv", 4),
+    (r"vocab_size", WORDS),
+    (r"max_2d_position_embeddings", 24),
+    (r"(n|max)_(\w+_)?(position_embeddings|positions|ctx|seq_len)|n_ctx|sliding_window", LENGTH),
+    (r"(bos|pad|decoder_start)_token_id|num_experts_per_tok|depths", 1),
+    (r"(eos|sep)_token_id|(num|n)_(local_|routed_)?experts|window_size|num_frames|rotary_dim", 2),
+    (r"relative_attention_num_buckets|patch_size", 4),  # 4 x 4 pixels are more numbers than the width
 )
 # What a configuration writes about itself and does not take.
-_OWN = (
-    *("stage_names", "out_features", "out_indices", "model_type", "transformers_version", "architectures"),
-    *("_name_or_path", "dtype", "torch_dtype"),
-)
+_OWN = ("stage_names", "out_features", "out_indices", "dtype", "torch_dtype")
 
 
 def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: Any) -> nn.Module:
@@ -127,6 +111,7 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
             while outputs and len(chosen) * outputs < wanted:
                 chosen.append(next(examples))
             size = max(1, TOGETHER // max(1, outputs))
+            chosen += itertools.islice(examples, -len(chosen) % size)
             return [joined(chosen[start : start + size]) for start in range(0, len(chosen), size)]
         except (IndexError, RuntimeError) as error:
             failure = failure or error
@@ -182,39 +167,39 @@ def _all_words(words: int, left_out: int | None, generator: torch.Generator) -> 
         yield from (word for word in torch.randperm(words, generator=generator).tolist() if word != left_out)
 
 
-def _small_config(config: Any, blocks: int, settings: dict[str, Any]) -> Any:
-    """Return the configuration, and those inside it, with every size that they know made small."""
+def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
+    """Return the configuration, and those inside it, with every size that is known by its name made small."""
     full, aliases = config.to_dict(), getattr(config, "attribute_map", {})
-    heads = getattr(config, "num_attention_heads", None)
-    grouped = {
-        name: 1 if isinstance(heads, int) and getattr(config, name) < heads else 2
-        for name in ("num_key_value_heads", "num_kv_heads")
-        if isinstance(getattr(config, name, None), int)
-    }
-    sizes = {**_SIZES, **dict.fromkeys(_BLOCKS, blocks), **grouped, **settings}
-    parts = {
+    inside = {
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
     }
-    kept = {
-        name: value
-        for name, value in config.to_diff_dict().items()
-        if name not in (*parts, *_OWN) and not name.startswith("_")
-    }
-    depth = next((value for name in _BLOCKS if isinstance(value := getattr(config, name, None), int)), None)
-    for name, value in full.items():  # what is listed block by block
-        if isinstance(value, (list, tuple)) and len(value) == depth and name not in (*sizes, *_OWN) and name[0] != "_":
-            kept[name] = list(value[:blocks])
+    known = {name: size for name in (*aliases, *full) if (size := _size(config, name, blocks)) is not None}
+    sizes: dict[str, Any] = {aliases.get(name, name): size for name, size in known.items()}
+    depths = (getattr(config, name, None) for name in known if re.fullmatch(_BLOCKS, name))
+    depth = next((number for number in depths if isinstance(number, int)), None)
     stages = len(full.get("depths") or ())
-
-    def as_many(name: str, size: Any) -> Any:  # as there are stages, or axes of a picture
-        if not isinstance(full[name], (list, tuple)) or isinstance(size, (list, tuple)):
-            return size
-        return [size] * (blocks if len(full[name]) in (stages, depth) else len(full[name]))
-
-    taken = {name: as_many(name, size) for name, size in sizes.items() if name in full}
-    taken |= {aliases[name]: size for name, size in sizes.items() if name in aliases and aliases[name] not in sizes}
-    taken |= {name: size for name, size in settings.items() if name not in aliases}
+    for name, value in full.items():
+        if isinstance(value, (list, tuple)) and name not in _OWN and name[0] != "_":
+            if name in sizes:  # of each block, stage or axis of a picture
+                sizes[name] = [sizes[name]] * (blocks if len(value) in (stages, depth) else len(value))
+            elif len(value) == depth:
+                sizes[name] = value[:blocks]
+    kept = {
+        name: value for name, value in config.to_diff_dict().items() if name not in (*inside, *_OWN) and name[0] != "_"
+    }
+    kept |= sizes | {aliases.get(name, name): value for name, value in settings.items()}
     if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # of 4 dimensions, one plane
         kept["rope_parameters"] = {**kept["rope_parameters"], "partial_rotary_factor": 0.5}
-    small = {name: _small_config(part, blocks, {}) for name, part in parts.items()}
-    return type(config)(**{**kept, **taken, **small})
+    return type(config)(**kept, **{name: _small_config(part, blocks, {}) for name, part in inside.items()})
+
+
+def _size(config: Any, name: str, blocks: int) -> int | None:
+    """Return the size for an entry of this name; None where it is to be as it is."""
+    if re.fullmatch(_BLOCKS, name):
+        return blocks
+    if name in ("num_key_value_heads", "num_kv_heads"):
+        heads, own = getattr(config, "num_attention_heads", None), getattr(config, name, None)
+        return (1 if isinstance(heads, int) and own < heads else 2) if isinstance(own, int) else None
+    if getattr(config, name, None) == 0 and not name.endswith("_id"):  # none of these
+        return None
+    return next((size for names, size in _SIZES if re.fullmatch(names, name)), None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.move import random_move
+from quotient_manifolds.symmetries.move import random_representative
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
 
@@ -115,8 +115,9 @@ class Symmetries:
     ) -> Model:
         """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
 
-        The parameters are those of `random_move`, with the same arguments; buffers, ties, mode, hooks and dtype are the
-        model's, which is not changed. Raises what `random_move` raises, and TypeError for anything but a module.
+        The parameters are those of `random_representative`, with the same arguments; buffers, ties, mode, hooks and
+        dtype are the model's, which is not changed. Raises what `random_representative` raises, and TypeError for
+        anything but a module.
         [paper, the invariance test of Sec. 6.2, ICML version]
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
@@ -126,7 +127,9 @@ class Symmetries:
         (True, False)
         """
         check_model(model)
-        moved = random_move(model, self, scale=scale, log_scale=log_scale, seed=seed, translations=translations)
+        moved = random_representative(
+            model, self, scale=scale, log_scale=log_scale, seed=seed, translations=translations
+        )
         twin = copy.deepcopy(model)
         with torch.no_grad():
             for name, w in twin.named_parameters():

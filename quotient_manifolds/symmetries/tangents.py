@@ -10,13 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import gaussian
+from quotient_manifolds.symmetries.freedom import Act, central_difference, gaussian
 from quotient_manifolds.symmetries.move import act, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
-STEP = 1e-5  # of central differences: their error is its square, and rounding divided by it
 RANK = 1e-7  # relative to the largest singular value: what is smaller is neither
 MORE = 3  # draws than dimensions
 
@@ -27,34 +26,36 @@ class Action:
 
     names: the parameters that the action reads or changes. dimension: of the group. act: (params, generator, size,
     control) acts in place; with `control` on one side only (G alone, a bias without its compensation), which changes
-    the function.
+    the function. derive: (params, generator, control) returns its derivative by size at 0, on `names`.
     """
 
     name: str
     names: tuple[str, ...]
     dimension: int
-    act: Callable[[Params, torch.Generator, float, bool], None]
+    act: Act
+    derive: Callable[[Mapping[str, Tensor], torch.Generator, bool], Params]
 
     def tangent(self, params: Mapping[str, Tensor], seed: int, control: bool = False) -> Params:
-        """Return xi(w) = d/dt exp(t xi) w at t = 0 by a central difference, on `names`, for float64 parameters.
-
-        The error is of order 1e-10 relative to xi, and 1e-11 relative to w.
-        """
-        ends = []
-        for size in (STEP, -STEP):
-            moved = {name: params[name].clone() for name in self.names}
-            self.act(moved, torch.Generator().manual_seed(seed), size, control)
-            ends.append(moved)
-        return {name: (ends[0][name] - ends[1][name]) / (2 * STEP) for name in self.names}
+        """Return the generator xi(w) of this seed at float64 parameters, on `names`."""
+        return self.derive(params, torch.Generator().manual_seed(seed), control)
 
 
 def actions(symmetries: Symmetries) -> list[Action]:
     """Return the action of every pair, translation and freedom, in this order."""
-    return [
-        *(Action(each.name, each.names, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs),
-        *(Action(each.name, each.names, each.dimension, partial(_on_bias, each)) for each in symmetries.translations),
-        *(Action(each.name, each.names, sum(each.families.values()), each.move) for each in symmetries.freedoms),
+    found: list[tuple[SymmetricPair | Translation, int, Act]] = [
+        (each, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs
     ]
+    found += [(each, each.dimension, partial(_on_bias, each)) for each in symmetries.translations]
+    acting = [Action(each.name, each.names, size, act, partial(_derived, act, each.names)) for each, size, act in found]
+    return acting + [
+        Action(each.name, each.names, each.group_dimension, each.move, each.tangent) for each in symmetries.freedoms
+    ]
+
+
+def _derived(
+    act: Act, names: tuple[str, ...], params: Mapping[str, Tensor], generator: torch.Generator, control: bool
+) -> Params:
+    return central_difference(act, params, names, generator, control)
 
 
 def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:

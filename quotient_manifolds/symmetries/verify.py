@@ -7,8 +7,8 @@ control is what one parameter, or one side, contributes to that product: where i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, final
 
 import torch
@@ -17,14 +17,21 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_weights
+from quotient_manifolds.symmetries.checks import (
+    check_eval,
+    check_loaded,
+    check_model,
+    check_symmetries,
+    check_weights,
+    generator_of,
+)
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.freedom import gaussian, typical
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, together, typical
 from quotient_manifolds.symmetries.move import balance
-from quotient_manifolds.symmetries.outputs import Evaluate, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import RUN_ERRORS
-from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
+from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
 from quotient_manifolds.symmetries.tangents import Action, actions
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
@@ -32,25 +39,130 @@ ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, 
 UNSURE = 1e3  # times machine epsilon, where that is more
 CONTROL = 3.0  # times what counts as orthogonal: where one side contributes less, a batch shows nothing
 JITTER = 1e-2  # relative, of all parameters
+NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
 
-Verdict = Literal["holds", "fails", "inconclusive", "unused"]
+REPEATED = 1e-6  # relative: two evaluations that differ by more are random
+
+Verdict = Literal["unused", "inconclusive", "holds", "fails"]
+VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # of several batches the last counts
 
 
 @final
 @dataclass(frozen=True)
-class Verified:
-    """Hold what the batches say of symmetries.
+class SymmetryCheck:
+    """Record what the batches say of one symmetry.
 
-    failed: why a symmetry, by its name, is none, or is not known to be one. losses, tolerances: of every batch the loss
-    of the model as it is, and how far rounding may take it elsewhere on the orbit. precision: machine epsilon of these
-    losses.
+    slope: |<grad, xi>| for a random generator xi, relative to the length of its summands, on the batch where it is
+    largest (of a sharded model: how much one random element changes the loss). control: the same for what one
+    parameter, or one side, contributes. verdict: "unused" if the function does not depend on the parameters at all.
     """
 
-    failed: Mapping[str, str]
-    losses: tuple[float, ...]
-    tolerances: tuple[float, ...]
-    precision: float
+    name: str
+    group: str
+    slope: float = 0.0
+    control: float = 0.0
+    verdict: Verdict = "unused"
+    reason: str = ""
+
+    def on(self, slope: float, control: float, verdict: Verdict, reason: str) -> SymmetryCheck:
+        """Return this check with what another batch says."""
+        worse = VERDICTS.index(verdict) > VERDICTS.index(self.verdict)
+        verdict, reason = (verdict, reason) if worse else (self.verdict, self.reason)
+        return replace(
+            self, slope=max(slope, self.slope), control=max(control, self.control), verdict=verdict, reason=reason
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Verification:
+    """Hold the checks of all symmetries, in the order of `Symmetries.every`.
+
+    losses, tolerances: of every batch the loss of the model as it is, and how far rounding may take it elsewhere on the
+    orbit. precision: machine epsilon of these losses.
+    """
+
+    checks: tuple[SymmetryCheck, ...]
+    seed: int = 0
+    losses: tuple[float, ...] = ()
+    tolerances: tuple[float, ...] = ()
+    precision: float = torch.finfo(torch.float64).eps
+
+    @property
+    def all_hold(self) -> bool:
+        """Return whether at least one symmetry holds, and each of the others does or is unused."""
+        return {check.verdict for check in self.checks} in ({"holds"}, {"holds", "unused"})
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return why a symmetry, by its name, is none, or is not known to be one."""
+        return {check.name: check.reason for check in self.checks if check.verdict in ("fails", "inconclusive")}
+
+    def holding(self, symmetries: Symmetries) -> Symmetries:
+        """Return `symmetries` without those that fail or of which nothing is known; those that are unused stay."""
+        return symmetries.without(self.failed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        checks = [asdict(check) for check in self.checks]
+        return {"checks": checks, "precision": self.precision, "seed": self.seed, "all_hold": self.all_hold}
+
+    def __str__(self) -> str:
+        if not self.checks:
+            return "no symmetries to verify"
+        rows = [
+            (each.name, each.group, f"{each.slope:.1e}", f"{each.control:.1e}", ": ".join(filter(None, said)))
+            for each in self.checks
+            for said in [(each.verdict, each.reason)]
+        ]
+        return text_table(("symmetry", "group", "slope", "one side only", "verdict"), rows)
+
+
+def verify_symmetries(
+    model: nn.Module,
+    inputs: Any,
+    symmetries: Symmetries | None = None,
+    *,
+    others: Sequence[Any] = (),
+    evaluate: Evaluate | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Verify every symmetry by itself and all of them together, on the inputs and the others.
+
+    A function that a group leaves alone has no slope along its orbits: its gradient is orthogonal to every generator
+    of the action (Noether's theorem), though what one side contributes to their product is not 0. That is compared near
+    the canonical representative of the parameters, which are moved off it by 1 %, so that nothing is 0, 1 or equal by
+    chance. One random element of the whole group must also leave the function alone at the parameters themselves, which
+    shows actions that are right to first order only. A symmetry "holds", "fails", is "unused" where the function does
+    not depend on its parameters at all, or is "inconclusive" where moving one side of it alone does not show.
+
+    inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
+    evaluate(model, inputs) takes, where given; others: more of them. Two short sequences suffice. symmetries: those
+    that are found in a run on the inputs, by default. All is computed in float64, on copies of the model, or where the
+    function does not take that in the model's own precision.
+
+    ValueError in train mode, for weights that are no finite floating point numbers, and for outputs that are NaN, not
+    repeatable or hold no floating point tensor.
+    """
+    check_model(model)
+    symmetries = propose_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
+    check_symmetries(symmetries)
+    generator_of(seed)
+    if not symmetries.moved:
+        return Verification((), seed)
+    check_eval(model)
+    check_loaded(model)
+    check_weights(dict(model.named_parameters()), symmetries.moved)
+    batches, function = (inputs, *others), evaluate or answer
+    losses = BatchLosses(model, function, batches)
+    for index in range(len(batches)):
+        losses.check(index)
+    found, params = verify_on_batches(model, function, batches, symmetries, seed=seed), losses.params()
+    zero = {each.name for each in symmetries.pairs if not (each.G.read(params).any() and each.H.read(params).any())}
+    unseen: dict[str, Any] = {"verdict": "inconclusive", "reason": "one side is 0: moving it alone changes nothing"}
+    checks = (replace(c, **unseen) if c.name in zero and c.verdict == "holds" else c for c in found.checks)
+    return replace(found, checks=tuple(checks))
 
 
 @final
@@ -80,17 +192,29 @@ class BatchLosses:
 
     def value(self, params: Params, index: int) -> float:
         """Return the loss on batch `index`."""
-        return float(self._at(params, index).detach())
+        return float(_number(self._at(params, index)).detach())
+
+    def check(self, index: int) -> None:
+        """Raise ValueError unless batch `index` gives, twice, the same numbers."""
+        with torch.no_grad():
+            outputs, again = (self._at(self.params(), index) for _ in range(2))
+        if not any(output.numel() for output in outputs):
+            raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
+        if any(bool(output.isnan().any()) for output in outputs):
+            raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
+        value, other = float(_number(outputs)), float(_number(again))
+        if value != other and not abs(value - other) <= REPEATED * abs(value):
+            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
 
     def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
         """Return the gradient of the loss on batch `index` in the parameters of these names, in float64."""
         leaves = {name: params[name].detach().requires_grad_() for name in names}
-        if not (value := self._at(params | leaves, index)).requires_grad:
+        if not (value := _number(self._at(params | leaves, index))).requires_grad:
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         grads = torch.autograd.grad(value, [*leaves.values()], materialize_grads=True)
         return {name: g.double() for name, g in zip(leaves, grads, strict=True)}
 
-    def _at(self, params: Params, index: int) -> Tensor:
+    def _at(self, params: Params, index: int) -> list[Tensor]:
         if self._type == torch.float64:
             try:
                 return self._run(params, index, torch.float64)
@@ -100,23 +224,30 @@ class BatchLosses:
         self._type = self._own
         return self._run(params, index, self._own)
 
-    def _run(self, params: Params, index: int, dtype: torch.dtype) -> Tensor:
+    def _run(self, params: Params, index: int, dtype: torch.dtype) -> list[Tensor]:
         def cast(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        copy = replica(self.model, {name: cast(w) for name, w in params.items()}, cast)
+        # The function may ask for gradients of what it is given, in place.
+        own = {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
+        copy = replica(self.model, own, cast)
         batch = private_batch(self.batches[index], cast)
         precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
         with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
             outputs = floating(self.evaluate(copy, batch))
         if not outputs:
             raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
-        if sum(output.numel() for output in outputs) == 1:
-            return torch.cat([output.reshape(-1) for output in outputs])[0].double()
-        generator = torch.Generator().manual_seed(0)
-        weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
-        finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
-        return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
+        return outputs
+
+
+def _number(outputs: Sequence[Tensor]) -> Tensor:
+    """Return a number as it is, and of several their product with a fixed random vector."""
+    if sum(output.numel() for output in outputs) == 1:
+        return torch.cat([output.reshape(-1) for output in outputs])[0].double()
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
+    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
+    return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
 
 
 class _TrueGradients(TorchFunctionMode):
@@ -134,19 +265,11 @@ class _TrueGradients(TorchFunctionMode):
 
 def verify_on_batches(
     model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], symmetries: Symmetries, *, seed: int = 0
-) -> Verified:
-    """Verify every symmetry by itself and all of them together, on every batch, whole.
+) -> Verification:
+    """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
-    Two points tell. Near the canonical representative, all parameters moved off by 1 % so that nothing is 0, 1 or equal
-    by chance: a symmetry fails there if |<grad L, xi>| is more than rounding of its summands for a random generator xi,
-    or if the loss depends on its parameters and yet one side of it alone changes nothing on any batch. (Where the loss
-    does not depend on them at all, on any batch, there is nothing to see, and nothing to lose.) And at the parameters
-    themselves: there the loss on every batch must stay the same, to 64 units in the last place of its summands, under
-    one random element of the whole group; symmetries fail of which an element alone changes it.
-
-    One forward and backward pass and two forward passes in float64 on every batch. Raises ValueError in train mode,
-    for weights that are no finite floating point numbers, what the function raises, and if the loss changes under all
-    symmetries together though under none alone.
+    One forward and backward pass and two forward passes in float64 on every batch. A side that is 0 is no reason to
+    doubt a pair. Raises what the function raises.
     """
     check_eval(model)
     check_loaded(model)
@@ -154,56 +277,80 @@ def verify_on_batches(
     losses = BatchLosses(model, evaluate, batches)
     claimed = actions(symmetries)
     names = sorted({name for action in claimed for name in action.names})
-    verdicts: dict[str, set[Verdict]] = {action.name: set() for action in claimed}
-    failed, tolerances = dict[str, str](), list[float]()
+    checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
+    tolerances = list[float]()
     # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
     params = jittered(balance(losses.params(), symmetries), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
-        for action in claimed:
-            if action.name not in failed:
-                verdict = _verdict(action, params, grads, seed + index, losses.precision, rounding)
-                verdicts[action.name].add(verdict)
-                if verdict == "fails":
-                    failed[action.name] = f"the loss on batch {index} changes along its orbit"
+        for number, action in enumerate(claimed):
+            if checks[number].verdict != "fails":
+                slope, control, verdict = _judged(action, params, grads, seed + index, losses.precision, rounding)
+                if verdict == "fails" and _is_cut_off(losses, action, params, seed, index):
+                    verdict = "holds"
+                reason = {
+                    "fails": f"the output on batch {index} changes along its orbit",
+                    "inconclusive": "moving one side of it alone does not change the output on any batch",
+                }.get(verdict, "")
+                checks[number] = checks[number].on(slope, control, verdict, reason)
         tolerances.append(rounding)
         del grads
     del params
-    unseen = (name for name, said in verdicts.items() if "inconclusive" in said and not said & {"holds", "fails"})
-    failed |= dict.fromkeys(unseen, "moving one side of it alone does not change the loss on any batch")
     with torch.no_grad():
         params = losses.params()
         values = tuple(losses.value(params, index) for index in range(len(batches)))
         tolerances = [
             each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
         ]
-        known = Verified(failed, values, tuple(tolerances), losses.precision)
-        return _together(losses, claimed, known, seed)
+        known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
+        return _together(losses, symmetries, known)
 
 
 def changed_by(
-    model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], move: Callable[[Params], Params], known: Verified
+    model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], move: Callable[[Params], Params], known: Verification
 ) -> str:
     """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none."""
-    losses = BatchLosses(model, evaluate, batches)
     with torch.no_grad():
-        return _changed(losses, move(losses.params()), known)
+        return _changed(BatchLosses(model, evaluate, batches), move, known)
 
 
-def _verdict(action: Action, params: Params, grads: Params, seed: int, precision: float, rounding: float) -> Verdict:
-    """Compare <grad L, xi> with what one parameter, or one side, contributes to it; rounding: what the loss has."""
+def _judged(
+    action: Action, params: Params, grads: Params, seed: int, precision: float, rounding: float
+) -> tuple[float, float, Verdict]:
+    """Compare <grad L, xi> with what one parameter, or one side, contributes to it; rounding: what the loss has.
+
+    Return both, relative to the length of the summands, and what they show.
+    """
     orthogonal = min(max(ORTHOGONAL, UNSURE * precision), 0.1)
     slope, parts, size = _along(action.tangent(params, seed), grads)
     if slope <= orthogonal * size and parts > CONTROL * max(orthogonal * size, rounding):
-        return "holds"
+        return slope / size, parts / size, "holds"
     control, _, other = _along(action.tangent(params, seed, control=True), grads)
-    if max(size, other) <= rounding / ROUNDING:
-        return "unused"  # a unit in the last place of the loss: it does not depend on these parameters
-    rounding = max(orthogonal * max(size, other), rounding)
+    most = max(size, other)
+    if most <= rounding / ROUNDING:
+        return 0.0, 0.0, "unused"  # a unit in the last place of the loss: it does not depend on these parameters
+    rounding = max(orthogonal * most, rounding)
     if not slope <= rounding:  # NaN is no rounding
-        return "fails"
-    return "holds" if control > CONTROL * rounding else "inconclusive"
+        return slope / most, control / most, "fails"
+    return slope / most, control / most, "holds" if control > CONTROL * rounding else "inconclusive"
+
+
+def _is_cut_off(losses: BatchLosses, action: Action, params: Params, seed: int, index: int) -> bool:
+    """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
+
+    Moving one side of it alone must change the loss, by more than rounding.
+    """
+    with torch.no_grad():
+        values, noise = [], 0.0
+        for control in (False, True):
+            moved = {**params, **{name: params[name].clone() for name in action.names}}
+            action.act(moved, torch.Generator().manual_seed(seed), FINITE, control)
+            values.append(losses.value(moved, index))
+            noise = max(noise, 0.0 if control else _noise(losses, moved, index))
+        before = losses.value(params, index)
+        rounding = ROUNDING * max(noise, _noise(losses, params, index), losses.precision * abs(before))
+    return abs(values[0] - before) <= rounding and abs(values[1] - before) > CONTROL * rounding
 
 
 def _along(xi: Params, grads: Params) -> tuple[float, float, float]:
@@ -224,52 +371,70 @@ def jittered(params: Params, seed: int) -> Params:
     generator = torch.Generator().manual_seed(seed)
     for w in params.values():
         if w.is_floating_point():
-            w.add_(gaussian(w, generator), alpha=JITTER * typical(w))
+            size = typical(w)
+            w.add_(gaussian(w, generator), alpha=JITTER * (size if size > NOTHING else 1.0))
     return params
 
 
-def _together(losses: BatchLosses, claimed: list[Action], known: Verified, seed: int) -> Verified:
-    """Try one random element of all groups together; if the loss changes, those fail whose own element changes it."""
-    left = [action for action in claimed if action.name not in known.failed]
+def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) -> Verification:
+    """Try one random element of all groups together; if the output changes, those fail whose own element changes it."""
+    left = known.holding(symmetries)
 
     def said(chosen: Iterable[Action]) -> str:
-        params, generator = losses.params(), torch.Generator().manual_seed(seed)
-        for action in chosen:
-            action.act(params, generator, FINITE, False)
-        return _changed(losses, params, known)
+        def act(params: Params) -> Params:
+            generator = torch.Generator().manual_seed(known.seed)
+            for action in chosen:
+                action.act(params, generator, FINITE, False)
+            return params
 
-    if not left or not (all_ := said(left)):
+        return _changed(losses, act, known)
+
+    joined = replace(left, freedoms=tuple(together(left.freedoms)))
+    if not left.every or not (all_ := said(actions(joined))):
         return known
-    alone = {action.name: said([action]) for action in left}
+    alone = {action.name: said([action]) for action in actions(left)}
     false = {
-        name: f"acting with one of its elements changes the loss: {found}" for name, found in alone.items() if found
+        name: f"acting with one of its elements changes the output: {found}" for name, found in alone.items() if found
     }
     if not false:
         raise ValueError(
-            f"The loss must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
+            f"The output must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
             f"pass symmetries= without some of them"
         )
-    return _together(losses, claimed, replace(known, failed={**known.failed, **false}), seed)
+    checks = (replace(c, verdict="fails", reason=false[c.name]) if c.name in false else c for c in known.checks)
+    return _together(losses, symmetries, replace(known, checks=tuple(checks)))
 
 
-def _changed(losses: BatchLosses, params: Params, known: Verified) -> str:
+def group_of(symmetry: Any) -> str:
+    """Return the name of the group of a pair or translation, or the kind of a freedom."""
+    return str(symmetry.kind if isinstance(symmetry, Freedom) else symmetry.group)
+
+
+def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:
+    moved = move(losses.params())
     for index, (before, tolerance) in enumerate(zip(known.losses, known.tolerances, strict=True)):
-        after = losses.value(params, index)
+        after = losses.value(moved, index)
         if abs(after - before) <= tolerance:
             continue
-        # Far from the canonical representative the loss is worse conditioned than near it.
-        rounding = tolerance + ROUNDING * max(_noise(losses, at, index) for at in (losses.params(), params))
+        # Far from the canonical representative the loss is worse conditioned than near it, and so is the way there.
+        noise = max(_noise(losses, moved, index), *(_noise(losses, losses.params(), index, on) for on in (_stay, move)))
+        rounding = tolerance + ROUNDING * noise
         if not abs(after - before) <= rounding:  # NaN is no rounding
             return f"{after!r} in place of {before!r} on batch {index}, where rounding explains {rounding:.1e}"
     return ""
 
 
-def _noise(losses: BatchLosses, params: Params, index: int) -> float:
-    """Return how far the loss moves if all parameters do by one unit of machine epsilon, up or down at random."""
-    generator, value = torch.Generator().manual_seed(0), losses.value(params, index)
+def _stay(params: Params) -> Params:
+    return params
+
+
+def _noise(losses: BatchLosses, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
+    """Return how far the loss after a move goes if all parameters are rounded up or down at random before it."""
+    generator = torch.Generator().manual_seed(0)
 
     def rounded(w: Tensor) -> Tensor:
-        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w
+        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
 
-    near = ({name: rounded(w) for name, w in params.items()} for _ in range(2))
+    near = [move({name: rounded(w) for name, w in params.items()}) for _ in range(2)]
+    value = losses.value(move(params), index)
     return max(abs(losses.value(each, index) - value) for each in near)

@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers
 
-from quotient_manifolds.symmetries.small_copy import _SIZES
+from quotient_manifolds.symmetries import small_copy
 from tests import hugging_face
 from tests.command_line import FAST, call
 from tests.lora_files import random_lora
@@ -56,8 +57,8 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    for name, size in {"vocab_size": 7, "n_embd": 4, "n_inner": 3}.items():
-        monkeypatch.setitem(_SIZES, name, size)  # of what is certified
+    smaller = partial(small_copy, vocab_size=7, n_embd=4, n_inner=3)
+    monkeypatch.setattr("quotient_manifolds.symmetries.certificate.small_copy", smaller)
     return tmp_path
 
 

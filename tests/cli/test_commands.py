@@ -28,7 +28,7 @@ def test_inspect_prints_symmetries_and_accounts_for_every_parameter(bert: Path, 
     assert "bert.encoder.layer.1.attention query/key" in shown.stdout
     assert shown.stdout.count("GL(8)^4") == shown.stdout.count("R^32") == 2 * 4  # as found, and as verified
     record = json.loads((tmp_path / "record.json").read_text())
-    assert (record["proof"]["all_proved"], record["proof"]["seed"]) == (True, 5)
+    assert (record["verification"]["all_hold"], record["verification"]["seed"]) == (True, 5)
     stored = load_file(bert / "model.safetensors")
     paired = {part["name"] for pair in record["symmetries"]["pairs"] for side in "GH" for part in pair[side]["views"]}
     assert paired | set(record["symmetries"]["rest"]) == set(stored)
@@ -51,8 +51,8 @@ def test_an_inconclusive_certificate_leaves_with_1(mine: str, tmp_path: Path, mo
 
 def test_what_is_not_verified_leaves_with_1(bert: Path, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One token attends to itself whatever query and key are.
-    unproved = call("inspect", f"{mine}:layer", "--inputs", f"{mine}:one_token")
-    assert (unproved.exit_code, "inconclusive" in unproved.stdout) == (1, True)
+    unused = call("inspect", f"{mine}:layer", "--inputs", f"{mine}:one_token")
+    assert (unused.exit_code, "unused" in unused.stdout) == (0, True)
     from quotient_manifolds.cli import subject as module
 
     find = module.find_symmetries
@@ -67,7 +67,7 @@ def test_what_is_not_verified_leaves_with_1(bert: Path, mine: str, monkeypatch: 
 
     monkeypatch.setattr(module, "find_symmetries", crossed)
     shown = call("inspect", bert)
-    assert (shown.exit_code, "refuted" in shown.stdout) == (1, True)
+    assert (shown.exit_code, "fails: the output on batch 0 changes along its orbit" in shown.stdout) == (1, True)
 
 
 # ---- measure

@@ -89,7 +89,9 @@ def test_optional_inputs_see_no_change(tmp_path: Path) -> None:
 def test_nothing_is_written_when_something_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = hugging_face.gpt2(tmp_path / "gpt2"), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(symmetries, "random_move", lambda params, *_, **__: {n: 2 * w for n, w in params.items()})
+        patch.setattr(
+            symmetries, "random_representative", lambda params, *_, **__: {n: 2 * w for n, w in params.items()}
+        )
         refused(call("move", model, out), "must compute the same on inputs that its symmetries were not found on")
     with monkeypatch.context() as patch:
         patch.setattr("shutil.copytree", lambda *_, **__: 1 / 0)

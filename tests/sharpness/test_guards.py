@@ -35,7 +35,7 @@ LATER_BATCHES = [batch_of(4, 0), batch_of(4, 1), batch_of(4, 2, masked=4)]
 
 
 class Net(nn.Module):
-    """Tokens through two linear layers, masked somewhere, and their sum to three classes."""
+    """Have two linear layers with a norm between them, and a head for three classes."""
 
     def __init__(self, fresh: bool = False) -> None:
         super().__init__()
@@ -47,10 +47,6 @@ class Net(nn.Module):
             with torch.no_grad():
                 for w in self.parameters():
                     w += 0.3 * torch.randn_like(w)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        z = self.next(self.norm(self.first(x)) * mask[..., None])  # the bias of the norm does not reach padded tokens
-        return self.head(torch.tanh(z).sum(1))
 
 
 class Branch(Net):
@@ -77,7 +73,7 @@ class Expert(Net):
 
 @pytest.mark.parametrize(
     ("made", "batches", "where", "fresh"),
-    [(Net, LATER_ROWS, 0, True), (Branch, LATER_BATCHES, 2, False), (Expert, LATER_BATCHES, 2, True)],
+    [(Branch, LATER_ROWS, 0, True), (Branch, LATER_BATCHES, 2, False), (Expert, LATER_BATCHES, 2, True)],
 )
 def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warning(
     made: Callable[[bool], nn.Module], batches: list[Batch], where: int, fresh: bool

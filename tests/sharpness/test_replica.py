@@ -264,11 +264,11 @@ def small_jobs(model: nn.Module, data: Batch) -> dict[str, Callable[[], object]]
     worst = qm.sharpness.WorstCase(quotient, radius=0.1, steps=1)
     return {
         "worst case": lambda: worst.of(model, qm.cross_entropy, [data]),
-        "proof": lambda: qm.prove_symmetries(model, data[0], symmetries),
+        "verification": lambda: qm.verify_symmetries(model, data[0], symmetries),
     }
 
 
-@pytest.mark.parametrize("job", ["worst case", "proof"])
+@pytest.mark.parametrize("job", ["worst case", "verification"])
 def test_an_interrupt_at_any_bytecode_leaves_the_model_as_it_was(job: str) -> None:
     model, data = linear_pair(), batch()
     run = small_jobs(model, data)[job]

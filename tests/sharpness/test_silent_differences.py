@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import quotient_manifolds as qm
-from quotient_manifolds.symmetries import propose_symmetries, verify_on_batches
+from quotient_manifolds.symmetries import propose_symmetries
+from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.random_nets import Batch, Loss, net
 
 NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "20"))
@@ -33,7 +34,7 @@ def changed(model: nn.Module, loss: Loss, params: dict[str, Tensor], batches: li
 
 def elements(model: nn.Module, symmetries: qm.Symmetries) -> Iterator[dict[str, Tensor]]:
     for seed in range(2):
-        yield qm.random_move(model, symmetries, seed=seed, log_scale=0.3)
+        yield qm.random_representative(model, symmetries, seed=seed, log_scale=0.3)
 
 
 def silent(model: nn.Module, loss: Loss, batches: list[Batch]) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quotient_manifolds.load import DataSource, LabelledText, load_model, tokenised_batches
-from quotient_manifolds.symmetries import find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import find_symmetries, verify_symmetries
 from studies.convert import clip_classifier, convert
 
 WIDTH, PATCH, GRID, LAYERS, HIDDEN, FEATURES, CLASSES = 128, 4, 2, 2, 96, 16, 5
@@ -93,7 +93,7 @@ def test_a_soup_computes_what_its_tensors_say(tmp_path: Path) -> None:
     symmetries = find_symmetries(model, images).within("pairs")
     assert len(symmetries.pairs) == 2 * LAYERS
     assert {pair.h for pair in symmetries.pairs} == {64}
-    assert prove_symmetries(model, images, symmetries).all_proved
+    assert verify_symmetries(model, images, symmetries).all_hold
     tensors.pop("model.visual.transformer.resblocks.1.ln_2.bias")
     torch.save(tensors, tmp_path / "b.pt")
     with pytest.raises(RuntimeError, match=r"layers\.1\.layer_norm2\.bias"):

@@ -8,14 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-REASONS = {
-    "norm": "normalised",
-    "clip": "projections are clipped before the product",
-    "product": "mul stands between projection and product",
-    "convolution": "convolution stands between projection and product",
-    "gate": "the heads' outputs are multiplied elementwise by a gate before the output projection",
-}
-
 
 @dataclass(frozen=True)
 class Row:
@@ -105,7 +97,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
         "convbert",
-        refused="query/key product",
+        pairs="query/key GL(1)^16; 2 x value/output GL(8)^2",
+        translations="key bias; value/output bias",
     ),
     Row(
         "encoder",
@@ -127,9 +120,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
         "nystromformer",
-        pairs="query/key GL(8)^4",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
         translations="key bias",
-        refused="value/output convolution",
     ),
     Row(
         "decoder",
@@ -396,3 +388,24 @@ TABLE: tuple[Row, ...] = (
         translations="3 x key bias; 3 x value/output bias",
     ),
 )
+
+ROTATED = "query/key GL(1, C)^6; query/key GL(1)^2; value/output GL(8)^2"
+UNLIKE: dict[str, tuple[str, str]] = {
+    # planes that turn so slowly that their cosines are 1, or by angles that are a parameter or of a small image
+    **dict.fromkeys(("cwm", "gpt_oss", "higgs_audio_v2", "ministral3"), (ROTATED, "")),
+    "roformer": ("query/key GL(1)^12; value/output GL(8)^4", "value/output bias"),
+    "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
+    "longformer": ("query/key GL(8)^1", ""),  # three of four heads
+    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
+    # the last values of the layout are read by nobody: their biases are unseen
+    "lilt": (
+        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
+        "4 x key bias; 3 x value/output bias",
+    ),
+    # the queries of the pooling head come from one vector and fill no head: a change of basis, and no pair
+    "siglip_vision_model": ("query/key GL(8)^4; 2 x value/output GL(8)^4", "key bias; 2 x value/output bias"),
+    "siglip": ("2 x query/key GL(8)^4; 3 x value/output GL(8)^4", "2 x key bias; 3 x value/output bias"),
+    # masked scores are -10000, and a constant of keys is not added to these
+    "openai-gpt": ("query/key GL(8)^4; value/output GL(8)^4", "value/output bias"),
+}
+"""Types of which less is found than they have, and what."""

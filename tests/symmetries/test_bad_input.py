@@ -28,8 +28,8 @@ FOUND = qm.find_symmetries(model(), X)
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "find": lambda network, found, seed: qm.find_symmetries(network, X),
-    "prove": lambda network, found, seed: qm.prove_symmetries(network, X, found, seed=seed),
-    "move": lambda network, found, seed: qm.random_move(network, found, seed=seed),
+    "verify": lambda network, found, seed: qm.verify_symmetries(network, X, found, seed=seed),
+    "move": lambda network, found, seed: qm.random_representative(network, found, seed=seed),
     "balance": lambda network, found, seed: qm.balance(network, found),
     "count": lambda network, found, seed: qm.count_symmetries(network, found),
 }
@@ -86,19 +86,19 @@ def says(call: Callable[[], Any]) -> None:
 @given(spoil=st.sampled_from(sorted(SPOILT)), name=st.sampled_from(PARAMETERS), given_symmetries=st.booleans())
 def test_strange_weights(function: str, spoil: str, name: str, given_symmetries: bool) -> None:
     network = spoilt(SPOILT[spoil], name)
-    if function in ("find", "prove") and spoil != "meta":  # what the model raises by itself is for the model to say
+    if function in ("find", "verify") and spoil != "meta":  # what the model raises by itself is for the model to say
         try:
             with torch.no_grad():
                 network(X)
         except Exception:
             return
-    found = None if function == "prove" and not given_symmetries else FOUND
+    found = None if function == "verify" and not given_symmetries else FOUND
     says(lambda: FUNCTIONS[function](network, found, 0))
 
 
 def test_a_model_that_is_not_wholly_loaded_is_no_random_one() -> None:
     with pytest.raises(ValueError, match=r"'0\.linear1\.weight' is on the meta device"):
-        qm.prove_symmetries(spoilt(SPOILT["meta"], "0.linear1.weight"), X)
+        qm.verify_symmetries(spoilt(SPOILT["meta"], "0.linear1.weight"), X)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -117,7 +117,7 @@ def test_what_is_no_symmetries(function: str, nothing: object) -> None:
         FUNCTIONS[function](model(), nothing, 0)
 
 
-@pytest.mark.parametrize("function", ["prove", "move"])
+@pytest.mark.parametrize("function", ["verify", "move"])
 @pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**70, float("nan"), torch.zeros(2)], ids=repr)
 def test_what_is_no_seed(function: str, seed: object) -> None:
     with pytest.raises((ValueError, TypeError), match="a seed "):
@@ -126,19 +126,19 @@ def test_what_is_no_seed(function: str, seed: object) -> None:
 
 def test_seeds_of_other_libraries_are_integers() -> None:
     numpy = pytest.importorskip("numpy")
-    moved, same = (qm.random_move(model(), FOUND, seed=seed) for seed in (numpy.int64(3), 3))
+    moved, same = (qm.random_representative(model(), FOUND, seed=seed) for seed in (numpy.int64(3), 3))
     assert all(torch.equal(moved[name], same[name]) for name in moved)
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, torch.ones(2), 1j], ids=repr)
 def test_what_is_no_scale(scale: Any) -> None:
     with pytest.raises(ValueError, match="positive number"):
-        qm.random_move(model(), FOUND, scale=scale)
+        qm.random_representative(model(), FOUND, scale=scale)
 
 
 def test_symmetries_of_another_model() -> None:
     found = qm.find_symmetries(nn.ModuleDict({"other": model()}).eval(), X, evaluate=lambda outer, x: outer["other"](x))
-    for name in ("prove", "move", "balance", "count"):
+    for name in ("verify", "move", "balance", "count"):
         with pytest.raises(ValueError, match=r"'other\.0\.self_attn"):
             FUNCTIONS[name](model(), found, 0)
 

@@ -1,4 +1,4 @@
-"""Every model type of the breadth table: its symmetries are found exactly, and each is proved with a control."""
+"""Every model type of the breadth table: its symmetries are found exactly, and each is verified with a control."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ pytest.importorskip("transformers")
 
 from quotient_manifolds.symmetries import (
     Factor,
-    Proof,
     SymmetricPair,
     Symmetries,
     declare_pair,
     example_inputs,
     find_symmetries,
     propose_symmetries,
-    prove_symmetries,
-    verify_on_batches,
+    verify_symmetries,
 )
-from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.pair import Group
-from tests.symmetries.breadth import REASONS, TABLE, Row, cases, counts, markdown
+from tests.symmetries.breadth import TABLE, UNLIKE, Row, cases, counts, markdown
 from tests.symmetries.small_models import build
 
 KINDS = ("query/key", "value/output")
@@ -46,16 +43,11 @@ def test_a_model_type_has_exactly_these_symmetries(name: str, row: Row) -> None:
     left_out = {pair.name for pair in found.pairs} - {pair.name for pair in kept.pairs}
     assert bool(left_out) == (name in REACHED)
     assert left_out == {each.name for each in kept.refused if "did not run" in each.reason and each.kind in KINDS}
-    assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(row.pairs)
-    assert Counter(shift.kind for shift in found.translations) == counts(row.translations)
-    assert found.unrecognised == ()
-    refused = [each for each in found.refused if each.kind in (*KINDS, "pairs")]
-    assert Counter(refusal.kind for refusal in refused) == {
-        item.partition(" ")[0]: count for item, count in counts(row.refused).items()
-    }
-    reasons = {item.partition(" ")[0]: REASONS[item.partition(" ")[2]] for item in counts(row.refused)}
-    assert all(reasons[refusal.kind] in refusal.reason for refusal in refused)
-    assert verify_on_batches(model, answer, [inputs], found).failed == {}
+    pairs, translations = UNLIKE.get(name, (row.pairs, row.translations))
+    assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(pairs)
+    assert Counter(shift.kind for shift in found.translations) == counts(translations)
+    assert bool(found.unrecognised) == (not pairs)  # attention of which nothing is left is named
+    assert verify_symmetries(model, inputs, found).failed == {}
 
 
 def test_the_table_is_broad() -> None:
@@ -88,27 +80,28 @@ def _heads(factor: Factor, params: Mapping[str, Tensor], planes: int) -> Tensor:
     return numbers.gather(-1, numbers[:, :1].argsort(-1).expand(numbers.shape))
 
 
-def _claimed(model: nn.Module, pair: SymmetricPair, planes: int, cut: Callable[[Tensor], Tensor], acts: Group) -> Proof:
+def _claimed(model: nn.Module, pair: SymmetricPair, planes: int, cut: Callable[[Tensor], Tensor], acts: Group) -> str:
     G, H = (lambda w, side=side: cut(_heads(side, w, planes)) for side in (pair.G, pair.H))
     claim = declare_pair(model, "claimed", pair.kind, G=G, H=H, acts=acts)
-    return prove_symmetries(model, example_inputs(model), Symmetries((claim,)))
+    (check,) = verify_symmetries(model, example_inputs(model), Symmetries((claim,))).checks
+    return f"{check.group} {check.verdict}"
 
 
 @pytest.mark.parametrize(
     ("name", "h"),
     [("llama", 8), ("qwen2", 8), ("gemma", 8), ("gemma2", 8), ("modernbert", 8), ("cohere", 8), ("gpt_neox", 2)],
 )
-def test_full_gl_on_rotary_queries_and_keys_is_refuted(name: str, h: int) -> None:
+def test_full_gl_on_rotary_queries_and_keys_fails(name: str, h: int) -> None:
     model = build(name)
     found = find_symmetries(model, example_inputs(model))
     rotary = [pair for pair in found.pairs if pair.acts == "GL(1, C)"]
     assert rotary
     if h > 2:
-        proofs = [_claimed(model, pair, h // 2, lambda whole: whole, "GL(h)").pairs[0] for pair in rotary]
-        assert [(proof.verdict, proof.group[:5]) for proof in proofs] == [("refuted", f"GL({h})")] * len(rotary)
+        said = [_claimed(model, pair, h // 2, lambda whole: whole, "GL(h)") for pair in rotary]
+        assert all(re.fullmatch(rf"GL\({h}\)\^\d+ fails", each) for each in said)
     planes = tuple(replace(pair, acts="GL(h)") for pair in rotary)  # GL(2) in every plane is too much as well
-    verdicts = prove_symmetries(model, example_inputs(model), Symmetries(planes)).pairs
-    assert [proof.verdict for proof in verdicts] == ["refuted"] * len(planes)
+    checks = verify_symmetries(model, example_inputs(model), Symmetries(planes)).checks
+    assert [check.verdict for check in checks] == ["fails"] * len(planes)
 
 
 HALVES = lambda whole: whole.unflatten(-1, (2, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # noqa: E731
@@ -116,13 +109,11 @@ NEIGHBOURS = lambda whole: whole.unflatten(-1, (-1, 2)).permute(0, 2, 1, 3).flat
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [("llama", HALVES, NEIGHBOURS), ("cohere", NEIGHBOURS, HALVES)])
-def test_the_wrong_planes_are_refuted(
-    name: str, right: Callable[[Tensor], Tensor], wrong: Callable[[Tensor], Tensor]
-) -> None:
+def test_the_wrong_planes_fail(name: str, right: Callable[[Tensor], Tensor], wrong: Callable[[Tensor], Tensor]) -> None:
     model = build(name)
     (pair,) = (each for each in find_symmetries(model, example_inputs(model)).pairs if each.acts == "GL(1, C)")
-    verdicts = [_claimed(model, pair, 4, cut, "GL(1, C)").pairs[0].verdict for cut in (right, wrong)]
-    assert verdicts == ["proved", "refuted"]
+    said = [_claimed(model, pair, 4, cut, "GL(1, C)").split()[-1] for cut in (right, wrong)]
+    assert said == ["holds", "fails"]
 
 
 def test_grouped_queries_share_their_keys_group_element() -> None:

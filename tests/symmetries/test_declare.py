@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Symmetries, declare_pair, find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import Symmetries, declare_pair, find_symmetries, verify_symmetries
 from tests.models import ViTAttention, claimed, noise
 
 
@@ -24,8 +24,8 @@ def test_what_is_declared_is_what_is_found(heads: int) -> None:
             assert (one.name, one.kind, one.group) == (other.name, other.kind, other.group)
             for side in ("G", "H"):
                 assert torch.equal(getattr(one, side).read(params), getattr(other, side).read(params))
-    verdicts = {pair.verdict for pair in prove_symmetries(model, x, by_hand).pairs}
-    assert verdicts == ({"refuted"} if heads == 1 else {"proved"})  # of several heads GL(h) is a part of GL(2 h)
+    verdicts = {check.verdict for check in verify_symmetries(model, x, by_hand).checks}
+    assert verdicts == ({"fails"} if heads == 1 else {"holds"})  # of several heads GL(h) is a part of GL(2 h)
 
 
 class Fused(nn.Module):
@@ -56,7 +56,7 @@ def test_slices_of_fused_and_grouped_projections_can_be_declared() -> None:
         H=lambda w: w["out.weight"].unflatten(1, (2, 2, 3)).permute(1, 2, 0, 3).flatten(1, 2),
     )
     assert [(pair.n, pair.m) for pair in (qk, vo)] == [(12, 6), (6, 10)]
-    assert prove_symmetries(model, x, Symmetries((qk, vo))).all_proved
+    assert verify_symmetries(model, x, Symmetries((qk, vo))).all_hold
     assert [pair.group for pair in find_symmetries(model, x).pairs] == [qk.group, vo.group]
 
 
@@ -111,4 +111,4 @@ def test_declared_pairs_stand_beside_what_is_found() -> None:
     assert [pair.name for pair in again.pairs] == ["mine own", *kept]
     assert {each.pair for each in again.translations} <= set(kept)
     assert [each.name for each in again.freedoms] == [each.name for each in found.freedoms]
-    assert prove_symmetries(block, x, again).all_proved
+    assert verify_symmetries(block, x, again).all_hold

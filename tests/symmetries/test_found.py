@@ -1,4 +1,4 @@
-"""What is found in the 99 models of the record of orbits is what the record holds, and all of it is verified."""
+"""What is found in the 99 models of the record of fibres is what the record holds, and all of it is verified."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from quotient_manifolds.symmetries import verify_on_batches
-from studies.invariance import Subject, group_dimension, loss
+from quotient_manifolds.symmetries import propose_symmetries, verify_symmetries
+from studies.invariance import Subject, group_dimension
 
-RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "invariance.json"
-ROWS = {row["name"]: row["moved"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]}
+RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "fibres.json"
+ROWS = {row["name"]: sum(row["found"].values()) for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_symmetries_of_the_record_are_found_and_verified(name: str) -> None:
     subject = Subject.of(name)
-    found = subject.symmetries()
+    frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
+    found = propose_symmetries(subject.model, subject.batch)
+    found = found.without([each.name for each in found.freedoms if frozen.intersection(each.names)])
     assert group_dimension(found) == ROWS[name]
-    assert verify_on_batches(subject.model, loss, [subject.batch], found).failed == {}
+    assert verify_symmetries(subject.model, subject.batch, found).failed == {}

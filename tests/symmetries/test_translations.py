@@ -1,4 +1,4 @@
-"""Translations of biases: found, proved, refused where they are none; a measure that does not see them."""
+"""Translations of biases: found, verified, refused where they are none; a measure that does not see them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     find_symmetries,
     key_bias,
-    prove_symmetries,
-    verify_on_batches,
+    verify_symmetries,
     without_biases,
 )
+from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, IDS, claimed, llama, noise
 
 EVERYWHERE = (
@@ -32,7 +32,7 @@ EVERYWHERE = (
 )
 
 
-# --- what is found and proved ----------------------------------------------------------------------------------------
+# --- what is found and verified --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -46,9 +46,9 @@ def test_plain_attention_has_two_translations(name: str) -> None:
     for shift in found.translations:
         pair = pairs[shift.pair]
         assert (shift.kind, shift.dimension) == (kinds[pair.kind], pair.heads * pair.h)
-    proof = prove_symmetries(model, case.inputs(), found)
-    assert [shift.verdict for shift in proof.translations] == ["proved"] * len(found.translations)
-    assert [shift.pair for shift in proof.translations] == [shift.name for shift in found.translations]
+    checks = verify_symmetries(model, case.inputs(), replace(found, freedoms=())).checks
+    assert [check.name for check in checks] == [each.name for each in (*found.pairs, *found.translations)]
+    assert {check.verdict for check in checks} == {"holds"}
 
 
 def test_grouped_value_heads_share_their_shift() -> None:
@@ -58,7 +58,7 @@ def test_grouped_value_heads_share_their_shift() -> None:
     (shift,) = found.translations
     assert (shift.kind, shift.dimension, shift.group) == ("value/output bias", 12, "R^12")
     assert shift.moved == ("model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.bias")
-    assert prove_symmetries(model, IDS, found).all_proved
+    assert verify_symmetries(model, IDS, found).all_hold
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
@@ -120,31 +120,31 @@ def squared(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(batch) ** 2).mean()
 
 
-def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
+def test_a_key_bias_behind_a_cap_fails_and_stays_a_row() -> None:
     model, x = bounded(), noise(4, 5, 12)
     found = find_symmetries(model, x)
     assert [shift.kind for shift in found.translations] == ["value/output bias"]
     keys = key_bias(found.pairs[0], found.pairs[0].H.views[1])
     wrong = replace(found, translations=(keys, *found.translations))
-    proof = prove_symmetries(model, x, wrong)
-    assert [pair.verdict for pair in proof.pairs] == ["proved", "proved"]
-    assert [shift.verdict for shift in proof.translations] == ["refuted", "proved"]
-    assert proof.proved(wrong).translations == found.translations
-    with pytest.raises(ValueError, match="Found 0 key bias: the loss on batch 0 changes along its orbit"):
+    verification = verify_symmetries(model, x, wrong)
+    assert [check.verdict for check in verification.checks[:4]] == ["holds", "holds", "fails", "holds"]
+    assert verification.holding(wrong).translations == found.translations
+    with pytest.raises(ValueError, match="Found 0 key bias: the output on batch 0 changes along its orbit"):
         Quotient(symmetries=wrong).verified(model, squared, [x])
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
     assert result.batches[0].base_loss == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
 
-def test_a_shift_that_is_not_made_up_for_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shift_that_is_not_made_up_for_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = BY_NAME["BERT"].found()
     kind = type(found.translations[0])
     right = kind.shift
     monkeypatch.setattr(
         kind, "shift", lambda self, params, c, compensate=True: right(self, params, c, compensate=False)
     )
-    proof = prove_symmetries(BY_NAME["BERT"].build(), BY_NAME["BERT"].inputs(), found)
-    assert [shift.verdict for shift in proof.translations] == ["proved", "refuted"] * 2
+    checks = verify_symmetries(BY_NAME["BERT"].build(), BY_NAME["BERT"].inputs(), found).checks
+    shifts = checks[len(found.pairs) : len(found.pairs) + len(found.translations)]
+    assert [shift.verdict for shift in shifts] == ["holds", "fails"] * 2
 
 
 def rotated(heads: Tensor) -> Tensor:
@@ -167,10 +167,10 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     with pytest.raises(ValueError, match="must begin at the loss of the model"):
         worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2)
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
-    proved = prove_symmetries(model, x, found).proved(found)
-    assert [pair.kind for pair in proved.pairs] == ["value/output"]
-    assert "0.q_proj.weight" in proved.rest
-    assert worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=proved), radius=0.1, steps=2).mean > 0
+    left = verify_symmetries(model, x, found).holding(found)
+    assert [pair.kind for pair in left.pairs] == ["value/output"]
+    assert "0.q_proj.weight" in left.rest
+    assert worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=left), radius=0.1, steps=2).mean > 0
 
 
 def test_verification_takes_three_evaluations_of_a_batch() -> None:
@@ -195,7 +195,7 @@ def test_a_loss_with_weights_and_rows_of_its_own_is_verified_in_float64() -> Non
 
     case = BY_NAME["torch encoder"]
     model = case.build()
-    verified = verify_on_batches(model, loss, [noise(4, 5, 12)], case.found(model))
+    verified = verify_symmetries(model, noise(4, 5, 12), case.found(model), evaluate=loss)
     assert verified.failed == {}
     assert verified.precision == torch.finfo(torch.float64).eps
 

@@ -1,0 +1,174 @@
+"""Name the entries of tensors by how they are computed: equal codes are equal numbers on every input.
+
+A rule may look at a number only where nothing that the caller gave reaches it. Everything else has codes: an entry that
+depends on the inputs is known by the operation and the entries it is made of, never by its value on this batch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
+
+VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "clone",
+        "alias",
+        "detach",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "cat",
+        "stack",
+        "index_select",
+        "roll",
+        "flip",
+        "repeat",
+        "lift_fresh",
+        "unfold",
+        "diagonal",
+        "as_strided",
+        "movedim",
+        "contiguous",
+        "_reshape_alias",
+        "copy",
+        "lift",
+        "slice_scatter",
+        "select_scatter",
+        "native_dropout",
+        "dropout",
+    ]
+)
+"""Operations that move entries and change none."""
+POINTWISE = torch.Tag.pointwise
+
+
+class Codes:
+    """Compute codes on demand: int64 tensors of the shape of what they name."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._made: dict[int, tuple[Operation, int]] = {}
+        self._codes: dict[int, Tensor] = {}
+        self._free: dict[int, bool] = {}
+        self._count = 1
+        for operation in recording.operations:
+            for place, out in enumerate(operation.outputs):
+                self._made.setdefault(id(out), (operation, place))
+        for given in (*recording.given, *recording.parameters.values()):
+            self._free[id(given)] = False
+            self._made.pop(id(given), None)
+
+    def constant(self, tensor: Tensor) -> bool:
+        """Say whether neither inputs nor parameters reach a tensor, so that its values may be read."""
+        stack = [tensor]
+        while stack:
+            each = stack[-1]
+            if each.is_meta:  # what stands between two steps of one operation
+                self._free[id(each)] = False
+            if id(each) in self._free:
+                stack.pop()
+                continue
+            made = self._made.get(id(each))
+            inputs = made[0].inputs if made else []
+            missing = [t for t in inputs if id(t) not in self._free and t is not each]
+            if missing:
+                stack += missing
+                continue
+            self._free[id(each)] = all(self._free.get(id(t), True) for t in inputs)
+            stack.pop()
+        return self._free[id(tensor)]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        stack = [tensor]
+        while stack:
+            each = stack[-1]
+            if id(each) in self._codes:
+                stack.pop()
+                continue
+            if self.constant(each):
+                self._codes[id(each)] = mixed(_bits(each), 7)
+                continue
+            made = self._made.get(id(each))
+            passes = made is not None and (made[0].name in VIEWS or POINTWISE in made[0].func.tags)
+            inputs = made[0].inputs if made and (passes or made[0].name == "embedding") else []
+            missing = [t for t in inputs if id(t) not in self._codes]
+            if missing:
+                stack += missing
+                continue
+            self._codes[id(each)] = self._of(each, made, passes)
+        return self._codes[id(tensor)]
+
+    def fresh(self, shape: torch.Size) -> Tensor:
+        """Return codes that nothing else has."""
+        size = max(1, shape.numel())
+        self._count += size
+        return mixed(torch.arange(self._count - size, self._count), 3)[: shape.numel()].view(shape)
+
+    def _of(self, tensor: Tensor, made: tuple[Operation, int] | None, passes: bool) -> Tensor:
+        if made is None:
+            return self.fresh(tensor.shape)
+        operation, place = made
+        if operation.name in VIEWS:
+            args, kwargs = tree_map_only(Tensor, lambda t: self._codes[id(t)], (operation.args, operation.kwargs))
+            if operation.name in ("native_dropout", "dropout"):
+                return args[0]
+            if operation.name in ("view", "_unsafe_view", "_reshape_alias"):
+                return args[0].reshape(tensor.shape)
+            if operation.name == "copy":
+                return args[1].expand(tensor.shape)
+            found = tensors(operation.func(*args, **kwargs))[place]
+            return found if found.shape == tensor.shape else self.fresh(tensor.shape)
+        if operation.name == "embedding":
+            table, ids = operation.args[:2]
+            columns = _folded(self._codes[id(table)].T)
+            return mixed(self._codes[id(ids)][..., None] * 31 + columns, 11)
+        if passes and len(operation.outputs) == 1:
+            label = zlib.crc32(repr((operation.name, _plain(operation.args), _plain(operation.kwargs))).encode())
+            code = torch.full((), label)
+            for each in operation.inputs:
+                code = mixed(code * 1000003 + self._codes[id(each)], 5)
+            return code.expand(tensor.shape)
+        return self.fresh(tensor.shape)
+
+
+def _plain(tree: Any) -> Any:
+    return tree_map_only(Tensor, lambda t: "tensor", tree)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    values = tensor.detach().to("cpu")
+    if values.is_complex():
+        values = torch.view_as_real(values).sum(-1)
+    return (values.double() + 0.0).contiguous().view(torch.int64)
+
+
+def mixed(code: Any, salt: int) -> Any:
+    """Scatter the bits of codes, of tensors or arrays."""
+    code = (code ^ (code >> 29)) * (-7046029254386353131 + 2 * salt)
+    return (code ^ (code >> 32)) * -4417276706812531889
+
+
+def folded(rows: Tensor) -> Tensor:
+    """Return one code a row (..., n): equal for rows of equal codes in the same order."""
+    code = torch.zeros(rows.shape[:-1], dtype=torch.int64)
+    weights = mixed(torch.arange(1, rows.shape[-1] + 1), 13) | 1
+    return mixed(code + (mixed(rows, 17) * weights).sum(-1), 19)
+
+
+_folded = folded

@@ -1,0 +1,125 @@
+"""Tell which entries of a parameter a tensor holds, through views, without their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.symmetries.wires.generic import Generic
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Hold a view of a parameter times a number, plus another.
+
+    layout: a tensor without memory, whose strides tell the entries; or, where these do not suffice, the place of each.
+    """
+
+    name: str
+    layout: Tensor
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @staticmethod
+    def of(name: str, parameter: Tensor) -> Entries:
+        return Entries(name, torch.empty(parameter.shape, device="meta"))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.layout.shape
+
+    def apply(self, view: Callable[[Tensor], Any]) -> list[Entries]:
+        """Return what a view makes of them, in parts."""
+        if self.layout.is_meta:
+            try:
+                made = view(self.layout)
+                parts = [made] if isinstance(made, Tensor) else list(made)
+                if all(p.untyped_storage()._cdata == self.layout.untyped_storage()._cdata for p in parts):
+                    return [replace(self, layout=part) for part in parts]
+            except RuntimeError:  # strides do not suffice
+                pass
+        made = view(self.index().contiguous())
+        return [replace(self, layout=part) for part in ([made] if isinstance(made, Tensor) else made)]
+
+    def viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entries]:
+        """Return what a recorded view operation makes of them."""
+        return self.apply(lambda layout: func(*tree_map_only(Tensor, lambda _: layout, args), **kwargs))
+
+    def times(self, factor: float) -> Entries:
+        return replace(self, scale=self.scale * factor, offset=self.offset * factor)
+
+    def plus(self, number: float) -> Entries:
+        return replace(self, offset=self.offset + number)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two views of the same entries in the same order have in common."""
+        if self.layout.is_meta:
+            return self.name, self.layout.storage_offset(), tuple(self.layout.shape), self.layout.stride()
+        return self.name, tuple(self.layout.shape), self.layout.numpy().tobytes()
+
+    def narrowed(self) -> Entries:
+        """Return the view without its repetitions: one along every axis that is expanded."""
+        layout = self.layout
+        for axis, stride in enumerate(layout.stride()):
+            if stride == 0 and layout.shape[axis] > 1:
+                layout = layout.narrow(axis, 0, 1)
+        return replace(self, layout=layout)
+
+    @property
+    def first(self) -> int:
+        """Return the place of the first entry in the parameter."""
+        return int(self.layout.storage_offset() if self.layout.is_meta else self.layout.reshape(-1)[0])
+
+    def index(self) -> Tensor:
+        """Return the place of each entry in the parameter, counted row by row, in the shape of the view."""
+        if not self.layout.is_meta:
+            return self.layout
+        found = torch.full((), self.first)
+        for size, stride in zip(self.layout.shape, self.layout.stride(), strict=True):
+            found = found[..., None] + torch.arange(size) * stride
+        return found
+
+    def add_to(self, tangents: dict[str, Tensor], change: Tensor) -> None:
+        """Add a change of the viewed (scaled) tensor to the tangent of the parameter."""
+        flat = tangents[self.name].view(-1)
+        added = (change / self.scale).to(flat.device, flat.dtype)
+        if self.layout.is_meta:
+            target = flat.as_strided(self.layout.shape, self.layout.stride(), self.layout.storage_offset())
+            target += added
+        else:
+            flat[self.layout.reshape(-1)] += added.reshape(-1)
+
+    def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
+        """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
+        w = parameters[self.name]
+        flat = w.detach().reshape(-1)
+        stored = ((value - self.offset) / self.scale).to(flat.device, flat.dtype)
+        if self.layout.is_meta:
+            start = self.layout.storage_offset() + flat.storage_offset()
+            flat.as_strided(self.layout.shape, self.layout.stride(), start).copy_(stored)
+        else:
+            flat[self.layout.reshape(-1)] = stored.reshape(-1)
+        parameters[self.name] = flat.view(w.shape)
+
+    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
+        place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
+        if place.is_meta:
+            start = self.first
+            stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        else:
+            start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)
+        if isinstance(parameters, Generic):
+            part = parameters.between(self.name, start, stop)
+        else:
+            part = parameters[self.name].detach().reshape(-1)[start:stop]
+        part = part.cpu()
+        found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
+        found = found.to(torch.float64, copy=True)
+        return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

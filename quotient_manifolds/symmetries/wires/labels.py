@@ -1,0 +1,140 @@
+"""Name what a group of channels is for, by what is done to them: queries and keys, values, adapters, neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY_KEY, RELU, VALUE_OUTPUT
+from quotient_manifolds.symmetries.wires.channels import Bundle, Part
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+
+
+class Labels:
+    """Tell of bundles of channels which kind of pair they are, which side comes first, and how it is called."""
+
+    def __init__(self, walk: Walk, parts: list[Part], bundles: Sequence[Bundle]) -> None:
+        self.walk, self.parts = walk, parts
+        self.left, self.right = np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+        for flow in walk.flows:
+            if flow.kind == "dot":
+                self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
+        self._sums = _summed(walk)
+        self._attention = self._modules_that_mix(bundles)
+
+    def about(self, bundle: Bundle) -> object:
+        """Return what heads of one pair have in common."""
+        where = tuple((self.parts[key[0]].family, key[1], len(bundle.places[key][0])) for key in self.places(bundle))
+        return bundle.acts, bundle.size, self.kind(bundle), self.turned(bundle), self.positive(bundle), where
+
+    def places(self, bundle: Bundle) -> list[tuple[int, bool]]:
+        """Return the parts of a bundle with their sides, the first side first, and weights before biases."""
+        turned = self.turned(bundle)
+
+        def rank(key: tuple[int, bool]) -> tuple[bool, int, int, int]:
+            part = self.parts[key[0]]
+            return key[1] ^ turned, -part.length, part.family, key[0]
+
+        return sorted(bundle.places, key=rank)
+
+    def positive(self, bundle: Bundle) -> bool:
+        return self._has(bundle, "positive")
+
+    def turned(self, bundle: Bundle) -> bool:
+        """Say whether queries, or what writes, are on the side of the inverse."""
+        queries = self.left[bundle.nodes]
+        if queries.any():
+            return bool(bundle.sign[queries.argmax()] < 0)
+        return False
+
+    def kind(self, bundle: Bundle) -> str:
+        if self.left[bundle.nodes].any():
+            return QUERY_KEY
+        if self.positive(bundle):
+            return RELU
+        if bundle.acts == "scale" and self._has(bundle, "gated"):
+            return GATED
+        if self._has(bundle, "mixed"):
+            return VALUE_OUTPUT
+        return ADAPTER if self._is_adapter(bundle) else BOTTLENECK
+
+    def name(self, bundle: Bundle, kind: str) -> str:
+        """Return the path of the module that has the parameters, and the kind.
+
+        Queries and keys are named by the module that has values and their output, too.
+        """
+        path = common_path([self.parts[number].name for number, _ in bundle.places])
+        if kind == QUERY_KEY:
+            alone = len(self._attention) == 1
+            around = [each for each in self._attention if (f"{path}.".startswith(f"{each}.") if each else alone)]
+            path = max(around, key=len) if around else path
+        return f"{path} {kind}".strip()
+
+    def _modules_that_mix(self, bundles: Sequence[Bundle]) -> list[str]:
+        """Return the modules that have values and their output: attention, as a rule, of which no group may be left."""
+        mixing = [each for each in bundles if self._has(each, "mixed") and self.kind(each) in (VALUE_OUTPUT, GATED)]
+        found = {self.about(each): self.name(each, "") for each in mixing}
+        root = self.walk.turns.find(np.arange(self.walk.count))[0]
+        mixed = np.zeros(self.walk.count, bool)
+        mixed[root[self.walk.about("mixed")[: self.walk.count]]] = True
+        for each in bundles:
+            mixed[root[each.nodes]] = False
+        where: dict[int, dict[int, bool]] = {}
+        for number, part in enumerate(self.parts):
+            for each in np.unique(root[part.nodes][mixed[root[part.nodes]]]).tolist():
+                where.setdefault(each, {})[number] = part.reads
+        rest = {
+            tuple(each): common_path([self.parts[n].name for n in each])
+            for each in where.values()
+            if len(set(each.values())) == 2
+        }
+        return [*found.values(), *rest.values()]
+
+    def _has(self, bundle: Bundle, what: str) -> bool:
+        return bool(self.walk.about(what)[bundle.nodes].any())
+
+    def _is_adapter(self, bundle: Bundle) -> bool:
+        """Say whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
+        sources = [(self.parts[number].source, self.parts[number].reads) for number, _ in bundle.places]
+        readers = {id(each) for each, reads in sources if reads}
+        writers = [each for each, reads in sources if not reads]
+        if all(isinstance(each, Vector) and len(each.outs) > 1 for each in writers):
+            return True  # a product of two parameters
+        inputs = {about for each in writers if isinstance(each, Linear) for about in _inputs(each)}
+        others = (other for one, other in self._sums if id(one) in readers)
+        return any(not inputs.isdisjoint(_inputs(each)) for each in others)
+
+
+def _inputs(linear: Linear) -> set[tuple[bool, int]]:
+    """Return what a linear map reads: of a table how many words it has."""
+    return {(True, linear.shape[2])} if linear.table else {(False, n) for row in linear.ins for n in row}
+
+
+def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
+    """Return which linear maps have answers that are added, directly or with others."""
+    origin: dict[int, frozenset[int]] = {}
+    for number, linear in enumerate(walk.linears):
+        origin.update((row[0], frozenset([number])) for row in linear.outs)
+    known = np.zeros(walk.count, bool)
+    known[list(origin)] = True
+    found = dict[tuple[int, int], None]()
+    for flow in walk.flows:
+        if flow.kind != "sum":
+            continue
+        some = known[flow.terms[0]].any(1)
+        known[flow.outs[some]] = True
+        for out, names in zip(flow.outs[some].tolist(), flow.terms[0][some].tolist(), strict=True):
+            parts = [origin[n] for n in names if n in origin]
+            origin[out] = frozenset().union(*parts)
+            found.update(
+                ((a, b), None) for one in parts for other in parts if one is not other for a in one for b in other
+            )
+    return [(walk.linears[a], walk.linears[b]) for a, b in found]
+
+
+def common_path(names: Sequence[str]) -> str:
+    """Return the path of the innermost module that has all the parameters."""
+    parts = [name.split(".")[:-1] for name in names]
+    return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))

@@ -1,0 +1,69 @@
+"""Null spaces and ranks, relative to the largest number."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+Array = np.ndarray
+RELATIVE = 1e-11
+SURE = 1e-6  # a condition that leaves no doubt
+
+
+def kernel(matrix: Array, scale: float = 0.0) -> Array:
+    """Return an orthonormal basis of the null space, in columns; `scale` is how large numbers are that count."""
+    rows, columns = matrix.shape
+    if not matrix.size:
+        return np.eye(columns)
+    if 2 * rows < columns:
+        Q, R, _ = scipy.linalg.qr(matrix.T, pivoting=True)
+        return Q[:, _rank(R, scale) :]
+    if invertible(matrix[:columns], scale):
+        return np.zeros((columns, 0))
+    if rows > columns:
+        matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
+    return np.linalg.qr(echelon(matrix, scale))[0]
+
+
+def echelon(matrix: Array, scale: float = 0.0) -> Array:
+    """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has."""
+    count = matrix.shape[1]
+    if matrix.shape[0] > 2 * count:
+        matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
+    R, order = scipy.linalg.qr(matrix, mode="r", pivoting=True)
+    rank = _rank(R, scale)
+    found = np.zeros((count, count - rank))
+    if rank:
+        found[order[:rank]] = -scipy.linalg.solve_triangular(R[:rank, :rank], R[:rank, rank:])
+    found[order[rank:], np.arange(count - rank)] = 1.0
+    return found
+
+
+def _rank(R: Array, scale: float = 0.0) -> int:
+    """Return the rank by the triangle of a QR with pivots."""
+    size = np.abs(np.diag(R))
+    return int((size > RELATIVE * max(size[0], scale)).sum()) if len(size) else 0
+
+
+def invertible(matrix: Array, scale: float = 0.0) -> bool:
+    """Say whether a matrix is square and surely of full rank."""
+    if matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        return False
+    size = np.abs(matrix).sum(0).max()
+    if not np.isfinite(size) or SURE * size <= RELATIVE * scale:
+        return False
+    parts, _, failed = scipy.linalg.lapack.dgetrf(matrix)
+    return not failed and bool(scipy.linalg.lapack.dgecon(parts, size)[0] > SURE)
+
+
+def span(matrix: Array) -> Array:
+    """Return an orthonormal basis of what the columns span."""
+    if not matrix.size:
+        return matrix
+    Q, R, _ = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
+    return Q[:, : _rank(R)]
+
+
+def outside(K: Array) -> Array:
+    """Return functionals of which orthonormal columns are the null space: all that is not along them."""
+    return np.eye(len(K)) - K @ K.T

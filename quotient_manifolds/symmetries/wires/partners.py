@@ -1,0 +1,120 @@
+"""Measure constants of channels by those who read them: by the other factor of a pair, in whatever basis it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.walk import Walk
+
+Owner = tuple[str, str, int]
+"""What a shift starts from: "bias" or "weight", the parameter, and the place of the number or the row."""
+ROWS = 1 << 24  # more than a weight has
+
+
+@dataclass(eq=False)
+class Partners:
+    """Find the channels of pairs that numbers and rows of parameters are, and the lengths that pairs give them."""
+
+    walk: Walk
+    pairs: tuple[SymmetricPair, ...]
+    biases: frozenset[str] = frozenset()  # that translations move: they measure nothing
+    _mixed: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
+    _channels: dict[tuple[str, str, bool], Tensor] = field(default_factory=dict)
+
+    def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array:
+        """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
+
+        Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
+        """
+        name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
+        for channels, R in self._of(name, params):
+            channel = channels[places].numpy()
+            inside = np.flatnonzero(channel >= 0)
+            M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
+        return M
+
+    def measured(
+        self, entries: Entries, params: Mapping[str, Tensor], by: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return a weight (taps, out, in) with channels of pairs in a basis in which its lengths and angles are theirs.
+
+        That is R W where its rows are columns of G, of a pair (G, H) with H^T H = R^T R, and W R^T where its columns
+        are: what it is made of then does not change when the pair moves. by: the parameters that hold H, if others do.
+        """
+        W = entries.read(params)
+        for channels, R in self._of(entries.name, by or params):
+            rows, columns = _along(channels[entries.index()])
+            if rows is not None:
+                W[:, rows >= 0] = R[rows[rows >= 0]][:, rows[rows >= 0]] @ W[:, rows >= 0]
+            elif columns is not None:
+                W[:, :, columns >= 0] = W[:, :, columns >= 0] @ R[columns[columns >= 0]][:, columns[columns >= 0]].mT
+        return W
+
+    def mix(self, entries: Entries, axis: int) -> bool:
+        """Say whether pairs mix or scale what stands along the rows (1) or columns (2) of a weight (taps, out, in)."""
+        key = (*entries.key, axis)
+        if key not in self._mixed:
+            sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
+            there = [each for each in sides if any(view.name == entries.name for view in each.views)]
+            channels = (_channels(each, self.walk.shapes)[entries.name].reshape(-1) for each in there)
+            along = [_along(each[entries.index()])[axis - 1] for each in channels]
+            self._mixed[key] = any(each is not None and bool((each >= 0).any()) for each in along)
+        return self._mixed[key]
+
+    def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""
+        for pair in self.pairs:
+            for own, other in ((pair.G, pair.H), (pair.H, pair.G)):
+                if any(view.name == name for view in own.views):
+                    key = name, pair.name, own is pair.G
+                    if key not in self._channels:
+                        self._channels[key] = _channels(own, self.walk.shapes)[name].reshape(-1)
+                    views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
+                    yield self._channels[key], _triangle(pair, Factor(views), params)
+
+    def _place(self, owner: Owner) -> int:
+        """Return the place of a number, or of the first number of a row."""
+        kind, name, place = owner
+        if kind == "bias":
+            return place
+        key = name, place // ROWS
+        if key not in self._rows:
+            indices = (each.entries.index()[0, :, 0] for each in self.walk.linears if each.entries.name == name)
+            self._rows[key] = next(each.numpy() for each in indices if int(each[0]) == key[1])
+        return int(self._rows[key][place % ROWS])
+
+
+def _along(channel: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column."""
+    rows, columns = channel[0, :, 0], channel[0, 0, :]
+    if bool((channel == rows[:, None]).all()):
+        return rows, None
+    return None, columns if bool((channel == columns).all()) else None
+
+
+def _channels(factor: Factor, shapes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return for the numbers of each parameter the channel of a factor that they belong to; -1 if none."""
+    names = {view.name for view in factor.views}
+    found = {name: torch.full(tuple(shapes[name]), -1, dtype=torch.int64) for name in names}
+    heads, _, h = factor.views[0].shape
+    factor.write(found, torch.arange(heads * h).view(heads, 1, h).expand(heads, factor.rows, h))
+    return found
+
+
+def _triangle(pair: SymmetricPair, factor: Factor, params: Mapping[str, Tensor]) -> Tensor:
+    """Return R with R^T R = H^T H of all heads, block by block; where complex numbers act, lengths alone."""
+    H = factor.read(params).double().cpu()
+    if pair.acts == "GL(1, C)":
+        return torch.block_diag(*(H.square().mean(dim=(1, 2)).sqrt()[:, None, None] * torch.eye(2)))
+    R = torch.linalg.qr(torch.nn.functional.pad(H, (0, 0, 0, pair.h)), mode="r").R  # with as many rows as columns
+    return torch.block_diag(*R)

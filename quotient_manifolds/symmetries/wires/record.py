@@ -1,0 +1,143 @@
+"""Record one forward pass as operations on tensors whose identity is the object.
+
+Under `torch.func.functionalize` there are no in-place operations and no two tensors of one object, so a tensor is known
+by its identity: neither views nor buffers that are used again can be confused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from quotient_manifolds.symmetries.outputs import Evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """Hold one call of an ATen operation."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @property
+    def name(self) -> str:
+        """An operation in place, inside of one that is recorded, is that operation."""
+        return str(self.func.overloadpacket.__name__).removesuffix("_")
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return tensors((self.args, self.kwargs))
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return tensors(self.out)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested containers, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Hold the operations of a forward pass in order, its parameters by name, what the caller gave, and the outputs."""
+
+    operations: tuple[Operation, ...]
+    parameters: Mapping[str, Tensor]
+    given: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tells where in memory each entry of a tensor is: strides of single entries tell nothing."""
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.shape, tensor.storage_offset(), [stride for size, stride in axes if size > 1]
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, kept: Collection[int]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and id(args[0]) in self.kept:
+            if not torch.equal(*args[:2]):  # a cast to the dtype that it has writes what is there
+                raise ValueError("the model must not write to its own weights while it runs. Found that it does")
+            return args[0]
+        before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
+        out = func(*args, **(kwargs or {}))
+        if before is not None and before == _layout(out):
+            return out  # every entry stays where it is: a mean over pixels for another order in memory
+        self.operations.append(Operation(func, args, kwargs or {}, out))
+        return out
+
+
+class _ReadIndices(TorchFunctionMode):
+    """Read the numbers in lists of indices: torch looks for them in memory, of which functionalization has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            index = tuple(map(_read, args[1])) if isinstance(args[1], tuple) else _read(args[1])
+            args = (args[0], index, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _read(index: Any) -> Any:
+    if not isinstance(index, (list, tuple)):
+        return index
+    return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _read(each) for each in index]
+
+
+def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute the forward of an autograd.Function without a gradient."""
+    if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+        return function.forward(*args, **kwargs)
+    return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+
+
+def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
+    """Return the operations by which `evaluate(model, batch)` is computed, in the model's own dtype and on its device.
+
+    Attention is computed by its formula. Raises ValueError where the pass has operations that functionalization does
+    not know.
+    """
+    parameters = {name: w.detach() for name, w in model.named_parameters()}
+    buffers = {name: w.detach() for name, w in model.named_buffers()}
+
+    class Called(nn.Module):  # `evaluate` calls the model as it likes
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, given: Any) -> Any:
+            return evaluate(self.inner, given)
+
+    def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor], given: Any) -> Any:
+        state = {f"inner.{name}": w for name, w in {**parameters, **buffers}.items()}
+        return torch.func.functional_call(called, state, (given,))
+
+    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()})
+    apply = torch.autograd.Function.__dict__["apply"]
+    fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
+    torch.backends.mha.set_fastpath_enabled(False)
+    # functorch asks more of a function than its forward
+    torch.autograd.Function.apply = classmethod(_forward)  # type: ignore[assignment, method-assign]
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _ReadIndices():
+            out = torch.func.functionalize(run)(parameters, buffers, batch)
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return Recording(tuple(recorder.operations), parameters, tuple(tensors(batch)), tuple(tensors(out)))

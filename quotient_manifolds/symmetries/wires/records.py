@@ -1,0 +1,135 @@
+"""Make records of what a walk allows: scales, blocks that mix, what is unseen or unreached, and shifts, as freedoms."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.constants import (
+    Additive,
+    Constants,
+    UnreachedInput,
+    UnseenOutput,
+    unreached_basis,
+)
+from quotient_manifolds.symmetries.wires.flows import uses
+from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.overlap import own_dimension
+from quotient_manifolds.symmetries.wires.partners import Owner, Partners
+from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
+from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
+from quotient_manifolds.symmetries.wires.taken import Taken
+from quotient_manifolds.symmetries.wires.walk import Walk
+
+
+def freedoms(
+    walk: Walk,
+    taken: Taken,
+    biases: Collection[Owner],
+    pairs: tuple[SymmetricPair, ...],
+    constants: Constants,
+) -> list[Freedom]:
+    """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
+
+    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
+    translations move; pairs: those that tell how constants of their channels are measured; constants: of the walk.
+    """
+    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
+    constants = constants.beside(biases, partners, offset_channels(walk))
+    _free_offsets(constants)
+    blocks = find_blocks(walk)
+    at, found = constants.at(walk.parameters), Solved.at(constants, walk.parameters)
+    gone = {block.roots for block in taken.blocks}
+    linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
+    own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
+    idle = [block for block in linear if own[block.roots] < 0]  # not even a scale is left to them
+    held = _nodes(walk, [*taken.blocks, *idle])
+    walk.scales.equal(held[:, None], np.ones((len(held), 1)))
+    by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
+    for each in taken.scales:
+        by_length[len(each[0])].append(each)
+    for several in by_length.values():
+        walk.scales.equal(*(np.stack(part) for part in zip(*several, strict=True)))
+    for block in linear:  # it scales its channels against each other
+        first, rest = block.roots[0], np.array(block.roots[1:])
+        walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
+    scaled = scalings(walk, walk.scales.components(), partners, constants)
+    scales = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
+    _settle(walk, scales)
+    left = [block for block in find_blocks(walk) if block.roots not in gone]
+    told = [each for each in scales if each.tells]
+    turns = list(gauges(walk, left, told, partners, own))
+    means = [each for each in turns if each.group == "mean"]
+    others = [each for each in turns if each.group != "mean"]
+    lengths = [each for each in scales if each not in told]
+    return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
+
+
+def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:
+    """Give each a name of its own, and put together what is added to one parameter: no input may show a part of it."""
+    found, count = dict[str, Freedom](), Counter[str]()
+    for each in several:
+        last = found.get(each.label)
+        both = last.beside(each) if isinstance(last, Additive) else None
+        if both is None:
+            count[each.label] += 1
+            both = replace(each, number=count[each.label]) if each.label in found else each  # type: ignore[type-var]
+        found[both.name] = both
+    return [*found.values()]
+
+
+def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
+    roots = [root for block in blocks for root in block.roots]
+    return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
+
+
+def _free_offsets(constants: Constants) -> None:
+    """Let channels be scaled to which constants are added, where shifts make up for that."""
+    walk, params = constants.walk, constants.walk.parameters
+    shifts = constants.at(params).shifts(walk, constants.scaled)
+    constants.whole = whole_biases(shifts, constants.still)
+    if constants.scaled:
+        free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn].offsets]
+        left = np.setdiff1d(walk.offsets(), free)
+        walk.scales = walk.loose
+        walk.scales.equal(left[:, None], np.ones((len(left), 1)))
+
+
+def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
+    """Give the classes of channels the weights that they have where gains are at their place."""
+    size = np.zeros(walk.count)
+    for each in found:
+        z, start = each.by_gains(walk.parameters), 0
+        for component in each.components:
+            d = component.basis.shape[1]
+            size[component.unknowns] += component.basis @ z[start : start + d]
+            start += d
+    for classes in (walk.turns, walk.means):
+        classes.rescale(size)
+    walk.notes["source", "size"] = size
+
+
+def _constant(constants: Constants) -> Iterator[Freedom]:
+    """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
+    walk, params = constants.walk, constants.walk.parameters
+    at = constants.at(params)
+    for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
+        record = UnseenOutput(constants, tuple(same), 0)
+        size = record.count(params)
+        if size and same[0].entries.key not in constants.whole:
+            yield replace(record, dimension=size)
+    yield from shifts_of(constants, params)
+    for same in uses([each for each in walk.linears if not each.table]):
+        taps, out, _ = same[0].shape
+        free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
+        size = taps * (out - free) * unreached_basis(at, same).shape[1]
+        if size:
+            yield UnreachedInput(constants, tuple(same), size)
+    constants.forget()

@@ -1,0 +1,407 @@
+"""Relate channels, in arrays: whose changes are one up to weights, and whose log-scales obey linear equations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, echelon
+
+SMALL = 1e-9
+SHORT = 8  # terms of an equation that is eliminated row by row
+
+
+class Classes:
+    """Keep classes of channels, each with its relation to the channel that represents its class.
+
+    X_b = S X S^-1 with S = diag(weight), X = X_a or, for a dual relation, -X_a^T. Relations wait until somebody asks:
+    then roots are hooked to smaller ones, and paths halved, until nothing is left to join.
+    """
+
+    def __init__(self) -> None:
+        self._above, self._weight, self._dual = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        self._waiting: list[tuple[Array, Array, Array, Array]] = []
+        self._cycles: set[tuple[int, bool, float]] = set()
+        self.size = 0
+
+    def grow(self, count: int) -> None:
+        self.size += count
+
+    def join(self, a: Array, b: Array, weight: Array, dual: Array) -> None:
+        """Say that X_b follows from X_a."""
+        if len(a):
+            self._waiting.append((a, b, weight, dual))
+
+    def find(self, nodes: Array) -> tuple[Array, Array, Array]:
+        """Return the representatives, and the weights and duality by which the nodes follow from them."""
+        self._settle()
+        return self._above[nodes], self._weight[nodes], self._dual[nodes]
+
+    def rescale(self, size: Array) -> None:
+        """Give the weights that they have where every channel is multiplied by the exponential of its size."""
+        self._settle()
+        moved = size - np.where(self._dual, -1, 1) * size[self._above]
+        self._weight = self._weight * np.exp(moved)
+        self._cycles = {
+            (node, dual, weight * float(np.exp(2 * size[node]) if dual else 1.0)) for node, dual, weight in self._cycles
+        }
+
+    @property
+    def cycles(self) -> list[tuple[int, bool, float]]:
+        """Return what relates channels to themselves by anything but equality: representative, duality, weight."""
+        self._settle()
+        found = set()
+        for node, dual, weight in self._cycles:
+            root, size, turned = (each[0] for each in self.find(np.array([node])))
+            # the relation at the root: back from the node, around the cycle, and forth
+            inverse = size if turned else 1 / size
+            around = weight * (1 / size if dual else size)
+            whole = inverse * (1 / around if turned else around)
+            found.add((int(root), dual, round(float(whole), 9)))
+        return sorted(found)
+
+    def _settle(self) -> None:
+        fresh = np.arange(len(self._above), self.size)
+        if len(fresh):
+            self._above = np.concatenate([self._above, fresh])
+            self._weight = np.concatenate([self._weight, np.ones(len(fresh))])
+            self._dual = np.concatenate([self._dual, np.zeros(len(fresh), bool)])
+        if not self._waiting:
+            return
+        a, b, weight, dual = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        self._waiting = []
+        while True:
+            root_a, root_b, found, turned = self._between(a, b, weight, dual)
+            apart = np.flatnonzero(root_a != root_b)
+            if not len(apart):
+                break
+            low, high = root_a[apart], root_b[apart]
+            size, dual_here = found[apart], turned[apart]
+            back = low > high
+            low, high = np.where(back, high, low), np.where(back, low, high)
+            size = np.where(back & ~dual_here, 1 / size, size)
+            children, first = np.unique(high, return_index=True)
+            self._above[children], self._weight[children], self._dual[children] = (
+                low[first],
+                size[first],
+                dual_here[first],
+            )
+            self._flatten(children)
+        odd = np.flatnonzero(turned | (np.abs(found - 1) > SMALL))
+        self._cycles.update((int(root_a[i]), bool(turned[i]), float(found[i])) for i in odd)
+
+    def _between(self, a: Array, b: Array, weight: Array, dual: Array) -> tuple[Array, Array, Array, Array]:
+        """Return roots of both sides, and how the second follows from the first."""
+        root_a, size_a, dual_a = self._above[a], self._weight[a], self._dual[a]
+        root_b, size_b, dual_b = self._above[b], self._weight[b], self._dual[b]
+        here = weight * np.where(dual, 1 / size_a, size_a)
+        turned = dual ^ dual_a
+        back = np.where(dual_b, size_b, 1 / size_b)
+        return root_a, root_b, back * np.where(dual_b, 1 / here, here), turned ^ dual_b
+
+    def _flatten(self, changed: Array) -> None:
+        """Let every node hang from a root."""
+        while True:
+            up = self._above[self._above]
+            moved = np.flatnonzero(up != self._above)
+            if not len(moved):
+                return
+            over = self._above[moved]
+            inner = np.where(self._dual[moved], 1 / self._weight[over], self._weight[over])
+            self._weight[moved] = self._weight[moved] * inner
+            self._dual[moved] ^= self._dual[over]
+            self._above[moved] = up[moved]
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """Hold unknowns (k,), ascending, and directions (k, d), an array or sparse, that span what they may be together."""
+
+    unknowns: Array
+    directions: Any
+
+    @property
+    def dimension(self) -> int:
+        return int(self.directions.shape[1])
+
+    @property
+    def basis(self) -> Array:
+        """Return the directions as an array; each has an unknown that no other one has."""
+        return self.directions if isinstance(self.directions, np.ndarray) else self.directions.toarray()
+
+
+class Scales:
+    """Linear equations of the logarithms of scale of channels and of gains, solved a connected component at a time."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Array, Array]] = []
+        self._named: list[Array] = []
+
+    def copy(self) -> Scales:
+        """Return the same equations, to which others can be added."""
+        made = Scales()
+        made._rows, made._named = [*self._rows], [*self._named]
+        return made
+
+    def name(self, unknowns: Array) -> None:
+        """Say that there are these unknowns, whatever equations they stand in."""
+        self._named.append(np.asarray(unknowns, np.int64))
+
+    def equal(self, names: Array, factors: Array) -> None:
+        """Say that the sum of factor times unknown is 0, row by row (rows, k); names below 2 count for nothing."""
+        names, factors = np.atleast_2d(names), np.atleast_2d(factors)
+        if names.size:
+            self._rows.append((names, np.where(names > 1, factors, 0.0)))
+
+    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
+        """Say for each of several solutions whether it is one: the owner of an unknown (-1: none) has this size."""
+        good = np.ones(count, bool)
+        for names, factors in self._rows:
+            own = np.where(factors != 0, owner[names], -1)
+            row, place = np.nonzero(own >= 0)
+            terms, which = np.unique(row * count + own[row, place], return_inverse=True)
+            total = np.bincount(which, factors[row, place] * size[names[row, place]], len(terms))
+            good[terms[np.abs(total) > SMALL] % count] = False
+        return good
+
+    def rows(self, matrix: scipy.sparse.csr_matrix) -> None:
+        """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
+        matrix.eliminate_zeros()
+        length = np.diff(matrix.indptr)
+        wide = np.where(length <= SHORT, SHORT, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
+        for width in np.unique(wide[length > 0]).tolist():
+            some = np.flatnonzero((wide == width) & (length > 0))
+            at = matrix.indptr[some][:, None] + np.arange(width)
+            inside = np.arange(width) < length[some][:, None]
+            at = np.where(inside, at, 0)
+            self._rows.append((np.where(inside, matrix.indices[at], 0), np.where(inside, matrix.data[at], 0.0)))
+
+    def components(self) -> list[Component]:
+        """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
+        return list(parts_of(*self.solutions()))
+
+    def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
+        """Return the unknowns, ascending, and a basis of all solutions, in columns."""
+        if not self._rows and not self._named:
+            return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
+        unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
+        rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
+        root, size, rest = _eliminated(len(unknowns), rows)
+        live = np.flatnonzero(size != 0)
+        roots, place = np.unique(root[live], return_inverse=True)
+        if not len(roots):
+            return unknowns, scipy.sparse.csr_matrix((len(unknowns), 0))
+        matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in rest]).tocsr()
+        shape = (len(unknowns), len(roots))
+        spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=shape)
+        return unknowns, (spread @ _solved(matrix)).tocsr()
+
+
+def alike(exponents: scipy.sparse.csr_matrix) -> tuple[list[int], Array]:
+    """Return the first of all rows that are the same, and for each row which of these it is; -1 for rows of zeros."""
+    known: dict[tuple[bytes, bytes], int] = {}
+    first, group = list[int](), np.full(exponents.shape[0], -1)
+    for number, (start, stop) in enumerate(itertools.pairwise(exponents.indptr.tolist())):
+        if start < stop:
+            order = start + np.argsort(exponents.indices[start:stop])
+            key = exponents.indices[order].tobytes(), exponents.data[order].tobytes()
+            if key not in known:
+                known[key] = len(first)
+                first.append(number)
+            group[number] = known[key]
+    return first, group
+
+
+def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
+    """Say of rows and columns which belong together, by numbers."""
+    entries, (count, width) = solutions.tocoo(), solutions.shape
+    ones = np.ones(entries.nnz)
+    graph = scipy.sparse.coo_matrix((ones, (entries.row, count + entries.col)), shape=(count + width, count + width))
+    part = connected_components(graph, directed=False)[1]
+    return part[:count], part[count:]
+
+
+def parts_of(unknowns: Array, solutions: scipy.sparse.csr_matrix) -> Iterator[Component]:
+    """Yield the columns of a matrix that share rows together, with the unknowns of these rows."""
+    of_row, of_column = linked(solutions)
+    entries = solutions.tocoo()
+    rows, columns = np.unique(entries.row), np.unique(entries.col)
+    rows = rows[np.argsort(of_row[rows], kind="stable")]
+    columns = columns[np.argsort(of_column[columns], kind="stable")]
+    _, wide = np.unique(of_column[columns], return_counts=True)
+    _, high = np.unique(of_row[rows], return_counts=True)
+    ordered = solutions[rows][:, columns].tocsr()
+    ordered.sort_indices()
+    row = column = 0
+    for k, d in zip(high.tolist(), wide.tolist(), strict=True):
+        inside = slice(ordered.indptr[row], ordered.indptr[row + k])
+        if d == 1:
+            directions = ordered.data[inside][:, None]
+        else:
+            start = ordered.indptr[row : row + k + 1] - ordered.indptr[row]
+            directions = scipy.sparse.csr_matrix(
+                (ordered.data[inside], ordered.indices[inside] - column, start), shape=(k, d)
+            )
+        yield Component(unknowns[rows[row : row + k]], directions)
+        row, column = row + k, column + d
+
+
+def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """Return a sparse basis of the null space, in columns.
+
+    An unknown that stands in one equation alone takes up whatever this one asks for, and both are done with; what is
+    left is solved a connected part at a time.
+    """
+    count = matrix.shape[1]
+    left, taken = matrix, []
+    open_rows, waiting = np.arange(matrix.shape[0]), np.ones(count, bool)
+    while left.shape[0]:
+        row, pivot, value = _lonely(left)
+        if not len(row):
+            break
+        taken.append((left[row], pivot, value))
+        waiting[pivot] = False
+        open_rows = np.setdiff1d(np.arange(left.shape[0]), row)
+        left = left[open_rows]
+    bound = np.zeros(count, bool)
+    bound[left.indices] = True
+    free = np.flatnonzero(waiting & ~bound)
+    parts = [(free, np.arange(len(free)), np.ones(len(free)))]
+    width = len(free)
+    for names, basis in _connected(left, np.flatnonzero(bound)):
+        i, j = np.nonzero(np.abs(basis) > SMALL)
+        parts.append((names[i], width + j, basis[i, j]))
+        width += basis.shape[1]
+    i, j, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+    found = scipy.sparse.csr_matrix((value, (i, j)), shape=(count, width))
+    for rows, pivot, value in reversed(taken):
+        made = (scipy.sparse.diags_array(-1 / value) @ (rows @ found)).tocoo()
+        keep = np.abs(made.data) > SMALL
+        more = (made.data[keep], (pivot[made.row[keep]], made.col[keep]))
+        found = (found + scipy.sparse.csr_matrix(more, shape=found.shape)).tocsr()
+    return found
+
+
+def _lonely(matrix: scipy.sparse.csr_matrix) -> tuple[Array, Array, Array]:
+    """Return rows, for each a column that no other row has, and its factor, which is not small beside the others."""
+    entries = matrix.tocoo()
+    size = np.abs(entries.data)
+    most = np.zeros(matrix.shape[0])
+    np.maximum.at(most, entries.row, size)
+    count = np.bincount(entries.col, minlength=matrix.shape[1])
+    good = (count[entries.col] == 1) & (size > 1e-3 * most[entries.row]) & (most[entries.row] > 1e-6 * most.max())
+    row, first = np.unique(entries.row[good], return_index=True)
+    return row, entries.col[good][first], entries.data[good][first]
+
+
+def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+    """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return the others."""
+    long = [each for each in rows if each[0].shape[1] > SHORT]
+    root, size = np.arange(count), np.ones(count)
+    pairs = [each for each in rows if each[0].shape[1] == 2]
+    odd = _joined(root, size, *(np.concatenate(each) for each in zip(*pairs, strict=True))) if pairs else []
+    names, factors = _stacked([*odd, *(each for each in rows if each[0].shape[1] <= SHORT and each[0].shape[1] != 2)])
+    while len(names):
+        names, factors = _merged(root[names], factors * size[names])
+        terms = (factors != 0).sum(1)
+        names, factors, terms = names[terms > 0], factors[terms > 0], terms[terms > 0]
+        one, two = terms == 1, terms == 2
+        if not one.any() and not two.any():
+            break
+        size[np.isin(root, names[one, 0])] = 0.0
+        if two.any():
+            _join(root, size, names[two, :2], factors[two, :2])
+        names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
+    return root, size, [(names, factors), *(_merged(root[n], f * size[n]) for n, f in long)]
+
+
+def _joined(root: Array, size: Array, names: Array, factors: Array) -> list[tuple[Array, Array]]:
+    """Join the unknowns of equations of two terms; return those that say more."""
+    odd = (factors == 0).any(1) | (names[:, 0] == names[:, 1])
+    rest, names, factors = (names[odd], factors[odd]), names[~odd], factors[~odd]
+    whole = names, factors
+    while len(names):
+        names, factors = root[names], factors * size[names]
+        back = names[:, 0] > names[:, 1]
+        names[back], factors[back] = names[back, ::-1], factors[back, ::-1]
+        apart = names[:, 0] != names[:, 1]
+        names, factors = names[apart], factors[apart]
+        _join(root, size, names, factors)
+    now = whole[1] * size[whole[0]]
+    bad = np.abs(now.sum(1)) > 1e-12 * np.abs(now).max(1)
+    return [rest, (whole[0][bad], whole[1][bad])]
+
+
+def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield columns that share equations, and a basis of their solutions."""
+    if not len(bound):
+        return
+    columns = matrix[:, bound].tocsc()
+    _, component = connected_components(abs(columns.T) @ abs(columns), directed=False)
+    order = np.argsort(component, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        some = columns[:, part]
+        rows, place = np.unique(some.indices, return_inverse=True)
+        dense = np.zeros((len(rows), len(part)))
+        dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
+        yield bound[part], echelon(dense)
+
+
+def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Put rows of different lengths together, those of one length first."""
+    by_width: dict[int, list[tuple[Array, Array]]] = {}
+    for each in rows:
+        by_width.setdefault(each[0].shape[1], []).append(each)
+    made = []
+    for width, some in by_width.items():
+        pad = (0, 0), (0, SHORT - width)
+        made.append([np.pad(np.concatenate(part), pad) for part in zip(*some, strict=True)])
+    if not made:
+        return np.zeros((0, SHORT), np.int64), np.zeros((0, SHORT))
+    names, factors = (np.concatenate(each) for each in zip(*made, strict=True))
+    return names, factors
+
+
+def _sparse(names: Array, factors: Array, roots: Array) -> scipy.sparse.csr_matrix:
+    kept = factors.reshape(-1) != 0
+    rows = np.repeat(np.arange(len(names)), names.shape[1])[kept]
+    shape = (len(names), len(roots))
+    return scipy.sparse.csr_matrix(
+        (factors.reshape(-1)[kept], (rows, np.searchsorted(roots, names.reshape(-1)[kept]))), shape=shape
+    )
+
+
+def _merged(names: Array, factors: Array) -> tuple[Array, Array]:
+    """Add factors of one name in a row, and put those that are left first."""
+    order = np.argsort(names, axis=1, kind="stable")
+    names, factors = np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
+    for k in range(names.shape[1] - 1, 0, -1):
+        same = names[:, k] == names[:, k - 1]
+        factors[same, k - 1] += factors[same, k]
+        factors[same, k] = 0.0
+    factors[np.abs(factors) < 1e-12] = 0.0
+    order = np.argsort(factors == 0, axis=1, kind="stable")
+    return np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
+
+
+def _join(root: Array, size: Array, names: Array, factors: Array) -> None:
+    """Write the larger of two roots as a multiple of the smaller, one equation for each."""
+    children, first = np.unique(names[:, 1], return_index=True)  # names are ascending
+    step = np.arange(len(root)), np.ones(len(root))
+    step[0][children] = names[first, 0]
+    step[1][children] = -factors[first, 0] / factors[first, 1]
+    above, by = step
+    while True:
+        up = above[above]
+        if np.array_equal(up, above):
+            break
+        by *= by[above]
+        above = up
+    size *= by[root]
+    root[:] = above[root]

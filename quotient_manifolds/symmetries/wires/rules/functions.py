@@ -1,0 +1,177 @@
+"""Rules of comparisons, choices and functions of one entry: homogeneous ones pass positive scales, others nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.walk import (
+    FIXED,
+    MASKED,
+    ZERO,
+    Flow,
+    Walk,
+    hashed,
+    named,
+    rule,
+)
+
+
+@rule("gt", "lt", "ge", "le")
+def comparison(walk: Walk, operation: Operation) -> None:
+    """Against zero, a positive scale changes nothing."""
+    tensor, other = operation.args[:2]
+    if isinstance(other, Tensor) or float(other) != 0:
+        walk.opaque(operation)
+        return
+    nodes = walk.nodes(walk.label(tensor))
+    walk.alone(nodes)
+    walk.positive(nodes)
+    walk.flows.append(Flow("seen", nodes.tolist()))
+
+
+@rule("where")
+def where(walk: Walk, operation: Operation) -> None:
+    if len(operation.args) != 3:
+        walk.opaque(operation)
+        return
+    condition, a, b = operation.args
+    shape = operation.out.shape
+    labels = [walk.label(each).expand(shape) for each in (a, b)]
+    if not walk.live(condition) and walk.codes.constant(condition):
+        picked = torch.where(condition.cpu(), labels[0], labels[1])
+        label, names, nodes = walk.combined(picked, torch.full((), FIXED).expand(shape))
+        label = torch.where(picked == ZERO, ZERO, label)
+        left = names[:, 0] > FIXED
+        names, nodes = names[left][:, [0, 0]], nodes[left]
+    else:
+        label, names, nodes = walk.combined(*labels)
+    walk.put(operation.out, label)
+    spread = torch.empty(shape, device="meta")
+    walk.notes["kept", walk.at] = spread
+    walk.put(spread, label)
+    known, codes, _ = walk.column_codes(label, condition if not walk.live(condition) else spread)
+    key = hashed(codes[np.searchsorted(known, nodes)], named(("where", walk.at)))
+    x, y = names.T
+    walk.fix(nodes[(names == FIXED).any(1)], seen=False)
+    for each in (x, y):
+        some = (each > FIXED) & ((each is x) | (x != y))
+        walk.same(each[some], nodes[some])
+    moving = (names > FIXED).any(1)
+    walk.follow(nodes[moving], x[moving], y[moving], key=key[moving])
+    either = (x != y) & (names > FIXED).all(1)
+    walk.flows.append(Flow("max", nodes[either], names[either]))
+    zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
+    partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
+    one = np.where(x > FIXED, x, y)
+    walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either])
+    walk.keep_group(a, operation.out)
+    walk.keep_group(b, operation.out)
+    if walk.codes.constant(condition):
+        for each, there in ((a, condition), (b, ~condition)):
+            hidden = walk.hidden(each)
+            walk.hide(operation.out, walk.hidden(operation.out), None if hidden is None else hidden & there.cpu())
+
+
+def _hides(walk: Walk, tensor: Tensor) -> bool:
+    """Say whether scores that are replaced by a constant have no weight after a softmax."""
+    return walk.codes.constant(tensor) and bool((tensor <= MASKED).all())
+
+
+@rule("masked_fill")
+def masked_fill(walk: Walk, operation: Operation) -> None:
+    tensor, mask, value = operation.args[:3]
+    filled = value if isinstance(value, Tensor) else torch.full((), float(value), dtype=torch.float64)
+    walk.notes["kept", walk.at, "value"] = filled
+    if not walk.live(filled):
+        kept = bool(((filled != 0) & (filled > MASKED)).any())
+        walk.put(filled, torch.full((), FIXED if kept else ZERO).expand(filled.shape))
+    where(walk, Operation(operation.func, (mask, filled, tensor), {}, operation.out))
+
+
+@rule("maximum", "minimum")
+def maximum(walk: Walk, operation: Operation) -> None:
+    a, b = operation.args[:2]
+    shape = operation.out.shape
+    label, names, nodes = walk.combined(walk.label(a).expand(shape), walk.label(b).expand(shape))
+    walk.put(operation.out, label)
+    walk.alone(np.concatenate([names.reshape(-1), nodes]))
+    walk.positive(nodes)
+    stuck = (names == FIXED).any(1)
+    walk.fix(nodes[stuck], seen=False)
+    for each in names.T:
+        live = each > FIXED
+        walk.equal((nodes[live], 1.0), (each[live], -1.0))
+    both = (names > FIXED).all(1)
+    walk.flows.append(Flow("max", nodes[both], names[both]))
+    walk.through(nodes[~both], names[~both])
+
+
+def through(walk: Walk, nodes: Array, names: Array) -> None:
+    """Say that nodes are functions of others, entry by entry."""
+    if len(nodes):
+        walk.flows.append(Flow("through", nodes, np.where(names > FIXED, names, ZERO)))
+
+
+@rule("pointwise")
+def pointwise(walk: Walk, operation: Operation) -> None:
+    """A function of one entry: by its degree where it is homogeneous, and otherwise the channel is fixed."""
+    moving = [each for each in operation.inputs if walk.moving(each)]
+    if not moving or not all(out.dtype.is_floating_point for out in operation.outputs):
+        walk.opaque(operation) if moving else walk.settle(operation)
+        return
+    shape = operation.out.shape
+    labels = [walk.label(each).expand(shape) for each in moving]
+    label, names, nodes = walk.combined(*labels)
+    walk.put(operation.out, label)
+    length = ("length", id(moving[0])) in walk.notes
+    degree = _degree(operation, length=length) if len(operation.inputs) == 1 else None
+    if length and degree is not None:
+        walk.notes["length", id(operation.out)] = True
+    if degree is None:
+        walk.fix(names[names > FIXED], seen=False)
+        walk.fix(nodes, seen=False)
+    else:
+        walk.alone(np.concatenate([names[:, 0], nodes]))
+        walk.equal((nodes, 1.0), (names[:, 0], -degree))
+        if not _passes_signs(operation, degree):
+            walk.positive(nodes)
+    walk.through(nodes, names)
+
+
+def _degree(operation: Operation, *, length: bool) -> float | None:
+    """Return p where f(c t) = c^p f(t) for all c > 0, by values of all sizes and both signs; a length is positive.
+
+    A number that only keeps it from being 0 counts for nothing: then all that it is the length of is 0 as well.
+    """
+    try:
+        one = _at(operation, 1.0, length=length)
+        known = one.isfinite() & (one != 0)
+        if not bool(known.any()) or not one.dtype.is_floating_point:
+            return None
+        p = float((_at(operation, 2.0, length=length)[known] / one[known]).log2()[0])
+        for c in (1e-8 if length else 0.5, 0.01, 0.5, 2.0, 3.7, 40.0):
+            found = _at(operation, c, length=length)[one.isfinite()]
+            if not torch.allclose(found, c**p * one[one.isfinite()], rtol=1e-9, atol=0):
+                return None
+    except (RuntimeError, TypeError):
+        return None
+    return round(p, 9) if p == p else None
+
+
+def _passes_signs(operation: Operation, degree: float) -> bool:
+    """Say whether f(-t) = (-1)^p f(t), as of a cube or a square: then negative scales pass as well."""
+    one = _at(operation, 1.0)
+    return degree == round(degree) and torch.equal(_at(operation, -1.0), (-1) ** round(degree) * one)
+
+
+def _at(operation: Operation, c: float, *, length: bool = False) -> Tensor:
+    """Return f(c t) for numbers t of all sizes, and both signs if t is no length."""
+    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
+    args = tree_map_only(Tensor, lambda _: c * (t if length else torch.cat([t, -t])), operation.args)
+    found: Tensor = operation.func(*args, **operation.kwargs)
+    return found

@@ -1,0 +1,246 @@
+"""Rules of sums and means over tokens or channels: squares summed over channels are what turning leaves alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.rules.functions import pointwise
+from quotient_manifolds.symmetries.wires.rules.products import resolve, square
+from quotient_manifolds.symmetries.wires.walk import (
+    FIXED,
+    ZERO,
+    Flow,
+    Walk,
+    flat,
+    hashed,
+    named,
+    rule,
+)
+
+
+@rule("sum", "mean", "sum_to_size")
+def reduce(walk: Walk, operation: Operation) -> None:
+    tensor = operation.args[0]
+    axes = operation.args[1] if len(operation.args) > 1 and operation.args[1] is not None else list(range(tensor.ndim))
+    keep = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("keepdim", False)
+    axes = [axis % tensor.ndim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(tensor.ndim))
+    count = 1
+    for axis in axes:
+        count *= tensor.shape[axis]
+    label = walk.label(tensor)
+    channels = [axis for axis in axes if not walk.tokens(label, axis)]
+    mean = operation.name == "mean"
+    if not channels:
+        thin = _pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
+    else:
+        label = walk.first_kind(label, [axis for axis in axes if axis not in channels])
+        thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
+        if mean and all(axis in channels or tensor.shape[axis] == 1 for axis in axes):
+            walk.notes["pending", id(operation.out)] = ("mean", owners)
+        else:
+            for row in owners.values():
+                walk.alone(row)
+    if not keep:
+        for axis in sorted(axes, reverse=True):
+            thin = thin.select(axis, 0)
+    walk.put(operation.out, thin.expand(operation.out.shape))
+
+
+def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: bool | None = None) -> Tensor:
+    """Sum over tokens, which may be of several kinds.
+
+    whole: whether it is a mean over all of an axis, which may be longer on other inputs; None over windows of one size.
+    """
+    rest = [axis for axis in range(label.ndim) if axis not in axes]
+    moved = label.permute(*rest, *axes)
+    thin = moved
+    for axis in range(len(rest)):
+        if flat(thin, axis):
+            thin = thin.narrow(axis, 0, 1)
+    lines = thin.reshape(*thin.shape[: len(rest)], -1)
+    rows, inverse = torch.unique(lines.reshape(-1, lines.shape[-1]), dim=0, return_inverse=True)
+    if flat(lines.reshape(-1, lines.shape[-1]), 1):
+        rows, repeated = rows[:, :1], lines.shape[-1]
+    else:
+        repeated = 1
+    names = rows.numpy()
+    nodes = np.minimum(names.max(1), FIXED)
+    moving = (names > FIXED).any(1)
+    nodes[moving] = fresh = walk.new(int(moving.sum()))
+    names = names[moving]
+    for column in names.T:
+        walk.same(np.where(column > FIXED, column, ZERO), fresh)
+    zero, fixed = (names == ZERO).any(1), (names == FIXED).any(1)
+    walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if lines.shape[-1] > 1 else None)
+    walk.fix(fresh[fixed], seen=False)
+    flows: dict[str, list[tuple[int, list[tuple[int, float]]]]] = defaultdict(list)
+    for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
+        counted = Counter(n for n in row if n > FIXED)
+        once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
+        kind = "number" if none or not (once or whole) else "pool" if once else "mix"
+        flows[kind].append((node, [(n, factor * repeated * count) for n, count in counted.items()]))
+    for kind, found in flows.items():
+        walk.flows.append(Flow(kind, [node for node, _ in found], [terms for _, terms in found], [0] * len(found)))
+    made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(moved.shape[: len(rest)])
+    for axis in sorted(axes):
+        made = made.unsqueeze(axis)
+    return made
+
+
+@rule("avg_pool2d", "avg_pool3d")
+def average_pool(walk: Walk, operation: Operation) -> None:
+    """Means over windows of tokens; zeros beside them are no constant."""
+    tensor, kernel, *rest = operation.args
+    given = dict(zip(("stride", "padding", "ceil_mode", "", "divisor_override"), rest, strict=False)) | operation.kwargs
+    stride, padding, divisor = (given.get(name) for name in ("stride", "padding", "divisor_override"))
+    label = walk.label(tensor)
+    count = int(operation.name[-2])
+    sizes, steps, beside = (_each(some, count) for some in (kernel, stride or kernel, padding or 0))
+    axes = range(label.ndim - len(sizes), label.ndim)
+    if given.get("ceil_mode") or any(not walk.tokens(label, axis) for axis in axes):
+        walk.opaque(operation)
+        return
+    for size, step, pad, axis in zip(sizes, steps, beside, axes, strict=True):
+        if pad:
+            shape = [*label.shape[:axis], pad, *label.shape[axis + 1 :]]
+            zeros = torch.full((), ZERO).expand(shape)
+            label = torch.cat([zeros, label, zeros], axis)
+        label = label.unfold(axis, size, step)
+    windows = list(range(tensor.ndim, label.ndim))
+    thin = _pool(walk, label, windows, 1 / (divisor or math.prod(sizes)))
+    first: tuple[Any, ...] = (..., *[0] * len(windows))
+    walk.put(operation.out, thin[first].expand(operation.out.shape))
+
+
+def _each(given: Any, count: int) -> list[int]:
+    """Return one number for every axis."""
+    several = [given] if isinstance(given, int) else list(given)
+    return several * (count // len(several))
+
+
+def _over_channels(
+    walk: Walk, operation: Operation, label: Tensor, axes: list[int], factor: float
+) -> tuple[Tensor, dict[int, list[int]]]:
+    """Sum over channels: of squares it is what turning leaves alone; a mean waits for what it is taken from."""
+    tensor = operation.args[0]
+    rest = [axis for axis in range(label.ndim) if axis not in axes]
+    moved = label.permute(*rest, *axes)
+    shape = moved.shape[: len(rest)]
+    thin = moved
+    for axis in range(len(rest)):
+        if flat(thin, axis):
+            thin = thin.narrow(axis, 0, 1)
+    flat_rows = thin.reshape(*thin.shape[: len(rest)], -1)
+    rows, inverse = torch.unique(flat_rows.reshape(-1, flat_rows.shape[-1]), dim=0, return_inverse=True)
+    nodes = walk.new(len(rows))
+    pending: Any = walk.notes.get(("pending", id(tensor)))
+    squares = pending is not None and pending[0] == "square"
+    if pending is not None and not squares:
+        resolve(walk, tensor)
+    owners: dict[int, list[int]] = {}
+    for node, row in zip(nodes.tolist(), rows.numpy(), strict=True):
+        row = row[row != ZERO]
+        moving = row[row > FIXED]
+        if not len(moving):
+            walk.fix([node], seen=False)
+            continue
+        if (row == FIXED).any():
+            walk.fix(moving, seen=False)
+            walk.fix([node], seen=False)
+        walk.equal((np.full(len(moving), node), 1.0), (moving, -1.0))
+        walk.alone([node])
+        if squares:
+            walk.norm("orthogonal", _bases(pending[1], moving), node)
+        else:
+            owners[node] = moving.tolist()
+        inside = moving.tolist()
+        kind = "sum" if len(set(inside)) == len(inside) else "number"  # of tokens there may be more
+        walk.flows.append(
+            Flow("through" if squares else kind, [node], [inside if squares else [(n, factor) for n in inside]])
+        )
+    if squares:
+        for row in owners.values():
+            walk.alone(_bases(pending[1], np.array(row)))
+        owners = {}
+        walk.notes["length", id(operation.out)] = True
+    made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(shape)
+    for axis in sorted(axes):
+        made = made.unsqueeze(axis)
+    return made, owners
+
+
+def _bases(pending: tuple[Array, Array], nodes: Array) -> Array:
+    """Return the channels of which nodes are the squares."""
+    squares, bases = pending
+    order = np.argsort(squares)
+    return bases[order[np.searchsorted(squares[order], nodes)]]
+
+
+def centred(walk: Walk, operation: Operation, tensor: Tensor, mean: Tensor) -> bool:
+    """x - mean(x): the mean may take up anything, for nobody sees it."""
+    pending = walk.notes.get(("pending", id(mean)))
+    if pending is None or pending[0] != "mean":
+        return False
+    label, names, nodes = walk.combined(walk.label(tensor), walk.label(mean))
+    rows: dict[int, tuple[Array, Array]] = {
+        m: (names[names[:, 1] == m, 0], nodes[names[:, 1] == m]) for m in np.unique(names[:, 1]).tolist()
+    }
+    if any(m not in pending[1] or sorted(a.tolist()) != sorted(pending[1][m]) for m, (a, _) in rows.items()):
+        return False
+    walk.put(operation.out, label)
+    for a, out in rows.values():
+        walk.same(a, out, norm=True)
+        walk.follow(out, a)
+        walk.about("normed")[out] = True
+        walk.norm("centred", a, int(a.min()), len(a))
+        walk.flows.append(Flow("centre", out.tolist(), a.tolist()))
+    return True
+
+
+@rule("linalg_vector_norm")
+def vector_norm(walk: Walk, operation: Operation) -> None:
+    """The root of a sum of squares."""
+    args = dict(enumerate(operation.args))
+    order, axes = args.get(1, operation.kwargs.get("ord", 2)), args.get(2, operation.kwargs.get("dim"))
+    tensor = args[0]
+    if float(order) != 2 or axes is None or any(walk.tokens(walk.label(tensor), axis) for axis in axes):
+        walk.opaque(operation)
+        return
+    keep = bool(args.get(3, operation.kwargs.get("keepdim", False)))
+    squares, total_of_them = torch.empty(tensor.shape, device="meta"), torch.empty(operation.out.shape, device="meta")
+    walk.notes["kept", walk.at] = squares, total_of_them
+    aten = torch.ops.aten
+    square(walk, Operation(aten.square.default, (tensor,), {}, squares), tensor)
+    reduce(walk, Operation(aten.sum.dim_IntList, (squares, list(axes), keep), {}, total_of_them))
+    pointwise(walk, Operation(aten.sqrt.default, (total_of_them,), {}, operation.out))
+
+
+@rule("var", "var_mean", "std")
+def variance(walk: Walk, operation: Operation) -> None:
+    tensor = operation.args[0]
+    axes = operation.args[1] if len(operation.args) > 1 else None
+    label = walk.label(tensor)
+    if axes is None or len(axes) != 1 or flat(label, axes[0] % tensor.ndim) or operation.name != "var":
+        walk.opaque(operation)
+        return
+    axis = axes[0] % tensor.ndim
+    moved = label.movedim(axis, -1)
+    (thin,) = walk.thin(moved)
+    rows, inverse = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0, return_inverse=True)
+    nodes = walk.new(len(rows))
+    for node, row in zip(nodes.tolist(), rows.numpy(), strict=True):
+        walk.normed(row)
+        walk.alone([node])
+        walk.equal((np.full(len(row), node), 1.0), (row, -2.0))
+        walk.flows.append(Flow("norm", [node], row.tolist(), True))
+    made = torch.from_numpy(nodes)[inverse].view(thin.shape[:-1]).expand(moved.shape[:-1])
+    keep = operation.kwargs.get("keepdim", False)
+    walk.put(operation.out, made.unsqueeze(axis) if keep else made)

@@ -1,0 +1,102 @@
+"""Settle at the end what waited for something else, and what parameters that are used twice have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
+from quotient_manifolds.symmetries.wires.walk import (
+    Flow,
+    Linear,
+    Vector,
+    Walk,
+    moving,
+    rule,
+)
+
+
+@rule("end")
+def end(walk: Walk, operation: Operation) -> None:
+    """Settle what waited for something else, and what parameters that are used twice have in common."""
+    settle_planes(walk)
+    _spare_rows(walk)
+    _ties(walk)
+
+
+def _spare_rows(walk: Walk) -> None:
+    """Rows of a table that nobody asks for change as those that somebody does: longer inputs will ask for them."""
+    uses: dict[str, list[Any]] = {}
+    for each in walk.uses:
+        uses.setdefault(each.entries.name, []).append(each)
+    for name, several in uses.items():
+        shape = walk.shapes[name]
+        width = shape[-1] if len(shape) > 1 else 0
+        if not all(isinstance(each, Vector) and not each.gain and each.entries.shape[-1] == width for each in several):
+            continue
+        index, columns = torch.cat([each.entries.index() for each in several]), torch.arange(width)
+        asked = index[:, 0] // width
+        spare = sorted(set(range(shape.numel() // width)) - set(asked.tolist()))
+        factors = {(each.entries.scale, each.entries.offset) for each in several}
+        if spare and len(factors) == 1 and torch.equal(index, asked[:, None] * width + columns):
+            _add_spare(walk, several, torch.tensor(spare)[:, None] * width + columns)
+
+
+def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
+    """Add rows like others, if these are all alike."""
+    rows = [row for each in several for row in each.outs]
+    root, weight, dual = walk.turns.find(np.array(rows))
+    if not bool(((root == root[0]) & (weight == weight[0]) & (dual == dual[0])).all()):
+        return
+    nodes = walk.new(index.shape[1])
+    walk.same(rows[0], nodes)
+    entries = replace(several[0].entries, layout=index)
+    made = Vector(entries, [], [nodes.tolist()] * len(index), gain=False, like=rows)
+    walk.vectors.append(made)
+    walk.flows.insert(0, Flow("bias", nodes.tolist(), made))  # backward it comes last, when all is known of the others
+
+
+def _ties(walk: Walk) -> None:
+    """A parameter used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
+    uses: dict[str, list[Any]] = {}
+    for each in walk.uses:
+        uses.setdefault(each.entries.name, []).append(each)
+    for several in uses.values():
+        if len(several) < 2:
+            continue
+        spans = []
+        for each in several:
+            index = each.entries.index()
+            spans.append(
+                (int(index.min()), int(index.max()), set(index.reshape(-1).tolist()) if index.numel() < 1e5 else None)
+            )
+        for i, one in enumerate(several):
+            for j in range(i):
+                (a0, a1, a), (b0, b1, b) = spans[i], spans[j]
+                if a1 < b0 or b1 < a0 or (a is not None and b is not None and not a & b):
+                    continue
+                _tie(walk, several[j], one)
+                alike = type(one) is type(several[j]) and one.entries.key == several[j].entries.key
+                for each in (one, several[j]):
+                    each.shared = "alike" if alike and each.shared in ("", "alike") else "other"
+
+
+def _tie(walk: Walk, one: Any, other: Any) -> None:
+    if type(one) is type(other):
+        if one.entries.key == other.entries.key:
+            for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
+                if a and b:
+                    walk.same(moving(np.array(a)), moving(np.array(b)))
+            return
+        layout = other.entries.layout
+        if isinstance(one, Linear) and replace(other.entries, layout=layout.mT).key == one.entries.key:
+            for a, b in ((one.takes, other.outs[0]), (one.outs[0], other.takes)):
+                walk.same(a, b, dual=True)
+            return
+    for each in (one, other):
+        walk.fix([n for row in (*each.ins, *each.outs, *getattr(each, "unknowns", [])) for n in row], seen=False)

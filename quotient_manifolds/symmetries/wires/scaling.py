@@ -1,0 +1,366 @@
+"""Represent scales of channels: positive factors that what writes to channels takes and what reads them gives back."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
+from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.constants import Constants
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.partners import Partners
+from quotient_manifolds.symmetries.wires.relations import Component, alike
+from quotient_manifolds.symmetries.wires.shifting import Offsets
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+
+Sparse: TypeAlias = scipy.sparse.csr_matrix
+SWEEPS = 100
+SETTLED = 1e-13  # of log-scales: what is left when lengths agree
+STEP = 2 / 3  # for lengths that pairs measure may follow log-scales up to twice
+NULL = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWeight:
+    """Hold a weight (taps, out, in) and by which combination of log-scales its rows grow and its columns shrink."""
+
+    entries: Entries
+    rows: Sparse  # (out, dimensions)
+    columns: Sparse  # (in, dimensions)
+    partners: Partners
+
+    def apply(self, params: Params, z: Array) -> None:
+        """Multiply rows and divide columns, in place."""
+        W = self.entries.read(params)
+        rows, columns = (torch.from_numpy(np.exp(each)) for each in (self.rows @ z, -(self.columns @ z)))
+        self.entries.write(params, W * rows[:, None] * columns)
+
+    def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
+        """Return the logarithms of the lengths of rows and columns that are scaled, and how log-scales change them."""
+        W = self.partners.measured(self.entries, params).numpy()
+        (r, R), (c, C) = _lengths((W**2).sum((0, 2)), self.rows), _lengths((W**2).sum((0, 1)), -self.columns)
+        return np.concatenate([r, c]), scipy.sparse.vstack([R, C]).tocsr()
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledVector:
+    """Hold numbers that are added to channels, or multiply them (a gain), and by which log-scales each grows."""
+
+    entries: Entries  # one axis
+    exponents: Sparse  # (numbers, dimensions)
+    gain: bool
+
+    def apply(self, params: Params, z: Array) -> None:
+        """Multiply each number, in place."""
+        v = self.entries.read(params)
+        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)))
+
+    def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
+        """Return the logarithms of the sizes of gains, or of numbers scaled alike, and how scales change them."""
+        v = self.entries.read(params).numpy()
+        if self.gain:
+            return _log(np.abs(v)), self.exponents
+        return _lengths(v**2, self.exponents)
+
+
+def _lengths(squares: Array, exponents: Sparse) -> tuple[Array, Sparse]:
+    """Return logarithms of lengths, one for all that is scaled alike, which no rotation among these changes."""
+    first, group = alike(exponents)
+    sizes = np.sqrt(np.bincount(group[group >= 0], squares[group >= 0], len(first)))
+    return _log(sizes), exponents[first]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling(Freedom):
+    """Describe scales: exp(B z) multiplies gains and what writes to channels, and divides what reads them.
+
+    The one place is where the gains that z changes are of size 1, as nearly as least squares of their logarithms can
+    bring them; where no gain tells, rows that are written and columns that are read are equally long, again by least
+    squares of logarithms.
+    components: how the log-scales of channels follow from z; those of different components change no number in common.
+    offsets: what shifts beside them, where constants are added to channels; shifted: which parameters it changes.
+    """
+
+    weights: tuple[ScaledWeight, ...]
+    vectors: tuple[ScaledVector, ...]
+    components: tuple[Component, ...]
+    family: str
+    offsets: Offsets | None = None
+    shifted: tuple[str, ...] = ()
+    number: int = 1
+    kind = "scale"
+
+    @property
+    def label(self) -> str:
+        """Return the name of the first parameter that is scaled, and what it is about."""
+        return f"{self.names[0]} {self.family}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches, gains first, each once."""
+        vectors = sorted(self.vectors, key=lambda each: not each.gain)
+        entries = (*(each.entries for each in vectors), *(each.entries for each in self.weights))
+        return tuple(dict.fromkeys((*(each.name for each in entries), *self.shifted)))
+
+    @property
+    def dimension(self) -> int:
+        """Return the number of log-scales."""
+        return sum(each.basis.shape[1] for each in self.components)
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """Return the log-scales that belong together, component by component."""
+        ends = np.cumsum([0, *(each.basis.shape[1] for each in self.components)]).tolist()
+        return [[*range(start, stop)] for start, stop in itertools.pairwise(ends)]
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the number of log-scales by what they are about."""
+        return {self.family: self.dimension}
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the parameters all of whose numbers are 1 at the one place: gains that nothing else ties."""
+        gains = [each for each in self.vectors if each.gain]
+        alone = [each for each in gains if _is_square(each.exponents) and len(gains) == 1]
+        return tuple(each.entries.name for each in alone if each.entries.offset == 0)
+
+    def apply(self, params: Params, z: Array, *, control: bool = False) -> None:
+        """Scale by exp(B z), in place; as a control the first of what changes alone."""
+        parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
+        for each in parts[:1] if control else parts:
+            each.apply(params, z)
+        if self.offsets is not None and not control:
+            self.offsets.make_up(params, z)
+
+    def fold(self, params: Params) -> None:
+        """Go to the one place in the orbit, in place."""
+        self.to_place(params)
+
+    @property
+    def tells(self) -> bool:
+        """Say whether there are gains that tell the place."""
+        return any(each.gain for each in self.vectors)
+
+    @property
+    def free(self) -> list[Array]:
+        """Return for each component the log-scales of which gains tell nothing."""
+        gains = [each.exponents for each in self.vectors if each.gain]
+        return _null_spaces(scipy.sparse.vstack(gains or [Sparse((0, self.dimension))]).tocsc(), self.blocks)
+
+    def by_gains(self, params: Mapping[str, Tensor]) -> Array:
+        """Return the log-scales by which gains come to 1, as nearly as they can."""
+        gains = [each.lengths(params) for each in self.vectors if each.gain]
+        if not gains:
+            return np.zeros(self.dimension)
+        sizes, matrix = np.concatenate([g for g, _ in gains]), scipy.sparse.vstack([B for _, B in gains]).tocsc()
+        return self._solve(matrix, sizes, None)
+
+    def to_place(self, params: Params) -> Array:
+        """Go to the one place in the orbit, in place, and return the log-scales that lead there."""
+        total = self.by_gains(params)
+        if self.tells:
+            self.apply(params, total)
+        free = self.free
+        if any(each.size for each in free):
+            for _ in range(SWEEPS):
+                found = [each.lengths(params) for each in self.weights or self.vectors]
+                sizes = np.concatenate([g for g, _ in found])
+                z = STEP * self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+                self.apply(params, z)
+                total += z
+                if np.abs(z).max() < SETTLED:
+                    break
+        return total
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
+
+        Where that is all, noise is added to it: it has a length that nobody sees.
+        """
+        if control and len(self.vectors) + len(self.weights) == 1:
+            own = params[self.names[0]]
+            params[self.names[0]] += size * typical(own) * gaussian(own, generator)
+            return
+        z = gaussian(torch.empty(self.dimension), generator).numpy()
+        self.apply(params, size * z, control=control)
+
+    def _solve(self, matrix: Any, sizes: Array, free: list[Array] | None) -> Array:
+        """Return the shortest z with the least |sizes + matrix z|, block by block, in the directions that are free."""
+        squares = np.asarray(matrix.power(2).sum(0)).reshape(-1)
+        z = -np.divide(matrix.T @ sizes, squares, out=np.zeros(self.dimension), where=squares > 0)
+        for place, block in enumerate(self.blocks):
+            if len(block) == 1:
+                z[block] *= free is None or free[place].size > 0
+                continue
+            z[block] = 0.0
+            part = matrix[:, block]
+            rows = np.unique(part.indices)
+            dense = part[rows].toarray()
+            basis = np.eye(len(block)) if free is None else free[place]
+            if basis.size and dense.size:
+                z[block] = -basis @ scipy.linalg.lstsq(dense @ basis, sizes[rows], cond=NULL)[0]
+        return z
+
+
+def scalings(
+    walk: Walk, components: Iterable[Component], partners: Partners, constants: Constants
+) -> Iterator[Scaling]:
+    """Yield the scales of a walk: the components that change the same parameters together.
+
+    components: solutions of the equations of log-scales, those that pairs have left.
+    partners: lengths of what pairs mix. constants: what shifts beside scales where constants are added to channels.
+    """
+    touched = _Touched(walk, partners)
+    for several in touched.groups(list(components)):
+        yield _scaling(walk, several, touched, constants)
+
+
+class _Touched:
+    """Tell which weights and vectors log-scales of nodes change."""
+
+    def __init__(self, walk: Walk, partners: Partners) -> None:
+        self.partners, self._count = partners, walk.count
+        self.weights, self.vectors = _distinct(walk.linears), _distinct(walk.vectors)
+        self._nodes = {id(each): _scaled(each) for each in (*self.weights, *self.vectors)}
+
+    def by(self, unknowns: Array) -> Callable[[Linear | Vector], bool]:
+        """Return what says whether log-scales change a weight or vector."""
+        inside = np.zeros(self._count, bool)
+        inside[unknowns] = True
+        return lambda part: bool(inside[self._nodes[id(part)]].any())
+
+    def groups(self, components: Sequence[Component]) -> Iterable[list[Component]]:
+        """Return the components that change the same parameters, or that lengths of one weight tell."""
+        owner = np.full(self._count, -1)
+        for number, each in enumerate(components):
+            owner[each.unknowns] = number
+        names: dict[int, set[str]] = defaultdict(set)
+        told, links = self._told(components), [(0, 0)]
+        for part in (*self.weights, *self.vectors):
+            own = np.unique(owner[self._nodes[id(part)]]).tolist()
+            for number in own:
+                names[number].add(part.entries.name)
+            if isinstance(part, Linear):
+                free = [number for number in own if number >= 0 and not told[number]]
+                links += itertools.pairwise(free)
+        edges = scipy.sparse.csr_matrix((np.ones(len(links)), np.transpose(links)), shape=(len(components) or 1,) * 2)
+        groups = connected_components(edges, directed=False)[1].tolist()
+        several: dict[int, set[str]] = defaultdict(set)
+        for number, group in enumerate(groups):
+            several[group] |= names[number]
+        found: dict[frozenset[str], list[Component]] = defaultdict(list)
+        for group, each in zip(groups, components, strict=False):
+            if several[group]:
+                found[frozenset(several[group])].append(each)
+        return found.values()
+
+    def _told(self, components: Sequence[Component]) -> list[bool]:
+        """Say of components whether gains tell all of their log-scales."""
+        gain = np.zeros(self._count, bool)
+        for each in self.vectors:
+            if each.gain:
+                gain[self._nodes[id(each)]] = True
+        parts = (each.basis[gain[each.unknowns]] for each in components)
+        return [bool(np.any(B)) if B.shape[1] == 1 else np.linalg.matrix_rank(B) == B.shape[1] for B in parts]
+
+
+def _scaled(part: Linear | Vector) -> Array:
+    """Return the nodes, or the unknowns, whose log-scales change the numbers of a part."""
+    if isinstance(part, Linear):
+        return np.array([*part.takes, *part.outs[0]])
+    return np.array(part.unknowns[0] if part.gain else part.outs).reshape(-1)
+
+
+def _distinct(parts: Iterable[Any]) -> list[Any]:
+    """Return one of those that use the same entries in the same way; they change together."""
+    found: dict[Any, Any] = {}
+    for each in parts:
+        found.setdefault((each.entries.key, getattr(each, "gain", None)), each)
+    return list(found.values())
+
+
+def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
+    start = 0
+    names, places, values = [], [], []
+    for each in components:
+        rows, columns = np.nonzero(each.basis)
+        names.append(each.unknowns[rows])
+        places.append(start + columns)
+        values.append(each.basis[rows, columns])
+        start += each.basis.shape[1]
+    order = np.unique(np.concatenate(names))
+    rows = np.searchsorted(order, np.concatenate(names))
+    B = scipy.sparse.csr_matrix((np.concatenate(values), (rows, np.concatenate(places))), shape=(len(order) + 1, start))
+
+    def exponents(nodes: Sequence[int] | Array) -> Sparse:
+        row = np.searchsorted(order, nodes)
+        known = (row < len(order)) & (order[np.minimum(row, len(order) - 1)] == np.asarray(nodes))
+        return B[np.where(known, row, len(order))]
+
+    scaled = touched.by(order)
+    weights, vectors = [], []
+    for each in touched.weights:
+        if scaled(each):
+            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes), touched.partners))
+    for each in touched.vectors:
+        if not scaled(each):
+            continue
+        if each.gain:
+            index = each.index
+            place, first = np.unique(index, return_index=True)
+            entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
+            vectors.append(ScaledVector(entries, exponents(np.asarray(each.unknowns[0])[first]), True))
+        else:
+            (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
+            nodes = [node for row in each.outs for node in row]
+            vectors.append(ScaledVector(line, exponents(nodes), False))
+    vectors = [each for each in vectors if each.exponents.nnz]
+    weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
+    made = Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+    turns = exponents([next(iter(each.offsets)) for each in constants.scaled])
+    turned = np.flatnonzero(np.diff(turns.indptr))
+    if not len(turned):
+        return made
+    offsets = Offsets(constants, turned, turns[turned])
+    return replace(made, offsets=offsets, shifted=offsets.names(walk.parameters))
+
+
+def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:
+    gains = [each for each in vectors if each.gain]
+    if not gains:
+        return "neuron scale"
+    return "norm gain" if weights else "gain against gain"
+
+
+def _log(sizes: Array) -> Array:
+    """Return logarithms, and 0 for what is 0 and has no length to change."""
+    return np.where(sizes > 0, np.log(np.where(sizes > 0, sizes, 1.0)), 0.0)
+
+
+def _null_spaces(matrix: Any, blocks: Sequence[Sequence[int]]) -> list[Array]:
+    """Return for each block of columns what they take to 0."""
+    empty, found = np.diff(matrix.indptr) == 0, list[Array]()
+    for block in blocks:
+        if empty[block].all() or len(block) == 1:
+            found.append(np.eye(len(block))[:, empty[block]])
+        else:
+            part = matrix[:, block]
+            found.append(scipy.linalg.null_space(part[np.unique(part.indices)].toarray(), rcond=NULL))
+    return found
+
+
+def _is_square(exponents: Sparse) -> bool:
+    return bool(exponents.shape[0] == len(np.unique(exponents.indices)) == exponents.nnz)

@@ -1,0 +1,529 @@
+"""Find constants that some parameters add and others take away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.wires.blocks import Direction
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.relations import Scales
+from quotient_manifolds.symmetries.wires.unreached import Unreached
+from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
+from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
+
+SMALL = 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Say of nodes that their constants are a sum of those of others: names and factors (nodes, k), less a mean.
+
+    plus: what is added of unknowns, (nodes, names of unknowns).
+    """
+
+    outs: Array
+    names: Array
+    factors: Array
+    centred: bool = False
+    plus: scipy.sparse.csr_matrix | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Say of nodes that their constants are rows of a weight times those of others, plus unknowns."""
+
+    outs: Array
+    linear: Linear
+    rows: Array
+    names: Array
+    plus: scipy.sparse.csr_matrix | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Hold a weight that answers to what its inputs have in common, u . x = 1, by unknown numbers."""
+
+    linear: Linear
+    u: Array
+    unknowns: Array
+
+
+class Shifts:
+    """Find constants that some parameters add and others take away: one unknown for each total that a source can set.
+
+    A source is an entry of a vector that is added, or of what a weight makes of a functional that is constant. One that
+    is the first to be added to a sum sets the total, which is then unknown; any other is unknown itself. Unknowns are
+    numbered from 2, in the order in which they are met.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        values: Values,
+        unseen: Unseen,
+        unreached: Unreached,
+        gauges: Iterable[Direction] = (),
+    ) -> None:
+        self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
+        self.system, self.count = Scales(), 1
+        self.unknown = np.zeros(walk.count, np.int64)
+        """The unknown that the constant of a node is; 0 if it is none."""
+        self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
+        self.definitions: list[Sum | Image] = []
+        self.claims: list[tuple[Array, Array, Array, Array]] = []
+        """Sources, sums that they claim, and names and factors of all their terms."""
+        self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
+        """The sum that a source claims, and its factor there."""
+        self.virtual: list[Answer] = []
+        self._rows: dict[int, scipy.sparse.csr_matrix] = {}
+        self._alike: dict[Any, Array] = {}
+        self._zero = np.zeros(walk.count, bool)
+        self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
+        self._soft, uses = _before_softmax(walk), _uses(walk)
+        self._source = np.zeros(walk.count, bool)
+        """Sources that nothing has taken yet."""
+        for flow in walk.flows:
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
+                self._source[flow.outs] = True
+        self._single = uses == 1
+        self.gauges = list(gauges)
+        """Directions of channels that need a shift beside them; theirs are the first unknowns."""
+        self.turns = self._new(len(self.gauges))
+        self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
+        for flow in walk.flows:
+            self._forward(flow)
+
+    # unknowns and definitions
+    def _new(self, count: int) -> Array:
+        found = np.arange(self.count + 1, self.count + count + 1)
+        self.count += count
+        self.system.name(found)
+        return found
+
+    def total(self, nodes: Any) -> Array:
+        """Return the unknowns of sources, or of the totals that they set; 0 where there is none."""
+        names = np.asarray(nodes, np.int64)
+        return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
+
+    def apart(self, whole: Collection[Any] = ()) -> Scales:
+        """Return the equations where what nobody sees of a bias, or of a weight's constant, is left to what is unseen.
+
+        whole: keys of entries of biases of which nothing is left.
+        """
+        system = self.system.copy()
+        biases = [each for each in self.walk.vectors if not each.gain]
+        several = [
+            (self.total(row), [each.outs[place] for each in _same(vector, biases)])
+            for vector in biases
+            if vector.entries.key not in whole
+            for place, row in enumerate(vector.outs)
+        ]
+        for each in self.virtual:
+            several.append((each.unknowns, [use.outs[0] for use in _same(each.linear, self.walk.linears)]))
+        for unknowns, rows in several:
+            if (unknowns > 1).all() and not any(self.unseen.all(row) for row in rows):
+                K = scipy.sparse.csr_matrix(self.unseen.common(rows).T)
+                shape = (K.shape[0], self.count + 1)
+                system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
+        return system
+
+    def read(self) -> Iterator[Vector]:
+        """Yield the biases of which somebody sees a part, and to which a weight may answer."""
+        rows = {tuple(row) for each in self.virtual if not each.linear.table for row in each.linear.ins}
+        for vector in self.walk.vectors:
+            if not vector.gain and len(vector.outs) == 1:
+                nodes = np.array(vector.outs[0])
+                read = tuple(self.claimed[nodes].tolist()) in rows and bool(self.unseen.partly(nodes).any())
+                if read and self.unseen.common([nodes]).shape[1]:
+                    yield vector
+
+    def _define(self, definition: Sum | Image) -> None:
+        self.made[definition.outs] = len(self.definitions)
+        self.place[definition.outs] = np.arange(len(definition.outs))
+        self.definitions.append(definition)
+
+    def _moves(self, nodes: Any) -> Array:
+        """Say of nodes whether their constants may change."""
+        return (self.unknown[nodes] > 0) | (self.made[nodes] >= 0)
+
+    def _open(self, nodes: Any) -> None:
+        """Let sources that are used by themselves have unknowns of their own."""
+        names = np.asarray(nodes, np.int64).reshape(-1)
+        names = np.unique(names[self._source[names]])
+        self._source[names] = False
+        self.unknown[names] = self._new(len(names))
+
+    def _sum(self, outs: Array, names: Array, factors: Array, *, centred: bool = False) -> None:
+        moves = (self._moves(names) & (factors != 0)).any(1) | centred
+        if self._moves(names).any():
+            self._define(Sum(outs[moves], names[moves], factors[moves], centred))
+
+    def _offset(self, flow: Flow) -> None:
+        """Of x + c, where a gauge changes x by X x, something must add -X c."""
+        place, outs = {n: row for row, n in enumerate(flow.outs.tolist())}, len(flow.outs)
+        turned = [
+            (place[n], turn, -change)
+            for turn, each in zip(self.turns.tolist(), self.gauges, strict=True)
+            for n, change in each.offsets.items()
+            if n in place
+        ]
+        row, column, change = np.array(turned).reshape(-1, 3).T
+        plus = scipy.sparse.csr_matrix((change, (row.astype(int), column.astype(int))), shape=(outs, self._width))
+        names, factors = flow.terms
+        self._define(Sum(flow.outs, names, factors, plus=plus))
+
+    # equations
+    def _constrain(self, names: Array, factors: Array) -> None:
+        some = self._moves(names).any(1)
+        if some.any():
+            self.system.rows(self._combined(names[some], np.broadcast_to(factors, names.shape)[some]))
+
+    def zero(self, nodes: Any) -> None:
+        """Say that constants do not change."""
+        names = np.unique(np.asarray(nodes, np.int64))
+        names = names[~self._zero[names]]
+        self._zero[names] = True
+        self._constrain(names[:, None], np.ones(1))
+
+    def _equal(self, nodes: Any) -> None:
+        """Say that constants change by one number."""
+        names = np.asarray(nodes, np.int64)
+        self._constrain(np.stack([names[1:], np.full(len(names) - 1, names[0])], 1), np.array([1.0, -1.0]))
+
+    def _combined(self, names: Array, factors: Array) -> scipy.sparse.csr_matrix:
+        """Return sums of constants as functionals of the unknowns, a row each."""
+        nodes, place = np.unique(names, return_inverse=True)
+        row = np.repeat(np.arange(len(names)), names.shape[1])
+        shape = (len(names), len(nodes))
+        pick = scipy.sparse.csr_matrix((factors.reshape(-1), (row, place.reshape(-1))), shape=shape)
+        return _tidy(pick @ self.expressions(nodes))
+
+    def expressions(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        """Return what constants of nodes are in terms of the unknowns, (nodes, names of unknowns)."""
+        waiting, needed = [nodes], set[int]()
+        while waiting:
+            inner = waiting.pop()
+            for each in np.unique(self.made[inner[self.unknown[inner] == 0]]).tolist():
+                if each >= 0 and each not in self._rows and each not in needed:
+                    needed.add(each)
+                    waiting += _inputs(self.definitions[each])
+        for each in sorted(needed):
+            self._rows[each] = self._expressed(self.definitions[each])
+        return self._known(nodes)
+
+    def _known(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        by = np.where(self.unknown[nodes] > 0, -1, np.where(self.made[nodes] >= 0, self.made[nodes], -2))
+        order = np.argsort(by, kind="stable")
+        parts = []
+        for each in np.unique(by).tolist():
+            some = nodes[order][by[order] == each]
+            if each >= 0:
+                parts.append(self._rows[each][self.place[some]])
+                continue
+            count = len(some) if each == -1 else 0
+            start = np.minimum(np.arange(len(some) + 1), count)
+            parts.append(
+                scipy.sparse.csr_matrix(
+                    (np.ones(count), self.unknown[some][:count], start), shape=(len(some), self._width)
+                )
+            )
+        back = np.empty(len(nodes), np.int64)
+        back[order] = np.arange(len(nodes))
+        return scipy.sparse.vstack(parts, format="csr")[back]
+
+    def _expressed(self, definition: Sum | Image) -> scipy.sparse.csr_matrix:
+        if isinstance(definition, Sum):
+            found = self._combined(definition.names, definition.factors)
+            if definition.centred:
+                mean = scipy.sparse.csr_matrix(np.full((1, found.shape[0]), 1 / found.shape[0])) @ found
+                found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
+            return found if definition.plus is None else found + definition.plus
+        inner = self._known(definition.names)
+        columns, count = np.unique(inner.indices), len(definition.outs)
+        found = scipy.sparse.csr_matrix((count, self._width))
+        if len(columns):
+            answer = self.values.answer(definition.linear, inner[:, columns].toarray())
+            made = scipy.sparse.csr_matrix(answer[definition.rows])
+            found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=found.shape)
+        return _tidy(found if definition.plus is None else found + definition.plus)
+
+    # flows
+    def _forward(self, flow: Flow) -> None:
+        if flow.kind == "bias":
+            self._bias(flow)
+        elif flow.kind == "linear":
+            self._linear(flow.terms)
+        elif flow.kind in SUMS:
+            self._sums(flow)
+        elif flow.kind == "gain":
+            names, weights = np.array(flow.terms.ins[0]), self.values.vector(flow.terms)
+            self._open(names)
+            self._sum(flow.outs, names[:, None], weights[:, None])
+        elif flow.kind == "norm":
+            if not len(flow.outs) or self.unseen.partly(flow.outs).any():
+                self._open(flow.terms)
+                self._equal(flow.terms)
+        elif flow.kind == "centre":
+            self._open(flow.terms)
+            names = np.array(flow.terms)[:, None]
+            self._sum(flow.outs, names, np.ones(names.shape), centred=True)
+        elif flow.kind == "through":
+            names = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(names)
+            self.zero(names)
+        elif flow.kind == "seen":
+            self._open(flow.outs)
+            self.zero(flow.outs)
+        elif flow.kind == "soft":
+            self._open(flow.outs)
+            for row in flow.terms:
+                self._same_keys([*dict.fromkeys(self._keys.get(n) for n in row)])
+                self._equal(row)
+        elif flow.kind == "dot":
+            self._dot(flow)
+        elif flow.kind == "max":
+            seen = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(seen)
+            self._constrain(seen, np.array([1.0, -1.0]))
+            self._sum(flow.outs, flow.terms[:, :1], np.ones((len(flow.outs), 1)))
+
+    def _bias(self, flow: Flow) -> None:
+        vector, nodes = flow.terms, flow.outs
+        if vector.shared == "other" or vector.like:
+            return
+        several = ~self._single[nodes] | bool(vector.shared)
+        self._source[nodes[several]] = False
+        if not vector.shared:
+            self.unknown[nodes[several]] = self._new(int(several.sum()))
+            return
+        if vector.entries.key not in self._alike:
+            self._alike[vector.entries.key] = self._new(len(nodes))
+        self.unknown[nodes] = self._alike[vector.entries.key]
+
+    def _sums(self, flow: Flow) -> None:
+        names, factors = flow.terms
+        seen = self.unseen.partly(flow.outs)
+        if flow.kind == "number":
+            self._open(names[seen])
+            self.zero(names[seen])
+            return
+        if flow.kind == "mix":
+            for column in names[seen].T[1:]:
+                there = column > ZERO
+                self._constrain(np.stack([column, names[seen][:, 0]], 1)[there], np.array([1.0, -1.0]))
+            self._sum(flow.outs, names[:, :1], np.ones((len(names), 1)))
+            return
+        claims = self._source[names].any(1) & (flow.kind == "sum")
+        first = self._source[names].argmax(1)
+        if claims.any():
+            sources = names[claims, first[claims]]
+            self._source[sources] = False
+            self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
+            self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
+            self.unknown[flow.outs[claims]] = self._new(int(claims.sum()))
+        self._open(names)
+        if flow.kind == "offset" and self.gauges:
+            self._offset(flow)
+        else:
+            self._sum(flow.outs[~claims], names[~claims], factors[~claims])
+        if self._keys:
+            for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
+                if keys := [n for name in row for n in self._keys.get(name, ())]:
+                    self._keys[out] = tuple(keys)
+
+    def _dot(self, flow: Flow) -> None:
+        out = int(flow.outs[0])
+        if not self.unseen.any(out):
+            return
+        self._open([*flow.terms[0], *flow.terms[1]])
+        self.zero(flow.terms[0])
+        if self._soft[out]:  # it ignores what all keys have in common
+            self._keys[out] = tuple(flow.terms[1])
+        else:
+            self.zero(flow.terms[1])
+
+    def _same_keys(self, several: Sequence[tuple[int, ...] | None]) -> None:
+        """Say that the keys beside one query change alike; not at all where something else is beside them."""
+        keys = [each for each in several if each is not None]
+        if len({len(each) for each in keys}) > 1 or len(keys) < len(several):
+            self.zero([n for each in keys for n in each])
+            return
+        for each in keys[1:]:
+            self._constrain(np.stack([keys[0], each], 1), np.array([1.0, -1.0]))
+
+    def _linear(self, linear: Linear) -> None:
+        for row in linear.ins:
+            self._open(row)
+        plain = not linear.taps and linear.shape[0] == 1
+        outs = [np.array(row) for row in linear.outs]
+        answer = self._answer(linear) if plain and linear.shared != "other" else None
+        if answer is not None:
+            shape = (len(answer.unknowns), self._width)
+            own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
+            plus = scipy.sparse.csr_matrix(own, shape=shape)
+            for row_in, out in zip(linear.ins, outs, strict=True):
+                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), plus))
+            return
+        for row_in, out in zip(linear.ins, outs, strict=True):
+            if not plain:
+                self.zero(row_in)
+            elif self._moves(np.array(row_in)).any():
+                rows = np.flatnonzero(self.unseen.partly(out))
+                self._define(Image(out[rows], linear, rows, np.array(row_in)))
+
+    def _answer(self, linear: Linear) -> Answer | None:
+        """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
+        same = _same(linear, self.walk.linears)
+        for each in self.virtual:
+            if each.linear is same[0]:
+                return each
+        if linear.table:
+            u = np.ones(linear.shape[2])
+        else:
+            U, c = self.unreached.common([row for each in same for row in each.ins])
+            if not len(c) or not np.abs(c).max() > 1e-9:
+                return None
+            u = c @ U / (c @ c)
+        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1])))
+        return self.virtual[-1]
+
+    # values
+    def evaluate(self, coefficients: Array) -> Array:
+        """Return what every source adds, (nodes, batch), for values of the unknowns, (count + 1, batch), by number.
+
+        An entry of a vector adds it at its node, and a weight at those nodes that it writes first.
+        """
+        value = np.zeros((self.walk.count, coefficients.shape[1]))
+        named = np.flatnonzero(self.unknown > 0)
+        value[named] = coefficients[self.unknown[named]]
+        for each in self.definitions:
+            value[each.outs] = self._evaluated(each, value, coefficients)
+        size = np.zeros(value.shape)
+        for vector in self._vectors():
+            size[np.array(vector.outs)] = value[np.array(vector.outs)]
+        for sources, outs, names, factors in self.claims:
+            rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
+            size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
+        for answer in self.virtual:
+            size[answer.linear.outs[0]] = coefficients[answer.unknowns]
+        for vector in self.walk.vectors:
+            if vector.like:  # rows that nobody asked for go with those that were
+                size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
+        return size
+
+    def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
+        found = np.zeros((len(definition.outs), value.shape[1]))
+        if definition.plus is not None:
+            found += definition.plus[:, : len(coefficients)] @ coefficients
+        inner = value[definition.names]
+        if isinstance(definition, Sum):
+            found += np.einsum("mk,mkb->mb", definition.factors, inner)
+            return found - found.mean(0) if definition.centred else found
+        if inner.any():
+            found += self.values.answer(definition.linear, inner)[definition.rows]
+        return found
+
+    def _vectors(self) -> list[Vector]:
+        """Return the vectors that add something, one for all that take the same entries."""
+        found: dict[Any, Vector] = {}
+        for each in self.walk.vectors:
+            if not each.gain and each.shared != "other":
+                found.setdefault(each.entries.key, each)
+        return list(found.values())
+
+    def biases(
+        self, size: Array, *, seen: bool = False, whole: Collection[Any] = ()
+    ) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what is added to the numbers of vectors (rows, n) where sources add this; or what is seen of it.
+
+        whole: keys of entries of which all is given.
+        """
+        for vector in self._vectors():
+            change = size[np.array(vector.outs)]
+            if change.any():
+                if seen and vector.entries.key not in whole:
+                    change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
+                yield vector.entries, torch.from_numpy(change)
+
+    def answers(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Answer, Array]]:
+        """Yield what weights answer more to what their inputs have in common where every source adds this."""
+        for each in self.virtual:
+            answer = size[each.linear.outs[0]]
+            if answer.any():
+                yield each, self._seen(each.linear.outs[0], answer) if seen else answer
+
+    def _seen(self, nodes: Any, change: Array) -> Array:
+        """Return a change of nodes less what nobody sees of it."""
+        if self.unseen.all(nodes):
+            return change
+        K = self.unseen.directions(nodes)
+        return change - K @ (K.T @ change)
+
+
+def _same(one: Any, several: Sequence[Any]) -> list[Any]:
+    """Return what takes the same entries in the same way, the first use first."""
+    return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
+
+
+def _inputs(definition: Sum | Image) -> list[Array]:
+    if isinstance(definition, Sum):
+        return [np.unique(definition.names)]
+    return [definition.names]
+
+
+def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    matrix.data[np.abs(matrix.data) < SMALL] = 0.0
+    matrix.eliminate_zeros()
+    return matrix
+
+
+def _taken(flow: Flow) -> Array:
+    """Return the nodes that a flow takes, as often as it does."""
+    if flow.kind in SUMS:
+        return flow.terms[0].reshape(-1)
+    if flow.kind in ("linear", "gain"):
+        return np.concatenate([np.unique(row) for row in flow.terms.ins])
+    if flow.kind in ("norm", "centre", "through", "max"):
+        return np.asarray(flow.terms, np.int64).reshape(-1)
+    if flow.kind == "dot":
+        return np.array([*flow.terms[0], *flow.terms[1]])
+    return flow.outs if flow.kind in ("seen", "soft") else np.zeros(0, np.int64)
+
+
+def _uses(walk: Walk) -> Array:
+    """Count by how many sums a node is taken; twice what takes it otherwise."""
+    uses = np.zeros(walk.count, np.int64)
+    for flow in walk.flows:
+        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS and flow.kind != "offset" else 2)
+    return uses
+
+
+def _before_softmax(walk: Walk) -> Array:
+    """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
+    good, known, score = np.ones(walk.count, bool), np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+    aligned = np.zeros(walk.count, bool)
+    for nodes in walk.aligned:
+        aligned[nodes] = True
+    for flow in walk.flows:
+        if flow.kind == "dot":
+            score[flow.outs] = True
+        elif flow.kind in ("sum", "token", "offset"):
+            score[flow.outs] |= score[flow.terms[0]].any(1)
+    for flow in reversed(walk.flows):
+        names = _taken(flow)
+        known[names] = True
+        if flow.kind in ("sum", "token", "offset"):
+            alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score, or one of the same query
+            good[flow.terms[0][~((alone | aligned[flow.outs]) & good[flow.outs])]] = False
+        elif flow.kind != "soft" or not flow.about:
+            good[names] = False
+    return good & known

@@ -1,0 +1,95 @@
+"""Read the numbers of weights and vectors as somebody asks for them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.sharded import Whole
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.generic import Generic
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+
+T = TypeVar("T")
+CHUNK = 1 << 22  # entries of a weight that are read together
+
+
+class Values:
+    """Read numbers in float64, of parameters that somebody else holds, and remember of which.
+
+    Vectors are kept, weights are read a part at a time.
+    """
+
+    def __init__(self, walk: Walk, params: Mapping[str, Tensor]) -> None:
+        self._walk = walk
+        self._hold(params)
+        self._asked: dict[str, int] = {}
+        self._kept: dict[int, Array] = {}
+
+    def hold(self, params: Mapping[str, Tensor]) -> bool:
+        """Say whether these parameters have the numbers that were read; if so, read the others of them, too."""
+        if isinstance(params, Generic) or not self._params:
+            return self._made is not None and self._made() is params
+        held = dict(params.items())
+        now = ((held[name], self._params[name](), at) for name, at in self._asked.items())
+        if not all(w is own and w._version == at for w, own, at in now):
+            return False
+        self._hold(params)
+        return True
+
+    def _hold(self, params: Mapping[str, Tensor]) -> None:
+        """Refer to parameters, and to a mapping that makes them when they are asked for: here are only their parts."""
+        self._made: weakref.ref[Any] | None = weakref.ref(params) if isinstance(params, (Generic, Whole)) else None
+        held = {} if isinstance(params, Generic) else dict(params.items())
+        self._params = {name: weakref.ref(w) for name, w in held.items()}
+
+    def vector(self, vector: Vector) -> Array:
+        """Return the numbers that are added, (rows, n), or of a gain those of every place, (n,)."""
+        if id(vector) not in self._kept:
+            entries = vector.entries
+            if vector.gain:
+                index = vector.index
+                entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
+            self._kept[id(vector)] = self._read(entries)
+        return self._kept[id(vector)]
+
+    def chunks(self, linear: Linear, tap: int = 0) -> Iterator[tuple[int, Array]]:
+        """Yield the rows of a weight in parts, each with the place of its first."""
+        _, out, width = linear.shape
+        step = max(width, CHUNK // width, 1)
+        for start in range(0, out, step):
+            (part,) = linear.entries.apply(itemgetter((tap, slice(start, start + step))))
+            yield start, self._read(part)
+
+    def columns(self, linear: Linear, rows: Array) -> Iterator[Array]:
+        """Yield some of the rows of a plain weight, in parts of their columns."""
+        width, first, last = linear.shape[2], int(rows.min()), int(rows.max()) + 1
+        step = max(len(rows) + 1, CHUNK // (last - first), 1)
+        for start in range(0, width, step):
+            (part,) = linear.entries.apply(itemgetter((0, slice(first, last), slice(start, start + step))))
+            yield self._read(part)[rows - first]
+
+    def answer(self, linear: Linear, x: Array) -> Array:
+        """Return what a plain weight makes of columns (in, k)."""
+        return np.concatenate([W @ x for _, W in self.chunks(linear)])
+
+    def _read(self, entries: Entries) -> Array:
+        held = {}
+        if entries.name in self._params:
+            held = {entries.name: _alive(self._params[entries.name])}
+            self._asked[entries.name] = held[entries.name]._version
+        return entries.read(_alive(self._made) if self._made else held).numpy()
+
+
+def _alive(what: weakref.ref[T]) -> T:
+    found = what()
+    if found is None:
+        raise RuntimeError("numbers must be read while the parameters are there. Found them gone")
+    return found

@@ -1,0 +1,720 @@
+"""Walk a recorded forward pass once, and write down what each operation allows its channels.
+
+Beside each activation runs a *label*: an integer tensor of its shape that names the channel an entry belongs to, a
+*node*, alike over tokens. Node 0 is the number 0 (it fits anything), node 1 what may not change. The change of an
+activation along a symmetry is dt = X t + s: X is bounded by the classes of nodes and their marks, the diagonal of X by
+linear equations of log-scales, s by the flows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, mixed
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
+from quotient_manifolds.symmetries.wires.relations import Classes, Scales
+
+ZERO, FIXED = 0, 1
+MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
+HIDDEN = -9e3  # e to the power of this is 0 in every precision
+Rule = Callable[["Walk", Operation], None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a function into the table of rules for operations of these names."""
+
+    def put(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return put
+
+
+@dataclass(eq=False)
+class Linear:
+    """Hold a linear map by a weight: the nodes it reads and those it writes, a row for each kind of token."""
+
+    entries: Entries  # of shape (taps, out, in)
+    ins: list[list[int]]
+    outs: list[list[int]]
+    taps: Any = None  # how a convolution moves tokens, None for a plain matrix
+    table: bool = False  # an embedding: its input is one of the rows
+    at: int = 0  # which operation
+    shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.entries.shape)
+
+    @cached_property
+    def takes(self) -> list[int]:
+        """Return the channels that it reads: of the first kind of token in which there is one."""
+        return moving(np.array(self.ins)).tolist()
+
+
+@dataclass(eq=False)
+class Vector:
+    """Hold a vector that is added or multiplied: a row for each place that has numbers of its own."""
+
+    entries: Entries
+    ins: list[list[int]]  # of a gain; of a bias nothing
+    outs: list[list[int]]
+    gain: bool
+    unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    index: list[int] = field(default_factory=list)  # where these numbers are in the parameter
+    weights: list[float] = field(default_factory=list)  # and they themselves
+    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
+    shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
+
+
+SUMS = ("sum", "offset", "token", "number", "pool", "mix")
+"""Flows whose answers are sums of terms; what is arbitrary at each token stays so."""
+
+
+@dataclass(eq=False)
+class Flow:
+    """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of.
+
+    The terms of a sum are names and factors (nodes, k), padded by zeros; those of a function are names (nodes, k). They
+    may be given as lists of pairs, and lists of nodes. To an offset known numbers are added.
+    """
+
+    kind: str  # one of SUMS, through, linear, gain, bias, norm, centre, seen, soft, dot, max
+    outs: Any
+    terms: Any = None
+    about: Any = None
+    plus: Any = None
+
+    def __post_init__(self) -> None:
+        self.outs = np.asarray(self.outs, np.int64).reshape(-1)
+        if self.kind in SUMS:
+            if not isinstance(self.terms, tuple):
+                rows = self.terms
+                names, factors = ([[pair[i] for pair in row] for row in rows] for i in (0, 1))
+                self.terms = _padded(names, np.int64), _padded(factors, float)
+            self.about = np.zeros(len(self.outs), np.int64) if self.about is None else np.asarray(self.about)
+        elif self.kind == "through" and not isinstance(self.terms, np.ndarray):
+            self.terms = _padded(self.terms, np.int64)
+
+
+def _padded(rows: list[list[Any]], kind: Any) -> Array:
+    made = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
+    for place, row in enumerate(rows):
+        made[place, : len(row)] = row
+    return made
+
+
+_ABOUT = (
+    ("dead", bool, False),
+    ("alone", bool, False),
+    ("normed", bool, False),
+    ("positive", bool, False),
+    ("mixed", bool, False),
+    ("gated", bool, False),
+    ("history", np.int64, 0),
+    ("origin", np.int64, -1),
+    ("size", float, 1.0),
+    ("turned", np.int64, -1),
+    ("turn", float, 1.0),
+    ("angle", np.int64, 0),
+)
+"""What is known of every node; the last five of multiples of one channel, and of its products with numbers."""
+
+
+class Walk:
+    """Hold what the operations of a recording allow."""
+
+    def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
+        """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
+
+        self.recording: Any = recording
+        self.codes: Any = Codes(recording)
+        self.parameters = recording.parameters if values is None else values
+        self.shapes = {name: w.shape for name, w in recording.parameters.items()}
+        self.ran: dict[str, list[Entries]] = {}
+        """What operations took of each parameter."""
+        self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
+        self.labels: dict[int, Tensor] = {}
+        self.turns, self.means, self.scales = Classes(), Classes(), Scales()
+        self.count = 0
+        self._room: dict[str, Array] = {}
+        self.marks: list[tuple[Array, Array]] = []
+        """Nodes, and codes of what was done to them: channels mix only where all of it is one."""
+        self.norms: list[tuple[str, Array, Array, int]] = []
+        """Kind, nodes, codes, and number of channels of what leaves only rotations."""
+        self.linears: list[Linear] = []
+        self.vectors: list[Vector] = []
+        self.flows: list[Flow] = []
+        self.unknown: Counter[str] = Counter()
+        self.notes: dict[tuple[Any, ...], Any] = {}  # what rules remember of a tensor
+        self.planes: list[tuple[Array, Array]] = []
+        self.aligned: list[Array] = []
+        """Sums of scores each of which is one of the same query."""
+        self.new(2)
+        self.at = 0
+        for self.at, operation in enumerate(recording.operations):
+            self._step(operation)
+        for out in recording.outputs:
+            for each in self.notes.get(("complex", id(out)), [out]):
+                if self.live(each):
+                    self.fix(self.label(each))
+        RULES["end"](self, recording.operations[-1])
+        self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
+        self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
+
+    @property
+    def uses(self) -> list[Linear | Vector]:
+        """Return all uses of parameters, first those as weights."""
+        return [*self.linears, *self.vectors]
+
+    def forget_run(self) -> None:
+        """Let go of activations: what is left tells where parameters stand and how they are related."""
+        self.recording = self.codes = None
+        self.notes = {key: value for key, value in self.notes.items() if key[0] == "source"}
+        self.labels, self.entries, self.ran = {}, {}, {}
+
+    def forget(self) -> None:
+        """Let go of all but what tells of constants: of numbers, too, and of what channels have in common."""
+        self.forget_run()
+        self.parameters, self._room = {}, {}
+        self.turns, self.means, self.scales, self.loose = Classes(), Classes(), Scales(), Scales()
+        self.marks, self.norms, self.planes = [], [], []
+
+    # nodes
+    def new(self, count: int) -> Array:
+        first = self.count
+        self.count += count
+        if self.count > len(self._room.get("dead", ())):
+            size = 2 * self.count + 1024
+            for name, kind, start in _ABOUT:
+                grown = np.full(size, start, kind)
+                grown[:first] = self._room.get(name, grown)[:first]
+                self._room[name] = grown
+        self.turns.grow(count)
+        self.means.grow(count)
+        return np.arange(first, self.count)
+
+    @property
+    def dead(self) -> Array:
+        """Say of every node whether it may not change."""
+        return self._room["dead"]
+
+    @property
+    def history(self) -> Array:
+        """Return what was done to the tokens of every channel since it was written, by a hash."""
+        return self._room["history"]
+
+    def about(self, name: str) -> Array:
+        return self._room[name]
+
+    def mark(self, nodes: Any, *token: Any, code: Array | int = 0) -> None:
+        """Note down what was done to channels; `code` tells them apart."""
+        nodes = np.asarray(nodes, np.int64).reshape(-1)
+        code = np.broadcast_to(np.asarray(code, np.int64), nodes.shape)
+        keep = nodes > FIXED
+        nodes = nodes[keep]
+        self.marks.append((nodes, hashed(code[keep], self.history[nodes], named(token))))
+
+    def norm(self, kind: str, nodes: Any, code: int, width: int = 0) -> None:
+        """Note down that only rotations leave something about these channels together alone."""
+        nodes = np.asarray(nodes, np.int64)
+        nodes = nodes[nodes > FIXED]
+        self.norms.append((kind, nodes, hashed(np.full(len(nodes), code), self.history[nodes], self.at), width))
+
+    def fix(self, what: Any, *, seen: bool = True) -> None:
+        """Say that these channels may not change at all, and that a constant added to them is seen."""
+        nodes = self.nodes(what) if isinstance(what, Tensor) else np.unique(np.asarray(what, np.int64))
+        nodes = nodes[nodes > FIXED]
+        fresh = nodes[~self.dead[nodes]]
+        self.dead[fresh] = True
+        self.equal((fresh, 1.0))
+        if seen and len(nodes):
+            self.flows.append(Flow("seen", nodes.tolist()))
+
+    def alone(self, nodes: Any) -> None:
+        """Say that these channels mix with none."""
+        nodes = np.asarray(nodes, np.int64)
+        self._room["alone"][nodes[nodes > FIXED]] = True
+
+    def positive(self, nodes: Any) -> None:
+        """Say that nothing passes these channels but positive scales."""
+        self._room["positive"][np.asarray(nodes, np.int64)] = True
+
+    def same(
+        self, a: Any, b: Any, weight: Any = 1.0, *, dual: bool = False, scale: bool = True, norm: bool = False
+    ) -> None:
+        """Say that X_b follows from X_a, and, with `scale`, that their scales are one."""
+        a, b, weight = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64), np.asarray(weight, float))
+        keep = (a != ZERO) & (b != ZERO) & ((a != b) | (weight != 1) | dual)
+        a, b, weight = a[keep].reshape(-1), b[keep].reshape(-1), weight[keep].reshape(-1)
+        stuck = (a == FIXED) | (b == FIXED)
+        if stuck.any():
+            self.fix(np.concatenate([a[stuck], b[stuck]]), seen=False)
+            a, b, weight = a[~stuck], b[~stuck], weight[~stuck]
+        turned = np.full(len(a), dual)
+        self.turns.join(a, b, weight, turned)
+        if not norm:
+            self.means.join(a, b, weight, turned)
+        if scale:
+            self.equal((b, 1.0), (a, 1.0 if dual else -1.0))
+
+    def follow(self, nodes: Array, *before: Any, key: Any = None) -> None:
+        """Say what was done to the tokens of channels: what was done to those they are made of, and then this."""
+        if not len(nodes):
+            return
+        above = np.stack([np.broadcast_to(np.asarray(each, np.int64), nodes.shape) for each in before], 1)
+        moving = above > FIXED
+        past = self.history[above]
+        first = past[np.arange(len(nodes)), moving.argmax(1)]
+        one = (~moving | (past == first[:, None])).all(1)
+        several = np.zeros(len(nodes), np.int64)
+        for column, there in zip(past.T, moving.T, strict=True):
+            several = np.where(there, hashed(several, column), several)
+        found = np.where(moving.any(1), np.where(one, first, several), 0)
+        self.history[nodes] = (
+            found if key is None else hashed(found, key if isinstance(key, np.ndarray) else named(key))
+        )
+        stuck = moving.any(1) & (~moving | self.dead[above]).all(1)
+        if stuck.any():
+            self.fix(nodes[stuck], seen=False)
+
+    def equal(self, *terms: tuple[Any, Any]) -> None:
+        """Say that the sum of factor times log-scale is 0, for each of several nodes."""
+        names = np.stack(np.broadcast_arrays(*(np.asarray(each, np.int64) for each, _ in terms)), -1)
+        factors = np.broadcast_arrays(names[..., 0].astype(float), *(np.asarray(factor, float) for _, factor in terms))[
+            1:
+        ]
+        self.scales.equal(names.reshape(-1, len(terms)), np.stack(factors, -1).reshape(-1, len(terms)))
+
+    def alike(self, rows: Array) -> Array:
+        """Return for rows of nodes (k, n) the first row that has the same channels with the same history."""
+        if len(rows) == 1:
+            return np.zeros(1, np.int64)
+        still = self.dead[rows] | (rows <= FIXED)
+        codes = hashed(
+            self._relation(rows),
+            self.history[rows],
+            still,
+            self._room["alone"][rows],
+            np.where(rows <= FIXED, rows, 2),
+        )
+        _, first, inverse = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+        return first[inverse.reshape(-1)]
+
+    def offsets(self) -> Array:
+        """Return the channels to which constants other than 0 are added."""
+        parts = [flow.outs[flow.plus != 0] for flow in self.flows if flow.kind == "offset"]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    # labels
+    def nodes(self, label: Tensor) -> Array:
+        (label,) = self.thin(label)
+        found = label.unique().numpy()
+        return found[found > FIXED]
+
+    def live(self, tensor: Any) -> bool:
+        if not isinstance(tensor, Tensor):
+            return False
+        return id(tensor) in self.labels or id(tensor) in self.entries or ("complex", id(tensor)) in self.notes
+
+    def moving(self, tensor: Any) -> bool:
+        return self.live(tensor) and bool((self.thin(self.label(tensor))[0] > FIXED).any())
+
+    def still(self, tensor: Any) -> bool:
+        """Say whether nothing in a tensor changes, though its channels have names; who asks sees it."""
+        if not isinstance(tensor, Tensor) or id(tensor) not in self.labels:
+            return False
+        nodes = self.nodes(self.labels[id(tensor)])
+        return bool(len(nodes)) and bool(self.dead[nodes].all())
+
+    def label(self, tensor: Tensor) -> Tensor:
+        found = self.labels.get(id(tensor))
+        if found is not None:
+            return found
+        if id(tensor) in self.entries:
+            return self._source(tensor)
+        if not tensor.dtype.is_floating_point:
+            return torch.full((), FIXED).expand(tensor.shape)
+        if self.codes.constant(tensor):  # what is masked is 0 after a softmax, whatever is added to it
+            return ((tensor != 0) & (tensor > MASKED)).long().cpu()
+        return torch.full((), FIXED).expand(tensor.shape)
+
+    def put(self, tensor: Tensor, label: Tensor) -> None:
+        assert label.shape == tensor.shape, (label.shape, tensor.shape)
+        self.labels[id(tensor)] = label
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        """Take a parameter among activations: a channel for each of its entries."""
+        entries = self.entries[id(tensor)].narrowed()
+        if not entries.layout.numel():
+            self.labels[id(tensor)] = torch.zeros(tensor.shape, dtype=torch.long)
+            return self.labels[id(tensor)]
+        (rows,) = entries.apply(
+            lambda layout: layout.reshape(-1, layout.shape[-1]) if layout.ndim else layout.view(1, 1)
+        )
+        nodes = torch.from_numpy(self.new(entries.layout.numel()))
+        label = nodes.view(entries.shape).expand(tensor.shape)
+        self.labels[id(tensor)] = label
+        if len(rows.index().unique()) < len(nodes):
+            self.fix(label)
+            return label
+        self.vector(rows, [], nodes.view(rows.shape).tolist(), gain=False)
+        return label
+
+    def thin(self, *labels: Tensor) -> tuple[Tensor, ...]:
+        """Broadcast together, and drop what is the same along an axis."""
+        found = torch.broadcast_tensors(*labels)
+        for axis in range(found[0].ndim):
+            if all(flat(each, axis) for each in found):
+                found = tuple(each.narrow(axis, 0, min(1, each.shape[axis])) for each in found)
+        return tuple(found)
+
+    def combined(self, *labels: Tensor) -> tuple[Tensor, Array, Array]:
+        """Return a label with a new node for each combination of nodes, the combinations (m, k), and their nodes (m).
+
+        A combination of zeros is zero, one of fixed entries fixed; these are not among the combinations.
+        """
+        shape = torch.broadcast_shapes(*(label.shape for label in labels))
+        thin = self.thin(*labels)
+        key = torch.zeros_like(thin[0])
+        for each in thin:
+            key = key * self.count + each
+        keys, inverse = key.unique(return_inverse=True)
+        rest, columns = keys.numpy(), []
+        size = self.count
+        for _ in labels:
+            columns.append(rest % size)
+            rest = rest // size
+        every = np.stack(columns[::-1], 1)
+        most = every.max(1) if len(every) else np.zeros(0, np.int64)
+        moving = most > FIXED
+        names = most.copy()
+        names[moving] = self.new(int(moving.sum()))
+        label = torch.from_numpy(names)[inverse].view(key.shape).expand(shape)
+        return label, every[moving], names[moving]
+
+    def passed(self, kind: str, nodes: Array, names: Array, factors: Any = 1.0, keys: Any = None) -> None:
+        """Enter a flow from nodes (m, k) with factors (m, k) into nodes (m); zeros and fixed ones are no terms."""
+        if not len(nodes):
+            return
+        names = names[:, None] if names.ndim == 1 else names
+        factors = np.broadcast_to(
+            np.asarray(factors, float).reshape(-1, 1) if np.ndim(factors) == 1 else factors, names.shape
+        )
+        moving = names > FIXED
+        self.flows.append(Flow(kind, nodes, (np.where(moving, names, ZERO), np.where(moving, factors, 0.0)), keys))
+
+    def through(self, nodes: Array, names: Array) -> None:
+        """Say that nodes are functions of others, entry by entry."""
+        if len(nodes):
+            self.flows.append(Flow("through", nodes, np.where(names > FIXED, names, ZERO)))
+
+    def normed(self, row: Array) -> None:
+        """Say that only turning leaves the norm of these channels, less their mean, alone."""
+        moving = row[row > FIXED]
+        lowest = int(moving.min()) if len(moving) else 0
+        self.norm("orthogonal", moving, lowest)  # a channel that is there twice is so twice: heads that share values
+        self.norm("centred", moving, lowest, len(row))
+
+    def as_numbers(self, tensor: Tensor, run: Callable[[], None]) -> None:
+        """Take channels that do not change as numbers, which are seen, while `run` runs."""
+        label = self.labels[id(tensor)]
+        self.flows.append(Flow("seen", self.nodes(label).tolist()))
+        self.labels[id(tensor)] = torch.full((), FIXED).expand(label.shape)
+        run()
+        self.labels[id(tensor)] = label
+
+    def keep_group(self, tensor: Tensor, out: Tensor) -> None:
+        """Carry over which entries of a tensor one softmax normalises together."""
+        group = self.notes.get(("group", id(tensor)))
+        if group is None or group.shape != out.shape:
+            return
+        other = self.notes.setdefault(("group", id(out)), group)
+        if other is not group and not torch.equal(other, group):  # of rows and of columns: of nothing together
+            self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
+
+    def hidden(self, tensor: Tensor) -> Tensor | None:
+        """Say which scores have a known constant added that leaves them no weight beside others after a softmax."""
+        if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
+            return tensor.cpu() <= HIDDEN
+        return self.notes.get(("hidden", id(tensor)))
+
+    def hide(self, out: Tensor, *found: Tensor | None) -> None:
+        """Note down scores that are hidden by any of these."""
+        some = [each.expand(out.shape) for each in found if each is not None and bool(each.any())]
+        if some:
+            self.notes["hidden", id(out)] = torch.stack(some).any(0)
+
+    def moved(self, label: Tensor, *key: Any, kind: str = "token") -> Tensor:
+        """Return a label of new nodes, for channels whose tokens were moved or dropped."""
+        label, tuples, nodes = self.combined(label)
+        self.same(tuples[:, 0], nodes)
+        self.follow(nodes, tuples[:, 0], key=(self.at, *key))
+        self.passed(kind, nodes, tuples, keys=self.history[nodes])
+        return label
+
+    def tokens(self, label: Tensor, axis: int, *, masked: bool = False) -> bool:
+        """Say whether an axis is one of tokens: along it a channel is the same, or joined to the same, or `masked`."""
+        if flat(label, axis):
+            return True
+        if masked:
+            label = torch.where(label == ZERO, label.amax(axis, keepdim=True), label)
+        thin = label
+        for other in range(label.ndim):
+            if other != axis % label.ndim and flat(thin, other):
+                thin = thin.narrow(other, 0, 1)
+        return flat(torch.from_numpy(self._relation(thin.numpy())), axis)
+
+    def _relation(self, nodes: Array) -> Array:
+        """Return a code for how channels follow from the one that represents their class; weights are rounded."""
+        root, weight, dual = self.turns.find(nodes)
+        return hashed(root, weight.round(9).view(np.int64), dual)
+
+    def first_kind(self, label: Tensor, axes: Sequence[int]) -> Tensor:
+        """Take one token along axes of tokens, one that moves where there is one."""
+        for axis in axes:
+            label = label.narrow(axis, 0, 1) if flat(label, axis) else label.amax(axis, keepdim=True)
+        return label
+
+    def kinds_along(self, label: Tensor, axis: int) -> dict[int, list[int]]:
+        """Return the nodes that stand along an axis of tokens, by the largest."""
+        if flat(label, axis):
+            return {}
+        (thin,) = self.thin(label.movedim(axis, -1))
+        found: dict[int, list[int]] = {}
+        for row in torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist():
+            found[max(row)] = sorted({*found.get(max(row), []), *row})
+        return found
+
+    def rows(self, label: Tensor, width: int) -> tuple[Array, Tensor]:
+        """Return the distinct rows of nodes along the last axis, and which of them stands where.
+
+        They are the same channels of different kinds of tokens.
+        """
+        (thin,) = self.thin(label)
+        if thin.shape[-1] != width:
+            thin = thin.expand(*thin.shape[:-1], width)
+        rows, inverse = torch.unique(thin.reshape(-1, width), dim=0, return_inverse=True)
+        return rows.numpy(), inverse.view(thin.shape[:-1])
+
+    def column_codes(self, label: Tensor, tensor: Tensor) -> tuple[Array, Array, Array]:
+        """Return nodes, a code of the numbers at their entries, and their value: NaN if it is no known number."""
+        code = self.codes(tensor) if not self.moving(tensor) else self.codes.fresh(tensor.shape)
+        shape = torch.broadcast_shapes(label.shape, code.shape)
+        label, code = self.thin(label.expand(shape), code.expand(shape))
+        value: Array | None = None
+        if self.codes.constant(tensor):
+            numbers = tensor.expand(shape)
+            for axis in range(len(shape)):
+                if label.shape[axis] != shape[axis]:
+                    numbers = numbers.narrow(axis, 0, 1)
+            value = numbers.reshape(-1).double().cpu().numpy()
+        flat_label, flat_code = label.reshape(-1).numpy(), code.reshape(-1).numpy()
+        order = np.argsort(flat_label, kind="stable")
+        nodes, start, count = np.unique(flat_label[order], return_index=True, return_counts=True)
+        sorted_code = flat_code[order]
+        one = np.maximum.reduceat(sorted_code, start) == np.minimum.reduceat(sorted_code, start)
+        column = segments(sorted_code, start, count)
+        values = np.where(one, value[order[start]], np.nan) if value is not None else np.full(len(nodes), np.nan)
+        return nodes, np.where(one, hashed(sorted_code[start]), hashed(column, count)), values
+
+    # parameters
+    def linear(self, entries: Entries, label: Tensor | None, shape: Sequence[int], **about: Any) -> Tensor:
+        """Apply a weight (taps, out, in) to channels along the last axis; return the label of the answer."""
+        out, width = entries.shape[1:]
+        if label is None:
+            ins, inverse = np.full((1, width), FIXED), torch.zeros((), dtype=torch.long)
+        else:
+            ins, inverse = self.rows(label, width)
+        self.same(moving(ins), ins)
+        outs = self.new(out * len(ins)).reshape(-1, out)
+        self.same(outs[:1], outs[1:])
+        both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
+        self.scales.name(both[both > FIXED])
+        place = len(self.linears)
+        made = Linear(entries, ins.tolist(), outs.tolist(), at=self.at, **about)
+        self.linears.append(made)
+        self.mark(ins.reshape(-1), "read", place)
+        self.mark(outs.reshape(-1), "written", place)
+        self.flows.append(Flow("linear", outs.reshape(-1).tolist(), made))
+        found = torch.from_numpy(outs)[inverse]
+        return found.expand(*shape)
+
+    def vector(self, entries: Entries, ins: list[list[int]], outs: list[list[int]], *, gain: bool) -> Vector:
+        made = Vector(entries, ins, outs, gain)
+        self.vectors.append(made)
+        if not gain:  # a constant of some channels of a block is none of the others
+            self.mark(outs, "bias", len(self.vectors))
+        self.flows.append(Flow("gain" if gain else "bias", [n for row in outs for n in row], made))
+        return made
+
+    # steps
+    def _step(self, operation: Operation) -> None:
+        inputs = operation.inputs
+        if not any(self.live(each) for each in inputs) or not operation.outputs:
+            return
+        name = operation.name
+        if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
+            return
+        for each in inputs:
+            if id(each) in self.entries:
+                self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
+            if ("pending", id(each)) in self.notes and not self._waits(operation, each):
+                RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
+        if any(("complex", id(each)) in self.notes for each in inputs):
+            RULES["complex"](self, operation)
+        elif (name != "view_as_complex" and any(out.is_complex() for out in operation.outputs)) or self._idle(
+            operation
+        ):
+            self.opaque(operation)
+        elif name in VIEWS or name in RULES:
+            plain = [each for each in inputs if id(each) in self.entries]
+            if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
+                self.settle(operation)
+                return
+            (RULES["view"] if name in VIEWS else RULES[name])(self, operation)
+        elif POINTWISE in operation.func.tags:
+            RULES["pointwise"](self, operation)
+        else:
+            self.opaque(operation)
+
+    def _waits(self, operation: Operation, tensor: Tensor) -> bool:
+        """Say whether a square or a mean over channels may go on waiting for what it is used for."""
+        if operation.name in (*VIEWS, "_to_copy"):
+            return len(operation.inputs) == 1
+        if self.notes["pending", id(tensor)][0] == "square":
+            return operation.name in ("sum", "mean")
+        return operation.name == "sub" and operation.args[1] is tensor
+
+    def settle(self, operation: Operation) -> None:
+        """Say that what comes out does not change, as nothing that goes in does."""
+        for out in operation.outputs:
+            self.put(out, torch.full((), FIXED).expand(out.shape))
+
+    def opaque(self, operation: Operation) -> None:
+        """Say of an operation that no rule knows that what it takes may not change."""
+        labels = [self.whole(each) for each in operation.inputs if self.live(each)]
+        moving = [each for each in labels if bool((self.thin(each)[0] > FIXED).any())]
+        if moving:
+            self.unknown[operation.name] += 1
+        for each in moving:
+            self.fix(each)
+        self.settle(operation)
+
+    def _idle(self, operation: Operation) -> bool:
+        """Say whether an operation has other things to do on other inputs, as an expert that these do not choose."""
+        view, source = operation.name in VIEWS, operation.inputs[0]
+        idle = any(("whole", id(each)) in self.notes for each in operation.inputs)
+        some = any(out.numel() for out in operation.outputs)
+        for out in operation.outputs:
+            if not out.numel() and (idle or (source.numel() and not (view and self._cuts_channels(source, out)))):
+                self.notes["whole", id(out)] = self.whole(source)
+        return idle and some if view else idle or not some
+
+    def _cuts_channels(self, source: Tensor, out: Tensor) -> bool:
+        label, axes = self.label(source), range(source.ndim if source.ndim == out.ndim else 0)
+        return any(source.shape[axis] and not out.shape[axis] and not self.tokens(label, axis) for axis in axes)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return the label of a tensor; of one that has entries on other inputs alone that of what it is a part of."""
+        return self.notes.get(("whole", id(tensor)), self.label(tensor))
+
+    def _on_parameters(self, operation: Operation) -> bool:
+        """Follow views and multiples of parameters; say whether that was all."""
+        name, args = operation.name, operation.args
+        if name in (*VIEWS, "_to_copy") and isinstance(args[0], Tensor) and len(operation.inputs) == 1:
+            entries = self.entries[id(args[0])]
+            if name in ("_to_copy", "clone", "alias", "detach", "lift_fresh"):
+                made = [entries]
+            elif name in ("repeat", "cat", "stack") or operation.outputs[0].dtype.is_complex:
+                return False
+            else:
+                made = entries.viewed(operation.func, args, operation.kwargs)
+            for out, each in zip(operation.outputs, made, strict=True):
+                self.entries[id(out)] = each
+            return True
+        if (
+            name in ("add", "sub")
+            and isinstance(args[0], Tensor)
+            and isinstance(args[1], (int, float))
+            and not operation.kwargs
+        ):
+            entries = self.entries[id(args[0])]
+            self.entries[id(operation.out)] = entries.plus(args[1] if name == "add" else -args[1])
+            return True
+        if name in ("mul", "div", "neg") and isinstance(args[0], Tensor):
+            tensor, other = args[0], args[1] if len(args) > 1 else -1.0
+            if not self.live(tensor) and isinstance(other, Tensor) and name == "mul":
+                tensor, other = other, tensor
+            if isinstance(other, Tensor):
+                if self.live(other) or other.numel() != 1 or not self.codes.constant(other):
+                    return False
+                other = float(other)
+            if id(tensor) not in self.entries or not other:
+                return False
+            self.entries[id(operation.out)] = self.entries[id(tensor)].times(1 / other if name == "div" else other)
+            return operation.out.shape == tensor.shape
+        return False
+
+
+def flat(label: Tensor, axis: int) -> bool:
+    """Say whether a label is the same along an axis."""
+    if label.shape[axis] <= 1 or label.stride(axis) == 0:
+        return True
+    axis %= label.ndim
+    for other in range(label.ndim):
+        if other != axis and label.stride(other) == 0:
+            label = label.narrow(other, 0, min(1, label.shape[other]))
+    one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
+    lines = (label[one], label)  # most labels that differ do so in one line
+    return all(bool((some == some.narrow(axis, 0, 1)).all()) for some in lines)
+
+
+def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
+    """Apply a view operation to labels."""
+    args, kwargs = tree_map_only(
+        Tensor,
+        lambda t: walk.label(t) if t.dtype.is_floating_point or walk.live(t) else t,
+        (operation.args, operation.kwargs),
+    )
+    return tensors(operation.func(*args, **kwargs))
+
+
+def moving(rows: Array) -> Array:
+    """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
+    return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
+
+
+def named(token: Any) -> int:
+    """Return a number for a name."""
+    return zlib.crc32(repr(token).encode())
+
+
+def hashed(*codes: Any) -> Array:
+    """Mix codes, entry by entry, into one."""
+    found = np.zeros((), np.int64)
+    with np.errstate(over="ignore"):
+        for each in codes:
+            found = mixed(found * 1000003 + np.asarray(each).astype(np.int64), 5)
+    return found
+
+
+def segments(code: Array, start: Array, count: Array) -> Array:
+    """Return one code for each segment, equal for equal codes in the same order."""
+    place = np.arange(len(code)) - np.repeat(start, count)
+    with np.errstate(over="ignore"):
+        return np.add.reduceat(mixed(code, 17) * (mixed(place + 1, 13) | 1), start)

