@@ -268,8 +268,8 @@ def verify_on_batches(
 ) -> Verification:
     """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
-    One forward and backward pass and two forward passes in float64 on every batch. A side that is 0 is no reason to
-    doubt a pair. Raises what the function raises.
+    One forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
+    side that is 0 is no reason to doubt a pair. Raises what the function raises.
     """
     check_eval(model)
     check_loaded(model)
