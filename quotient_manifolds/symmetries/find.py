@@ -36,8 +36,8 @@ def find_symmetries(
     `verify_symmetries` or a measure to verify.
 
     batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
-    examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs; what
-    is found on the first is kept where it holds on all of them. The promise is for the inputs given.
+    examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs;
+    what is found on the first is kept where it holds on all of them. The promise is for the inputs given.
 
     Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
     computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
