@@ -97,7 +97,11 @@ def group_dimension(symmetries: Symmetries) -> int:
     """Return the dimension of the group of all symmetries."""
     pairs = sum(pair.group_dimension for pair in symmetries.pairs)
     translations = sum(shift.dimension for shift in symmetries.translations)
-    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
+    return (
+        pairs
+        + translations
+        + sum(sum(reparameterization.families.values()) for reparameterization in symmetries.reparameterizations)
+    )
 
 
 def _cast(batch: Any, dtype: torch.dtype) -> Any:

@@ -148,5 +148,6 @@ def move(
     if not quiet:
         common.show(
             f"{target}: {len(holding.pairs)} pairs, {len(holding.translations)} translations and "
-            f"{len(holding.freedoms)} freedoms moved; the output changed by {change:.1e} of its size."
+            f"{len(holding.reparameterizations)} reparameterizations transformed; "
+            f"the output changed by {change:.1e} of its size."
         )

@@ -16,14 +16,14 @@ from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
     Factor,
-    Freedom,
     Params,
+    Reparameterization,
     SymmetricPair,
     Translation,
     without_biases,
 )
-from quotient_manifolds.symmetries.freedom import together
-from quotient_manifolds.symmetries.move import balanced_point
+from quotient_manifolds.symmetries.reparameterization import together
+from quotient_manifolds.symmetries.representatives import balanced_point
 
 Layouts = Mapping[str, Layout]
 ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
@@ -96,17 +96,19 @@ def measured_pairs(
     return [pair for pair in pairs if is_whole(pair, point)]
 
 
-def folded(freedoms: Collection[Freedom], point: Params, frozen: Params, layouts: Layouts | None = None) -> Params:
+def folded(
+    reparameterizations: Collection[Reparameterization], point: Params, frozen: Params, layouts: Layouts | None = None
+) -> Params:
     """Return the parameters moved to where all that has one canonical place is there, through float64.
 
     frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a sharded model, of
     which the dicts hold parts.
     """
-    names = {name for freedom in freedoms for name in freedom.names}
+    names = {name for reparameterization in reparameterizations for name in reparameterization.names}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     params = params if layouts is None else Whole(params, layouts)
-    for freedom in together(freedoms):
-        freedom.fold(params)
+    for reparameterization in together(reparameterizations):
+        reparameterization.canonicalize(params)
     params = params.parts() if isinstance(params, Whole) else params
     return {name: params[name].to(precise(w.dtype)) if name in names else w for name, w in point.items()}
 

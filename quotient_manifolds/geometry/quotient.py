@@ -32,8 +32,8 @@ from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sha
 from quotient_manifolds.symmetries import (
     HOW_TO,
     Evaluate,
-    Freedom,
     Params,
+    Reparameterization,
     Scope,
     SymmetricPair,
     Symmetries,
@@ -105,44 +105,48 @@ class Quotient(Geometry):
 
     def at(self, model: nn.Module) -> TangentSpace:
         start = measured_parameters(model)
-        pairs, freedoms, point = self._canonical(model, start, dict(model.named_parameters()))
-        return self._space(pairs, freedoms, point, start)
+        pairs, reparameterizations, point = self._canonical(model, start, dict(model.named_parameters()))
+        return self._space(pairs, reparameterizations, point, start)
 
     def over(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
-        pairs, freedoms, point = self._canonical(model.model, start, model.held(), model.layouts)
+        pairs, reparameterizations, point = self._canonical(model.model, start, model.held(), model.layouts)
         ownership = Ownership(model.layouts, model.measured, [pair.names for pair in pairs])
         share, before = ownership.gather(point), ownership.gather(start)
         own = [pair for pair in pairs if ownership.here(pair.names[0])]
-        here = [each for each in freedoms if not share.keys().isdisjoint(each.names)]
+        here = [each for each in reparameterizations if not share.keys().isdisjoint(each.names)]
         local = together(lambda: self._space(own, here, share, before))
         return ShardedSpace(local, model, ownership, pairs)
 
     def _canonical(
         self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
-    ) -> tuple[list[SymmetricPair], list[Freedom], Params]:
-        """Return pairs and freedoms of measured parameters, and the point where all with one place is there."""
+    ) -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
+        """Return pairs and reparameterizations of measured parameters, and the canonical point to measure at."""
         point, symmetries = start, self._known(model)
         every = {name: w.detach() for name, w in every.items()}
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
-        if not (pairs or freedoms):
+        reparameterizations = [
+            each for each in symmetries.reparameterizations if point.keys() >= set(each.names)
+        ]  # the frozen stays
+        if not (pairs or reparameterizations):
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point = folded(freedoms, point, every, layouts)
+        point = folded(reparameterizations, point, every, layouts)
         pairs, point = without_needless_biases(pairs, symmetries.translations, point, layouts)
         absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
-        again = [each for each in freedoms if not absorbers.isdisjoint(each.names)]
-        return pairs, freedoms, folded(again, point, every, layouts)
+        again = [each for each in reparameterizations if not absorbers.isdisjoint(each.names)]
+        return pairs, reparameterizations, folded(again, point, every, layouts)
 
-    def _space(self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params) -> TangentSpace:
+    def _space(
+        self, pairs: list[SymmetricPair], reparameterizations: list[Reparameterization], point: Params, start: Params
+    ) -> TangentSpace:
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
         pairs, point = self._balanced(pairs, point, start)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
-        constant = (name for each in freedoms for name in each.constant if name in point)
+        constant = (name for each in reparameterizations for name in each.constant if name in point)
         scales |= {name: torch.zeros_like(point[name]) for name in constant}
         blocks = self._blocks(pairs, point)
         # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
@@ -196,7 +200,7 @@ class Quotient(Geometry):
         symmetries = self._found(model, loss, batches[0], known)
         verified = replace(self, symmetries=symmetries)
         batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
-        if not batches or not (symmetries.pairs or symmetries.freedoms):
+        if not batches or not (symmetries.pairs or symmetries.reparameterizations):
             return verified
         if is_sharded(model):
             _check_same(symmetries)
@@ -268,13 +272,19 @@ def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetr
     except ValueError as error:  # a function that takes no float64, or differentiates inside
         warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
         return given
-    known = {each.name for each in every.freedoms}
-    return replace(every, freedoms=(*every.freedoms, *(f for f in given.freedoms if f.name not in known)))
+    known = {each.name for each in every.reparameterizations}
+    return replace(
+        every,
+        reparameterizations=(
+            *every.reparameterizations,
+            *(f for f in given.reparameterizations if f.name not in known),
+        ),
+    )
 
 
 def _check_same(symmetries: Symmetries) -> None:
     """Raise unless all processes that share a model have the same symmetries of it."""
-    groups = symmetries.pairs, symmetries.translations, symmetries.freedoms
+    groups = symmetries.pairs, symmetries.translations, symmetries.reparameterizations
     named = tuple((each.name, each.names) for group in groups for each in group)
     if any(other != named for other in from_all(named)):
         raise ValueError(

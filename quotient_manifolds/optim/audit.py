@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.sharpness.losses import Loss, inputs_and_labels
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from quotient_manifolds.symmetries.move import act, group_element
 from quotient_manifolds.symmetries.outputs import answer, floating
+from quotient_manifolds.symmetries.representatives import act, group_element
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 """Makes an optimizer of the model it is given, such as `lambda model: torch.optim.AdamW(model.parameters())`."""

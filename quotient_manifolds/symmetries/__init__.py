@@ -7,11 +7,11 @@ from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
-from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.move import balance, random_representative
 from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.propose import find_freedoms, find_permutations, propose_symmetries
+from quotient_manifolds.symmetries.propose import find_permutations, find_reparameterizations, propose_symmetries
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.representatives import balance, random_representative
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
@@ -40,12 +40,12 @@ __all__ = [
     "Evaluate",
     "Factor",
     "FibreDimension",
-    "Freedom",
     "Gauge",
     "Match",
     "Params",
     "Permutation",
     "Refused",
+    "Reparameterization",
     "Scaling",
     "Scope",
     "Shift",
@@ -64,8 +64,8 @@ __all__ = [
     "declare_pair",
     "example_inputs",
     "fibre_dimension",
-    "find_freedoms",
     "find_permutations",
+    "find_reparameterizations",
     "find_symmetries",
     "generic_inputs",
     "key_bias",

@@ -11,10 +11,10 @@ from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.find import held
-from quotient_manifolds.symmetries.freedom import Freedom, together
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import find_freedoms, recorded
+from quotient_manifolds.symmetries.propose import find_reparameterizations, recorded
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
 
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
@@ -24,27 +24,31 @@ HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
 class Canonical:
     """Hold the canonical parameters of a function, and what was free in the model to get there.
 
-    params: all parameters of the model, a tied one once, in the model's precision. freedoms: what was set to 1 or 0.
-    refused: norms that keep their gains, with the reason. change: of the output, relative, in float64, before the
-    parameters are rounded to the model's precision.
+    params: all parameters of the model, a tied one once, in the model's precision. reparameterizations: what was set to
+    1 or 0. refused: norms that keep their gains, with the reason. change: of the output, relative, in float64, before
+    the parameters are rounded to the model's precision.
     """
 
     params: Params
-    freedoms: tuple[Freedom, ...]
+    reparameterizations: tuple[Reparameterization, ...]
     refused: tuple[Refused, ...]
     change: float
 
     @property
     def constant(self) -> tuple[str, ...]:
         """Return the names of the gains that are 1 and of the biases of norms that are 0: freeze them to measure."""
-        return tuple(dict.fromkeys(name for freedom in self.freedoms for name in freedom.constant))
+        return tuple(
+            dict.fromkeys(
+                name for reparameterization in self.reparameterizations for name in reparameterization.constant
+            )
+        )
 
     @property
     def families(self) -> dict[str, int]:
         """Return the dimensions of what was free, by family."""
         found = Counter[str]()
-        for freedom in self.freedoms:
-            found.update(freedom.families)
+        for reparameterization in self.reparameterizations:
+            found.update(reparameterization.families)
         return dict(found)
 
 
@@ -90,25 +94,33 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
     with torch.no_grad():
         every = [ModelOutputs(model, batch, evaluate) for batch in batches]
         trace = recorded(model, inputs, evaluate)
-        freedoms, refusals = find_freedoms(trace)
-        free = held(model, batches, Symmetries((), refused=refusals, freedoms=freedoms), trace.idle, evaluate)
-        found, refused = list(free.freedoms), list(free.refused)
+        reparameterizations, refusals = find_reparameterizations(trace)
+        free = held(
+            model,
+            batches,
+            Symmetries((), refused=refusals, reparameterizations=reparameterizations),
+            trace.idle,
+            evaluate,
+        )
+        found, refused = list(free.reparameterizations), list(free.refused)
         most = [HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0)) for outputs in every]
 
-        def folded(freedoms: list[Freedom]) -> Params:
+        def folded(reparameterizations: list[Reparameterization]) -> Params:
             params = every[0].copied(own)
-            for freedom in together(freedoms):
-                freedom.fold(params)
+            for reparameterization in together(reparameterizations):
+                reparameterization.canonicalize(params)
             return params
 
         def changes(params: Params) -> list[float]:
             return [outputs.change({name: value.clone() for name, value in params.items()}) for outputs in every]
 
-        def holds(freedoms: list[Freedom]) -> bool:
-            return all(change <= limit for change, limit in zip(changes(folded(freedoms)), most, strict=True))
+        def holds(reparameterizations: list[Reparameterization]) -> bool:
+            return all(
+                change <= limit for change, limit in zip(changes(folded(reparameterizations)), most, strict=True)
+            )
 
         if not holds(found):
-            false = [freedom for freedom in found if not holds([freedom])]
+            false = [reparameterization for reparameterization in found if not holds([reparameterization])]
             refused += [Refused(each.names[0], each.kind, "setting it changes the output") for each in false]
             found = [each for each in found if each not in false]
         params = folded(found)

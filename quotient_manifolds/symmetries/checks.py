@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.translations import Translation
 
 
@@ -115,7 +115,7 @@ class Movable(Protocol):
         """Return the translations of their biases."""
 
     @property
-    def freedoms(self) -> tuple[Freedom, ...]:
+    def reparameterizations(self) -> tuple[Reparameterization, ...]:
         """Return what is neither, in the order in which it is folded."""
 
     @property

@@ -33,7 +33,7 @@ class Count:
     """Count dimensions: of all parameters, and of the symmetries by family.
 
     families: by the kind of pairs (h^2, 1 or 2 a head) and of translations, such as "query/key" and "key bias", and of
-    freedoms, such as "norm gain".
+    reparameterizations, such as "norm gain".
     """
 
     parameters: int
@@ -73,8 +73,8 @@ def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
         families[pair.kind] += pair.group_dimension
     for translation in symmetries.translations:
         families[translation.kind] += translation.dimension
-    for freedom in symmetries.freedoms:
-        families.update(freedom.families)
+    for reparameterization in symmetries.reparameterizations:
+        families.update(reparameterization.families)
     return Count(
         parameters=sum(value.numel() for value in params.values()),
         families=dict(families),

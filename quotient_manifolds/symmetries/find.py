@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries.freedom import gaussian, typical
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
 from quotient_manifolds.symmetries.propose import RUN_ERRORS, did_not_run, proposals, recorded
+from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
 
@@ -32,8 +32,8 @@ def find_symmetries(
 
     The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
     output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), the translations of their biases, and
-    the freedoms, what norms and the streams they read leave free. So no class need be known. They are proposals, for
-    `verify_symmetries` or a measure to verify.
+    the reparameterizations, what norms and the streams they read leave free. So no class need be known. They
+    are proposals, for `verify_symmetries` or a measure to verify.
 
     batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
     examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs;

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.detect import looks_like_attention
-from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
 from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
-from quotient_manifolds.symmetries.wires.records import freedoms
+from quotient_manifolds.symmetries.wires.records import reparameterizations
 from quotient_manifolds.symmetries.wires.run import Run
 
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
@@ -32,14 +32,16 @@ def propose_symmetries(
 ) -> Symmetries:
     """Return what `find_symmetries` has of one batch, though parameters that do not run on it may depend on it.
 
-    For a measure, which verifies it on all batches of its own. Freedoms alone are refused, where an idle parameter is
-    named like one of theirs, and so the first two examples suffice unless such a one is idle there.
+    For a measure, which verifies it on all batches of its own. Reparameterizations alone are refused, where an idle
+    parameter is     named like one of theirs, and so the first two examples suffice unless such a one is idle there.
     """
     for found, trace in proposals(model, batch, evaluate, declared):
         idle = {each.name: trace.idle_like(each.names) for each in found.every if each not in found.translations}
         if not any(idle.values()):
             return found
-    return found.refusing({each.name: did_not_run(name) for each in found.freedoms if (name := idle[each.name])})
+    return found.refusing(
+        {each.name: did_not_run(name) for each in found.reparameterizations if (name := idle[each.name])}
+    )
 
 
 def did_not_run(name: str) -> str:
@@ -100,14 +102,16 @@ def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:
         ) from error
 
 
-def find_freedoms(run: Run, pairs: Pairs | None = None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+def find_reparameterizations(
+    run: Run, pairs: Pairs | None = None
+) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
     """Return what is free in a run beside pairs, in the order of folding, and what has no one place, and why.
 
     pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
     """
     walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
     biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = freedoms(walk, found.taken, biases, found.pairs, run.constants)
+    free = reparameterizations(walk, found.taken, biases, found.pairs, run.constants)
     undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (
@@ -130,7 +134,7 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free, others = find_freedoms(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    free, others = find_reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}
@@ -140,7 +144,7 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others), match.translations, free)
 
 
-def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Freedom]) -> tuple[str, ...]:
+def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:
     """Return the innermost modules that look like attention and of which nothing is found or refused."""
     kinds = (QUERY_KEY, VALUE_OUTPUT)
     owners = {name.rpartition(".")[0] for pair in found.pairs if pair.kind in kinds for name in pair.names}

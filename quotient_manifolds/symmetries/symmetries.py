@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_model
-from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.move import random_representative
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.representatives import random_representative
 from quotient_manifolds.symmetries.translations import Translation
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -64,8 +64,8 @@ class Symmetries:
     """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
 
     rest: the parameters in no pair. unrecognised: modules that look like attention and of which nothing is found or
-    refused. refused: what has no continuous symmetry, with the reasons. freedoms: what has one canonical place, in the
-    order in which it is brought there.
+    refused. refused: what has no continuous symmetry, with the reasons.
+    reparameterizations: those with a canonical point, in the order in which they are brought there.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -73,25 +73,25 @@ class Symmetries:
     unrecognised: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     translations: tuple[Translation, ...] = ()
-    freedoms: tuple[Freedom, ...] = ()
+    reparameterizations: tuple[Reparameterization, ...] = ()
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        return replace(kept, freedoms=(), translations=() if scope == "paper" else kept.translations)
+        return replace(kept, reparameterizations=(), translations=() if scope == "paper" else kept.translations)
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
-        """Return these symmetries without freedoms that touch frozen parameters and others, too.
+        """Return these symmetries without reparameterizations that touch frozen parameters and others, too.
 
         Along those the function stays, but not what can be moved of it: a measure of the other parameters sees them.
         """
-        kept = (each for each in self.freedoms if len(set(each.names) - set(frozen)) in (0, len(each.names)))
-        return replace(self, freedoms=tuple(kept))
+        kept = (each for each in self.reparameterizations if len(set(each.names) - set(frozen)) in (0, len(each.names)))
+        return replace(self, reparameterizations=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
-        """Return these symmetries without the pairs, translations and freedoms of these names.
+        """Return these symmetries without the pairs, translations and reparameterizations of these names.
 
         A pair takes its translations with it, and its parameters go to the rest where no other pair has them.
         """
@@ -101,7 +101,7 @@ class Symmetries:
             self,
             pairs=pairs,
             translations=tuple(each for each in self.translations if each.name not in names and each.pair not in gone),
-            freedoms=tuple(each for each in self.freedoms if each.name not in names),
+            reparameterizations=tuple(each for each in self.reparameterizations if each.name not in names),
         )
         return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
 
@@ -137,9 +137,9 @@ class Symmetries:
         return twin
 
     @property
-    def every(self) -> tuple[SymmetricPair | Translation | Freedom, ...]:
-        """Return all pairs, translations and freedoms, in this order."""
-        return (*self.pairs, *self.translations, *self.freedoms)
+    def every(self) -> tuple[SymmetricPair | Translation | Reparameterization, ...]:
+        """Return all pairs, translations and reparameterizations, in this order."""
+        return (*self.pairs, *self.translations, *self.reparameterizations)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class Symmetries:
     def moved(self) -> tuple[str, ...]:
         """Return the parameters that any pair or translation touches, each once."""
         shifted = (name for translation in self.translations for name in translation.moved)
-        folded = (name for freedom in self.freedoms for name in freedom.names)
+        folded = (name for reparameterization in self.reparameterizations for name in reparameterization.names)
         return tuple(dict.fromkeys((*self.names, *shifted, *folded)))
 
     def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,9 +170,9 @@ class Symmetries:
             "translations": [
                 {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
             ],
-            "freedoms": [
+            "reparameterizations": [
                 {"name": each.name, "kind": each.kind, "names": list(each.names), "families": dict(each.families)}
-                for each in self.freedoms
+                for each in self.reparameterizations
             ],
             "refused": [asdict(refusal) for refusal in self.refused],
             "rest": list(self.rest),
@@ -189,10 +189,10 @@ class Symmetries:
         if self.translations:
             moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
             blocks.append(text_table(("translation", "group", "of"), moves))
-        if self.freedoms:
+        if self.reparameterizations:
             free = [
                 (each.name, ", ".join(f"{family}: {size}" for family, size in each.families.items()))
-                for each in self.freedoms
+                for each in self.reparameterizations
             ]
             blocks.append(text_table(("free", "dimensions"), free))
         for title, lines in (

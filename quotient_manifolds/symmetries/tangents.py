@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Act, central_difference, gaussian
-from quotient_manifolds.symmetries.move import act, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import Act, central_difference, gaussian
+from quotient_manifolds.symmetries.representatives import act, random_shift
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
@@ -41,14 +41,15 @@ class Action:
 
 
 def actions(symmetries: Symmetries) -> list[Action]:
-    """Return the action of every pair, translation and freedom, in this order."""
+    """Return the action of every pair, translation and reparameterization, in this order."""
     found: list[tuple[SymmetricPair | Translation, int, Act]] = [
         (each, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs
     ]
     found += [(each, each.dimension, partial(_on_bias, each)) for each in symmetries.translations]
     acting = [Action(each.name, each.names, size, act, partial(_derived, act, each.names)) for each, size, act in found]
     return acting + [
-        Action(each.name, each.names, each.group_dimension, each.move, each.tangent) for each in symmetries.freedoms
+        Action(each.name, each.names, each.group_dimension, each.transform, each.tangent)
+        for each in symmetries.reparameterizations
     ]
 
 

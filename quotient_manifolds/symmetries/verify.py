@@ -26,11 +26,11 @@ from quotient_manifolds.symmetries.checks import (
     generator_of,
 )
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian, together, typical
-from quotient_manifolds.symmetries.move import balance
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, together, typical
+from quotient_manifolds.symmetries.representatives import balance
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
 from quotient_manifolds.symmetries.tangents import Action, actions
 
@@ -389,7 +389,7 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) 
 
         return _changed(losses, act, known)
 
-    joined = replace(left, freedoms=tuple(together(left.freedoms)))
+    joined = replace(left, reparameterizations=tuple(together(left.reparameterizations)))
     if not left.every or not (all_ := said(actions(joined))):
         return known
     alone = {action.name: said([action]) for action in actions(left)}
@@ -406,8 +406,8 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) 
 
 
 def group_of(symmetry: Any) -> str:
-    """Return the name of the group of a pair or translation, or the kind of a freedom."""
-    return str(symmetry.kind if isinstance(symmetry, Freedom) else symmetry.group)
+    """Return the name of the group of a pair or translation, or the kind of a reparameterization."""
+    return str(symmetry.kind if isinstance(symmetry, Reparameterization) else symmetry.group)
 
 
 def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:

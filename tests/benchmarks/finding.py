@@ -65,7 +65,7 @@ def main(name: str, kind: str, tokens: int) -> None:
         "find": seconds,
         "extra": peak() - before,
         "pairs": len(found.pairs),
-        "freedoms": len(found.freedoms),
+        "reparameterizations": len(found.reparameterizations),
     }
     print(result)
 

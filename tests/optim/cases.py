@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.symmetries.move import act, group_element
+from quotient_manifolds.symmetries.representatives import act, group_element
 from tests.handwritten_models import NanoGPT
 from tests.models import llama
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_representative
-from quotient_manifolds.symmetries.move import act, group_element
+from quotient_manifolds.symmetries.representatives import act, group_element
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
 from tests.classifiers import shaken
@@ -99,7 +99,9 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     model, batch, found = here.model, here.batch, here.symmetries()
     frozen = model.get_parameter("transformer.wpe.weight").requires_grad_(False)
     beside = found.beside(["transformer.wpe.weight"])
-    lost = {freedom.name for freedom in found.freedoms} - {freedom.name for freedom in beside.freedoms}
+    lost = {reparameterization.name for reparameterization in found.reparameterizations} - {
+        reparameterization.name for reparameterization in beside.reparameterizations
+    }
     assert lost == {"transformer.wte.weight rotation of the residual stream", "transformer.wte.weight shift"}
     move = random_representative(model, beside, seed=1)
     assert not torch.equal(move["transformer.wte.weight"], model.get_parameter("transformer.wte.weight"))

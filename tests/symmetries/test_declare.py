@@ -110,5 +110,5 @@ def test_declared_pairs_stand_beside_what_is_found() -> None:
     kept = [pair.name for pair in found.pairs if set(first.names).isdisjoint(pair.names)]
     assert [pair.name for pair in again.pairs] == ["mine own", *kept]
     assert {each.pair for each in again.translations} <= set(kept)
-    assert [each.name for each in again.freedoms] == [each.name for each in found.freedoms]
+    assert [each.name for each in again.reparameterizations] == [each.name for each in found.reparameterizations]
     assert verify_symmetries(block, x, again).all_hold

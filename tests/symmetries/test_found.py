@@ -19,6 +19,6 @@ def test_the_symmetries_of_the_record_are_found_and_verified(name: str) -> None:
     subject = Subject.of(name)
     frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
     found = propose_symmetries(subject.model, subject.batch)
-    found = found.without([each.name for each in found.freedoms if frozen.intersection(each.names)])
+    found = found.without([each.name for each in found.reparameterizations if frozen.intersection(each.names)])
     assert group_dimension(found) == ROWS[name]
     assert verify_symmetries(subject.model, subject.batch, found).failed == {}

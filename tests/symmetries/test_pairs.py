@@ -32,7 +32,7 @@ from tests.symmetries.breadth import counts
 
 
 def all_hold(model: nn.Module, inputs: object, found: Symmetries) -> bool:
-    return verify_symmetries(model, inputs, replace(found, freedoms=())).all_hold
+    return verify_symmetries(model, inputs, replace(found, reparameterizations=())).all_hold
 
 
 @pytest.mark.parametrize("heads", [1, 3])

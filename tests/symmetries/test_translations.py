@@ -46,7 +46,7 @@ def test_plain_attention_has_two_translations(name: str) -> None:
     for shift in found.translations:
         pair = pairs[shift.pair]
         assert (shift.kind, shift.dimension) == (kinds[pair.kind], pair.heads * pair.h)
-    checks = verify_symmetries(model, case.inputs(), replace(found, freedoms=())).checks
+    checks = verify_symmetries(model, case.inputs(), replace(found, reparameterizations=())).checks
     assert [check.name for check in checks] == [each.name for each in (*found.pairs, *found.translations)]
     assert {check.verdict for check in checks} == {"holds"}
 

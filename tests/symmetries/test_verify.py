@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     verify_symmetries,
 )
-from quotient_manifolds.symmetries.move import act, group_element
+from quotient_manifolds.symmetries.representatives import act, group_element
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
 
 

@@ -13,8 +13,8 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
@@ -85,8 +85,8 @@ Change = tuple[Entries, Tensor]
 """What is added to entries of a parameter."""
 
 
-class Additive(Freedom):
-    """Describe a freedom that adds to parameters what constants tell at these parameters."""
+class Additive(Reparameterization):
+    """Describe a reparameterization that adds to parameters what constants tell at these parameters."""
 
     constants: Constants
 
@@ -100,11 +100,11 @@ class Additive(Freedom):
     ) -> list[Change]:
         """Return a random element, of this size; as a control noise that the function sees."""
 
-    def fold(self, params: Params) -> None:
+    def canonicalize(self, params: Params) -> None:
         """Go to the one place, in place."""
         add(params, self.to_place(params))
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Add a random element, in place."""
         add(params, self.drawn(params, generator, size, control))
 
@@ -120,7 +120,7 @@ class Additive(Freedom):
         """Return those of which this consists."""
         return (self,)
 
-    def beside(self, other: Freedom) -> Freedom | None:
+    def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
 
         Unless they face each other in a product.
@@ -139,7 +139,7 @@ def add(params: Params, changes: Iterable[Change]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Several(Additive):
-    """Hold additive freedoms of one kind, evaluated at the same parameters."""
+    """Hold additive reparameterizations of one kind, evaluated at the same parameters."""
 
     constants: Constants
     parts: tuple[Additive, ...]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.partners import Partners
@@ -92,7 +92,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Gauge(Freedom):
+class Gauge(Reparameterization):
     """Describe a block of channels that mix: (A W, W' A^-1) for all W that write to them and all W' that read them.
 
     group: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
@@ -144,7 +144,7 @@ class Gauge(Freedom):
         for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
             scaling.apply(params, -z)
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Act with exp(size X), X a Gaussian element of the Lie algebra with entries of about n^-1/2, in place."""
         n = self.n
         X = gaussian(torch.empty(n, n), generator) / n**0.5
@@ -160,7 +160,7 @@ class Gauge(Freedom):
             X = X * self.weights / self.weights[:, None]
         self.act(params, torch.linalg.matrix_exp(size * X), torch.linalg.matrix_exp(-size * X), control=control)
 
-    def fold(self, params: Params) -> None:
+    def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
         eye = torch.eye(self.n, dtype=torch.float64)
         for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import typical
+from quotient_manifolds.symmetries.reparameterization import typical
 
 NOISE = 0.03  # relative to the typical size of a parameter
 PERIOD = 1048573  # of the noise: a prime, so that no two rows of a matrix have the same

@@ -1,4 +1,4 @@
-"""Make records of what a walk allows: scales, blocks that mix, what is unseen or unreached, and shifts, as freedoms."""
+"""Make records of what a walk allows: scales, blocks that mix, what is unseen or unreached, and shifts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import (
     Additive,
@@ -29,13 +29,13 @@ from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 
-def freedoms(
+def reparameterizations(
     walk: Walk,
     taken: Taken,
     biases: Collection[Owner],
     pairs: tuple[SymmetricPair, ...],
     constants: Constants,
-) -> list[Freedom]:
+) -> list[Reparameterization]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
     taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
@@ -72,9 +72,9 @@ def freedoms(
     return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
 
 
-def _told_apart(several: Sequence[Freedom]) -> list[Freedom]:
+def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterization]:
     """Give each a name of its own, and put together what is added to one parameter: no input may show a part of it."""
-    found, count = dict[str, Freedom](), Counter[str]()
+    found, count = dict[str, Reparameterization](), Counter[str]()
     for each in several:
         last = found.get(each.label)
         both = last.beside(each) if isinstance(last, Additive) else None
@@ -116,7 +116,7 @@ def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
     walk.notes["source", "size"] = size
 
 
-def _constant(constants: Constants) -> Iterator[Freedom]:
+def _constant(constants: Constants) -> Iterator[Reparameterization]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     walk, params = constants.walk, constants.walk.parameters
     at = constants.at(params)

@@ -15,8 +15,8 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
@@ -83,7 +83,7 @@ def _lengths(squares: Array, exponents: Sparse) -> tuple[Array, Sparse]:
 
 
 @dataclass(frozen=True, eq=False)
-class Scaling(Freedom):
+class Scaling(Reparameterization):
     """Describe scales: exp(B z) multiplies gains and what writes to channels, and divides what reads them.
 
     The one place is where the gains that z changes are of size 1, as nearly as least squares of their logarithms can
@@ -145,7 +145,7 @@ class Scaling(Freedom):
         if self.offsets is not None and not control:
             self.offsets.make_up(params, z)
 
-    def fold(self, params: Params) -> None:
+    def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place."""
         self.to_place(params)
 
@@ -185,7 +185,7 @@ class Scaling(Freedom):
                     break
         return total
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
 
         Where that is all, noise is added to it: it has a length that nobody sees.

@@ -12,8 +12,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
@@ -34,7 +34,7 @@ SHARE = 0.5  # of what readers without a bias take, that a move may take away
 
 
 @dataclass(frozen=True, eq=False)
-class Shift(Freedom):
+class Shift(Reparameterization):
     """Describe constants that a parameter may add, as others make up for it. At the one place it adds none of them,
     or, where readers without a bias make up for it, what they take is 1 on average: their answer to that is a bias.
 
@@ -68,7 +68,7 @@ class Shift(Freedom):
         shapes = self.constants.walk.shapes
         return tuple(name for name, count in zero.items() if count == shapes[name].numel())
 
-    def beside(self, other: Freedom) -> Freedom | None:
+    def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both as one, for which equations are solved once."""
         if not isinstance(other, Shift) or other.constants is not self.constants:
             return None
@@ -76,7 +76,7 @@ class Shift(Freedom):
         readers = (*self.readers, *((len(self.pivots) + place, reader) for place, reader in other.readers))
         return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed, readers)
 
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
 
         It alone may shift without being seen, such as a constant of keys that softmax ignores.
@@ -102,7 +102,7 @@ class Shift(Freedom):
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
 
-    def fold(self, params: Params) -> None:
+    def canonicalize(self, params: Params) -> None:
         """Let the others take over all constants, in place.
 
         Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now;

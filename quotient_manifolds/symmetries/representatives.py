@@ -15,8 +15,8 @@ from quotient_manifolds.symmetries.checks import (
     fitting,
     generator_of,
 )
-from quotient_manifolds.symmetries.freedom import together
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import together
 from quotient_manifolds.symmetries.translations import Translation
 
 
@@ -35,16 +35,16 @@ def random_representative(
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
-    of what their projections answer (`translations=False` leaves them alone). Freedoms move last: gains by factors
-    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and cast
-    back to each parameter's dtype.
+    of what their projections answer (`translations=False` leaves them alone). Reparameterizations act last: gains by
+    factors exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and
+    cast back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
     if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-        raise ValueError(f"the scale of a random move is a positive number. Found {scale!r}.")
+        raise ValueError(f"the scale of a random element is a positive number. Found {scale!r}.")
     if not isinstance(log_scale, (int, float)) or not 0 <= log_scale < float("inf"):
-        raise ValueError(f"the log-scale of a random move is a number, at least 0. Found {log_scale!r}.")
+        raise ValueError(f"the log-scale of a random element is a number, at least 0. Found {log_scale!r}.")
     generator = generator_of(seed)
     moved = _start(model_or_params, symmetries)
     with fitting():
@@ -53,8 +53,8 @@ def random_representative(
             pair.write(moved, act(pair, A, pair.read(moved)))
         for translation in symmetries.translations if translations else ():
             translation.shift(moved, random_shift(translation, moved, generator))
-        for freedom in together(symmetries.freedoms):
-            freedom.move(moved, generator, log_scale)
+        for reparameterization in together(symmetries.reparameterizations):
+            reparameterization.transform(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
 
@@ -64,19 +64,20 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
 
     Where singular values coincide they are one of several.
 
-    Freedoms are at their canonical place, biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every
-    pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed in float64.
+    Reparameterizations are at their canonical points, biases that translations can make 0 are 0; G^T G = H^T H is
+    diagonal in every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
+    in float64.
     """
     moved = _start(model_or_params, symmetries)
     absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
     with fitting():
-        for freedom in together(symmetries.freedoms):
-            freedom.fold(moved)
+        for reparameterization in together(symmetries.reparameterizations):
+            reparameterization.canonicalize(moved)
         for translation in symmetries.translations:
             translation.remove(moved)
-        again = [each for each in symmetries.freedoms if not absorbers.isdisjoint(each.names)]
-        for freedom in together(again):  # what they took over may be free itself
-            freedom.fold(moved)
+        again = [each for each in symmetries.reparameterizations if not absorbers.isdisjoint(each.names)]
+        for reparameterization in together(again):  # what they took over may be free itself
+            reparameterization.canonicalize(moved)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")

@@ -1,4 +1,4 @@
-"""Say what a freedom is: moves that leave the function alone, and one place in every orbit to return to."""
+"""Define reparameterizations: groups that leave the function alone, and a canonical representative of each orbit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quotient_manifolds.symmetries.pair import Params
 STEP = 1e-5  # of central differences: their error is its square, and rounding divided by it
 
 
-class Freedom(ABC):
-    """Describe a group that acts on some parameters without changing the function, every orbit of which has one place.
+class Reparameterization(ABC):
+    """Describe a group that acts on parameters without changing the function, with a canonical point in every orbit.
 
-    Several freedoms of one model are folded one after the other, in the order in which they are found: all of them
-    together then give the same numbers from every point of the orbit, up to what symmetric pairs do.
+    Those of one model are canonicalized one after the other, in the order in which they are found: together they then
+    give the same numbers from every point of the orbit, up to what symmetric pairs do.
     """
 
     kind: ClassVar[str]
@@ -27,7 +27,7 @@ class Freedom(ABC):
 
     @property
     def name(self) -> str:
-        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm gain"."""
+        """Return a name that no other reparameterization of a model has, such as "h.0.ln_1.weight norm gain"."""
         return self.label if self.number == 1 else f"{self.label} {self.number}"
 
     @property
@@ -38,29 +38,29 @@ class Freedom(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move takes or touches, each once."""
+        """Return the parameters that the group depends on or changes, each once."""
 
     @property
     @abstractmethod
     def families(self) -> dict[str, int]:
-        """Return the dimensions of the moves that leave the function alone, by their names."""
+        """Return the dimensions of the group, by what they are about."""
 
     @property
     def group_dimension(self) -> int:
-        """Return the dimension of the group, of which other freedoms may have a part."""
+        """Return the dimension of the group, of which other reparameterizations may have a part."""
         return sum(self.families.values())
 
     @property
     def constant(self) -> tuple[str, ...]:
-        """Return the parameters that are the same numbers after every fold, such as gains of 1."""
+        """Return the parameters that are the same numbers at every canonical point, such as gains of 1."""
         return ()
 
     @abstractmethod
-    def fold(self, params: Params) -> None:
-        """Go to the one place in the orbit, in place (clone the tensors first)."""
+    def canonicalize(self, params: Params) -> None:
+        """Go to the canonical point of the orbit, in place (clone the tensors first)."""
 
     @abstractmethod
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Act with a random element of the group, of log-scale `size`, in place; sums in float64.
 
         Gains are multiplied by exp(size z), z Gaussian, and numbers are shifted by size z times their typical size.
@@ -69,17 +69,17 @@ class Freedom(ABC):
 
     def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
         """Return d/dt at t = 0 of a move of log-scale t, of the parameters that it changes, for float64 parameters."""
-        return central_difference(self.move, params, self.names, generator, control)
+        return central_difference(self.transform, params, self.names, generator, control)
 
-    def beside(self, other: Freedom) -> Freedom | None:
-        """Return this freedom and the one that follows it as one, where both are evaluated at once; else None."""
+    def beside(self, other: Reparameterization) -> Reparameterization | None:
+        """Return this and the one that follows it as one, where both are evaluated at once; else None."""
         return None
 
 
-def together(freedoms: Iterable[Freedom]) -> Iterator[Freedom]:
-    """Yield freedoms in their order, as one those that follow each other and are evaluated at once."""
-    last: Freedom | None = None
-    for each in freedoms:
+def together(reparameterizations: Iterable[Reparameterization]) -> Iterator[Reparameterization]:
+    """Yield reparameterizations in their order, as one those that follow each other and are evaluated at once."""
+    last: Reparameterization | None = None
+    for each in reparameterizations:
         both = None if last is None else last.beside(each)
         if last is not None and both is None:
             yield last

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
-    Freedom,
     Params,
+    Reparameterization,
     Shift,
     Symmetries,
     canonical,
@@ -110,12 +110,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 @cache
-def found_in(name: str) -> tuple[nn.Module, Any, tuple[Freedom, ...], Params]:
+def found_in(name: str) -> tuple[nn.Module, Any, tuple[Reparameterization, ...], Params]:
     make, inputs = MODELS[name]
     model = make_generic(make()).double().eval()
     inputs = example_inputs(model) if inputs is None else inputs
-    freedoms = find_symmetries(model, inputs).freedoms
-    return model, inputs, freedoms, {key: w.detach().clone() for key, w in model.named_parameters()}
+    reparameterizations = find_symmetries(model, inputs).reparameterizations
+    return model, inputs, reparameterizations, {key: w.detach().clone() for key, w in model.named_parameters()}
 
 
 def change(model: nn.Module, inputs: Any, params: Params) -> float:
@@ -125,47 +125,47 @@ def change(model: nn.Module, inputs: Any, params: Params) -> float:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("size", "seed"), [(0.1, 1), (1.0, 2)])
 def test_every_move_leaves_the_function_alone_and_its_control_does_not(name: str, size: float, seed: int) -> None:
-    model, inputs, freedoms, own = found_in(name)
-    assert len({each.name for each in freedoms}) == len(freedoms) > 0
-    for each in freedoms:
+    model, inputs, reparameterizations, own = found_in(name)
+    assert len({each.name for each in reparameterizations}) == len(reparameterizations) > 0
+    for each in reparameterizations:
         moved, control = ({**own, **{key: own[key].clone() for key in each.names}} for _ in range(2))
-        each.move(moved, torch.Generator().manual_seed(seed), size)
+        each.transform(moved, torch.Generator().manual_seed(seed), size)
         assert change(model, inputs, moved) < 1e-8, each.name
-        each.move(control, torch.Generator().manual_seed(seed), size, control=True)
+        each.transform(control, torch.Generator().manual_seed(seed), size, control=True)
         assert change(model, inputs, control) > 1e-6, each.name
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_dimensions_add_up_to_those_of_the_tangent_vectors(name: str) -> None:
-    _, _, freedoms, own = found_in(name)
-    counted = sum(sum(each.families.values()) for each in freedoms)
-    assert spanned_dimension(Symmetries((), freedoms=freedoms), own) == counted
+    _, _, reparameterizations, own = found_in(name)
+    counted = sum(sum(each.families.values()) for each in reparameterizations)
+    assert spanned_dimension(Symmetries((), reparameterizations=reparameterizations), own) == counted
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_canonical_place_is_the_same_from_everywhere_and_of_the_same_function(name: str, seed: int) -> None:
-    model, inputs, freedoms, own = found_in(name)
+    model, inputs, reparameterizations, own = found_in(name)
     start = {key: w.clone() for key, w in own.items()}
     there, draw = {key: w.clone() for key, w in own.items()}, torch.Generator().manual_seed(seed)
-    for index in torch.randperm(len(freedoms), generator=draw):
-        freedoms[int(index)].move(there, draw, 0.5)
+    for index in torch.randperm(len(reparameterizations), generator=draw):
+        reparameterizations[int(index)].transform(there, draw, 0.5)
     for params in (start, there):
-        for each in freedoms:
-            each.fold(params)
+        for each in reparameterizations:
+            each.canonicalize(params)
     assert change(model, inputs, start) < 1e-8
     for key, w in start.items():
         torch.testing.assert_close(there[key], w, rtol=0, atol=1e-6 * max(1.0, float(w.abs().max())), msg=key)
-    constant = {key for each in freedoms for key in each.constant}
+    constant = {key for each in reparameterizations for key in each.constant}
     assert all(bool((start[key] * (start[key] - 1)).abs().max() < 1e-12) for key in constant)
 
 
 def test_what_an_idle_expert_may_read_is_refused() -> None:
     model, x = make_generic(Routed()).double().eval(), torch.randn(6, D).double()
     x[:, 0] = torch.tensor([1, -1, 1, -1, 1, -1])
-    assert "norm.weight norm gain" in [each.name for each in find_symmetries(model, x).freedoms]
+    assert "norm.weight norm gain" in [each.name for each in find_symmetries(model, x).reparameterizations]
     found = find_symmetries(model, x[::2])
-    assert not found.freedoms
+    assert not found.reparameterizations
     assert any("did not run, and may be part of it" in each.reason for each in found.refused)
 
 
@@ -174,8 +174,12 @@ def test_a_mask_that_masks_nothing_is_a_mask() -> None:
     whole = find_symmetries(model, (X, mask))
     mask[0, 4] = 0.0
     assert change(model, (X, mask), canonical(model, (X, torch.ones_like(mask))).params) < 1e-12
-    assert [each.name for each in whole.freedoms] == [each.name for each in find_symmetries(model, (X, mask)).freedoms]
-    assert not any(isinstance(each, Shift) for each in whole.freedoms)  # the reader's bias is added where it masks, too
+    assert [each.name for each in whole.reparameterizations] == [
+        each.name for each in find_symmetries(model, (X, mask)).reparameterizations
+    ]
+    assert not any(
+        isinstance(each, Shift) for each in whole.reparameterizations
+    )  # the reader's bias is added where it masks, too
 
 
 def test_float32_parameters_stay_float32() -> None:

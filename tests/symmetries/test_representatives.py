@@ -389,7 +389,7 @@ def test_symmetries_are_those_of_all_inputs_given(name: str) -> None:
     model = make_generic(make()).double()
     found = find_symmetries(model, given, later)
     assert found.pairs
-    assert found.freedoms
+    assert found.reparameterizations
     for params in (random_representative(model, found), balance(model, found), canonical(model, given, later).params):
         assert difference(model, params, given) < 1e-6
         assert difference(model, params, later) < 1e-6
