@@ -137,6 +137,11 @@ class Gauge(Reparameterization):
         return self.group in ("linear", "mean")
 
     @property
+    def mixes(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension
