@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -23,13 +24,6 @@ from quotient_manifolds.symmetries.wires.walk import Walk
 SWEEPS, SETTLED = 50, 1e-14
 RANK = 1e-10  # relative, of singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
-FAMILIES = {
-    "orthogonal": "rotation of the residual stream",
-    "centred": "rotation of the residual stream",
-    "mean": "mean of the residual stream",
-    "linear": "change of basis of a stream",
-    "complex": "phase of a plane",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +89,7 @@ class Part:
 class Gauge(Reparameterization):
     """Describe a block of channels that mix: (A W, W' A^-1) for all W that write to them and all W' that read them.
 
-    group: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
+    acts: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
     is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
     an element acts, and back after it.
 
@@ -105,7 +99,8 @@ class Gauge(Reparameterization):
     what reads are diagonal and proportional.
     """
 
-    group: str
+    kind: str
+    acts: str
     n: int
     parts: tuple[Part, ...]
     scalings: tuple[Scaling, ...]
@@ -113,12 +108,6 @@ class Gauge(Reparameterization):
     partners: Partners
     dimension: int  # but for what is unseen, unreached or shifted as well
     number: int = 1
-    kind = "gauge"
-
-    @property
-    def label(self) -> str:
-        """Return the name of the first parameter that writes, and of the group."""
-        return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,13 +117,20 @@ class Gauge(Reparameterization):
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the dimension of the group by what it is about."""
-        return {FAMILIES[self.group]: self.dimension}
+        """Return the dimension of the group by its kind."""
+        return {self.kind: self.dimension}
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group."""
+        if self.acts in ("complex", "mean"):
+            return {"complex": "U(1)", "mean": "I + 1 w^T"}[self.acts]
+        return f"{'SL' if self.acts == 'linear' else 'SO'}({self.n - (self.acts == 'centred')})"
 
     @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
-        return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension
+        return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
@@ -148,11 +144,11 @@ class Gauge(Reparameterization):
         """Act with exp(size X), X a Gaussian element of the Lie algebra with entries of about n^-1/2, in place."""
         n = self.n
         X = gaussian(torch.empty(n, n), generator) / n**0.5
-        if self.group == "mean":
+        if self.acts == "mean":
             X = torch.outer(1 / self.weights, X[0])
-        elif self.group == "complex":
+        elif self.acts == "complex":
             X = X[0, 0] * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-        elif self.group == "linear":
+        elif self.acts == "linear":
             X = X - torch.eye(n, dtype=torch.float64) * X.trace() / n
         else:
             B = self._basis()
@@ -163,14 +159,14 @@ class Gauge(Reparameterization):
     def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it
+        for _ in range(SWEEPS if self.acts == "mean" else 1):  # a mean follows what pairs measure, which follows it
             found = self._to_place(params)
             if found is None or float((found[0] - eye).abs().max()) <= SETTLED:
                 return
             self.act(params, *found)
 
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
-        if self.group in ("orthogonal", "centred"):
+        if self.acts in ("orthogonal", "centred"):
             B, S = self._basis(), self.weights
             *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
@@ -179,9 +175,9 @@ class Gauge(Reparameterization):
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             A = R * S / S[:, None]
             return A, torch.linalg.inv(A)
-        if self.group == "mean":
+        if self.acts == "mean":
             return self._mean(params)
-        if self.group == "linear":
+        if self.acts == "linear":
             return self._balance(params)
         return None
 
@@ -204,7 +200,7 @@ class Gauge(Reparameterization):
 
     def tells(self, params: Mapping[str, Tensor]) -> bool:
         """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
-        if self.group not in ("orthogonal", "centred"):
+        if self.acts not in ("orthogonal", "centred"):
             return True
         B = self._basis()
         for moment in self._moments(params, self.weights):
@@ -276,7 +272,7 @@ class Gauge(Reparameterization):
     def _basis(self) -> Tensor:
         """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        if self.group != "centred":
+        if self.acts != "centred":
             return eye
         w = torch.full((self.n,), self.n**-0.5, dtype=torch.float64)
         w[0] += 1.0
@@ -289,12 +285,18 @@ def _triangle(rows: Tensor) -> Tensor:
 
 
 def gauges(
-    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners, own: Mapping[Any, int]
+    walk: Walk,
+    roles: Roles,
+    blocks: Iterable[Block],
+    scalings: Sequence[Scaling],
+    partners: Partners,
+    own: Mapping[Any, int],
 ) -> Iterator[Gauge]:
     """Yield blocks as records.
 
-    scalings: those that are folded before; the blocks' weights are those at the point where they are. partners: pairs,
-    of whose channels directions tell nothing until these measure them. own: dimensions of some, by their roots.
+    roles: what channels are for. scalings: those that are folded before; the blocks' weights are those at the point
+    where they are. partners: pairs, of whose channels directions tell nothing until these measure them. own: dimensions
+    of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
     nodes = {
@@ -312,7 +314,8 @@ def gauges(
             if joined and size > 0:
                 names = {part.entries.name for part in every_part}
                 met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-                yield Gauge(block.kind, len(block.roots), every_part, met, block.weights, partners, size)
+                kind = roles.mixing(block)
+                yield Gauge(kind, block.kind, len(block.roots), every_part, met, block.weights, partners, size)
         left = [each for each in left if each not in told]
 
 
