@@ -26,7 +26,7 @@ PAIRS = {"query/key", "value/output"}
         ("bitnet", {"query/key", "norm gain", "relu neuron", "value/output rotation"}),
         ("deepseek_v3", PAIRS | {"gated neuron", "norm gain", "hidden rotation"}),
         ("t5", PAIRS | {"relu neuron", "norm gain", REDUNDANT}),
-        ("beit", PAIRS | {"value/output bias", "norm gain", "gain", UNREAD, CONSTANT, REDUNDANT}),
+        ("beit", PAIRS | {"value/output bias", "norm gain", "channel gain", UNREAD, CONSTANT, REDUNDANT}),
         ("mpt", PAIRS | {"norm gain", UNREAD, "unreached input direction"}),
     ],
 )

@@ -33,12 +33,12 @@ class Roles:
         for flow in walk.flows:
             if flow.kind == "dot":
                 self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
-        self.sums, residual = _summed(walk)
+        self.sums = _summed(walk)
         root = walk.turns.find(np.arange(walk.count))[0]
         roles = (
             (QUERY_KEY, self.left | self.right),
             (VALUE_OUTPUT, walk.about("mixed")[: walk.count]),
-            ("residual", residual),
+            ("residual", _added(walk)),
         )
         self._roles = [(name, np.isin(root, np.setdiff1d(root[there], [ZERO, FIXED]))) for name, there in roles]
 
@@ -52,7 +52,7 @@ class Roles:
         if gains:
             scaled = [n for each in gains for row in each.ins for n in row]
             normed = self.walk.about("normed")[scaled] | self.walk.about("gated")[scaled]
-            kind = "norm gain" if normed.any() else "gain"
+            kind = "norm gain" if normed.any() else "channel gain"
             return kind if weights else f"{self._of([n for each in gains for n in each.outs[0]])} {kind}"
         neurons = self.neuron(nodes, one=True) if self._of(nodes) != QUERY_KEY else ""
         return neurons or f"{self._of(nodes)} scale"
@@ -160,8 +160,19 @@ def _inputs(linear: Linear) -> set[tuple[bool, int]]:
     return {(True, linear.shape[2])} if linear.table else {(False, n) for row in linear.ins for n in row}
 
 
-def _summed(walk: Walk) -> tuple[list[tuple[Linear, Linear]], Array]:
-    """Return which linear maps have answers that are added, directly or with others, and where the sums are."""
+def _added(walk: Walk) -> Array:
+    """Say of channels whether they are sums of two activations, such as of a stream and of what a block adds."""
+    activation, found = np.ones(walk.count, bool), np.zeros(walk.count, bool)
+    activation[: FIXED + 1] = False
+    activation[[n for each in walk.vectors if not each.gain for row in each.outs for n in row]] = False
+    for flow in walk.flows:
+        if flow.kind in ("sum", "offset", "token"):
+            found[flow.outs[activation[flow.terms[0]].sum(1) > 1]] = True
+    return found
+
+
+def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
+    """Return which linear maps have answers that are added, directly or with others."""
     origin: dict[int, frozenset[int]] = {}
     for number, linear in enumerate(walk.linears):
         origin.update((row[0], frozenset([number])) for row in linear.outs)
@@ -179,9 +190,7 @@ def _summed(walk: Walk) -> tuple[list[tuple[Linear, Linear]], Array]:
             found.update(
                 ((a, b), None) for one in parts for other in parts if one is not other for a in one for b in other
             )
-    residual = np.zeros(walk.count, bool)
-    residual[[n for n, several in origin.items() if len(several) > 1]] = True
-    return [(walk.linears[a], walk.linears[b]) for a, b in found], residual
+    return [(walk.linears[a], walk.linears[b]) for a, b in found]
 
 
 def common_path(names: Sequence[str]) -> str:
