@@ -109,14 +109,15 @@ def descend_orbit(
     own = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(own, own)
     symmetries = verified(model, inputs, symmetries, evaluate)
-    built_in = objective if isinstance(objective, WeightObjective) else None
-    moves = built_in.moves if built_in else lambda record: True
-    group = Group(symmetries, own, condition=condition, fold=built_in is not None, moves=moves)
+    if isinstance(objective, WeightObjective):
+        group = Group(symmetries, own, condition=condition, fold=True, moves=objective.moves)
+    else:
+        group = Group(symmetries, own, condition=condition)
     if not group.records:
-        raise ValueError(f"{type(model).__name__} has no continuous symmetry, so its orbit is one point (see `inspect`).")
+        raise ValueError(f"{type(model).__name__} has no continuous symmetry: its orbit is one point.")
     dtype = dtype or (torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32)
-    if built_in:
-        values = OnParameters(built_in.on(model, group), own, dtype)
+    if isinstance(objective, WeightObjective):
+        values = OnParameters(objective.on(model, group), own, dtype)
     elif batches is None:
         values = OnParameters(objective, own, dtype)
     else:
@@ -250,7 +251,7 @@ def minimize(
         if method == "adam":
             for chosen in optimizer.param_groups:
                 chosen["lr"] = learning_rate * (1 - step / steps)
-        value = float(optimizer.step(closure))  # type: ignore[arg-type]
+        value = float(optimizer.step(closure))
         if not math.isfinite(value):
             if not path:
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")

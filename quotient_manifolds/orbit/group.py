@@ -15,8 +15,8 @@ from quotient_manifolds.symmetries import (
     Params,
     Permutation,
     Scaling,
-    Symmetries,
     SymmetricPair,
+    Symmetries,
     Translation,
 )
 from quotient_manifolds.symmetries.representatives import act, random_shift

@@ -134,7 +134,7 @@ class RoundingError(WeightObjective):
         return rows.unflatten(1, (-1, g)) if g and rows.shape[1] % g == 0 else rows
 
     def round(self, params: Mapping[str, Tensor], names: Collection[str]) -> Params:
-        """Return the parameters with these weights rounded to the nearest of 2^bits - 1 multiples of a step, by channel.
+        """Return the parameters with these weights rounded to 2^bits - 1 multiples of a step, by channel.
 
         Groups that do not divide a channel are left out: it has one range.
         """
