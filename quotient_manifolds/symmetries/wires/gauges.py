@@ -132,6 +132,11 @@ class Gauge(Reparameterization):
         return {FAMILIES[self.group]: self.dimension}
 
     @property
+    def multiplies(self) -> bool:
+        """Return whether elements may be ill-conditioned: those of rotations are not."""
+        return self.group in ("linear", "mean")
+
+    @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension

@@ -161,6 +161,11 @@ class Scaling(Reparameterization):
         self.to_place(params)
 
     @property
+    def multiplies(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
     def tells(self) -> bool:
         """Say whether there are gains that tell the place."""
         return any(each.gain for each in self.vectors)
