@@ -26,6 +26,11 @@ class Reparameterization(ABC):
     number = 1  # of those of a model that would have one name
 
     @property
+    def multiplies(self) -> bool:
+        """Return whether the group multiplies, so that far along an orbit parameters are ill-conditioned."""
+        return False
+
+    @property
     def name(self) -> str:
         """Return a name that no other reparameterization of a model has, such as "h.0.ln_1.weight norm gain"."""
         return self.label if self.number == 1 else f"{self.label} {self.number}"
@@ -131,5 +136,5 @@ def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
 
 def typical(numbers: Tensor) -> float:
     """Return the root mean square of numbers, and 1 if all of them are 0."""
-    parts = numbers.detach().reshape(-1).split(1 << 20)
-    return (sum(float(part.double().square().sum()) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0
+    size = torch.linalg.vector_norm(numbers.detach(), dtype=torch.float64)
+    return float(size) / max(1, numbers.numel()) ** 0.5 or 1.0

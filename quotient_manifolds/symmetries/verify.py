@@ -280,7 +280,9 @@ def verify_on_batches(
     checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
     tolerances = list[float]()
     # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
-    params = jittered(balance(losses.params(), symmetries), seed)
+    multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
+    sized = replace(symmetries, translations=(), reparameterizations=multiplied)
+    params = jittered(balance(losses.params(), sized), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))

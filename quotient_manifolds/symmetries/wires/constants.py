@@ -111,10 +111,10 @@ class Additive(Reparameterization):
 
     def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
         """Return what is added of size 1: it is linear in the size."""
-        changes = self.drawn(params, generator, 1.0, control)
-        moved = {name: params[name].clone() for name in self.names}
-        add(moved, changes)
-        return {name: w - params[name] for name, w in moved.items()}
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in self.drawn(params, generator, 1.0, control):
+            entries.add_to(tangent, change.reshape(entries.shape))
+        return tangent
 
     @property
     def alone(self) -> tuple[Additive, ...]:
@@ -197,9 +197,12 @@ class UnseenOutput(Additive):
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
+        return self._width * sum(K.shape[1] for K in self._kernels(params))
+
+    @property
+    def _width(self) -> int:
         first = self.uses[0]
-        width = first.shape[2] if isinstance(first, Linear) else 1
-        return width * sum(K.shape[1] for K in self._kernels(params))
+        return first.shape[2] if isinstance(first, Linear) else 1
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less what nobody sees."""
@@ -213,12 +216,11 @@ class UnseenOutput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussians that nobody sees; as a control Gaussians."""
-        W = self._read(params)
-        change = np.zeros_like(W)
-        for axis, K in enumerate(self._kernels(params)):
-            noise = size * typical(torch.from_numpy(W)) * gaussian(torch.from_numpy(W[axis]), generator).numpy()
-            change[axis] = noise if control else K @ (K.T @ noise)
-        return [(self.uses[0].entries, torch.from_numpy(change))]
+        entries, kernels = self.uses[0].entries, self._kernels(params)
+        size, width = size * typical(params[entries.name]), self._width
+        noise = _rank_one if control else _combination
+        change = [size * noise(K, width, generator) for K in kernels]
+        return [(entries, torch.from_numpy(np.stack(change)))]
 
     def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
         """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
@@ -263,13 +265,26 @@ class UnreachedInput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussian answers to what never occurs; as a control Gaussians."""
-        W = self.uses[0].entries.read(params)
-        noise = size * typical(W) * gaussian(W, generator).numpy()
-        Q = self._basis(params)
-        return [(self.uses[0].entries, torch.from_numpy(noise if control else (noise @ Q) @ Q.T))]
+        entries, Q = self.uses[0].entries, self._basis(params)
+        taps, out, _ = self.uses[0].shape
+        size = size * typical(params[entries.name])
+        noise = _rank_one if control else _combination
+        change = [size * noise(Q, out, generator).T for _ in range(taps)]
+        return [(entries, torch.from_numpy(np.stack(change)))]
 
     def _basis(self, params: Mapping[str, Tensor]) -> Array:
         return unreached_basis(self.constants.at(params), self.uses)
+
+
+def _combination(basis: Array, width: int, generator: torch.Generator) -> Array:
+    """Draw Gaussian combinations (n, width) of the columns of an orthonormal basis (n, k)."""
+    return np.asarray(basis @ gaussian(torch.empty(basis.shape[1], width), generator).numpy())
+
+
+def _rank_one(basis: Array, width: int, generator: torch.Generator) -> Array:
+    """Draw a matrix (n, width) of rank one that no basis (n, k) tells anything of."""
+    rows, columns = (gaussian(torch.empty(n), generator).numpy() for n in (len(basis), width))
+    return np.outer(rows, columns)
 
 
 def unreached_basis(at: At, several: Sequence[Linear]) -> Array:

@@ -41,9 +41,9 @@ class Part:
         """Say whether this is a bias."""
         return len(self.entries.shape) == 2
 
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+    def read(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
         """Return the numbers as (taps, out, in)."""
-        W = self.entries.read(params)
+        W = self.entries.read(params, dtype)
         return W if W.ndim == 3 else W.mT[None]
 
     def write(self, params: Params, W: Tensor) -> None:
@@ -51,8 +51,8 @@ class Part:
         self.entries.write(params, W if len(self.entries.shape) == 3 else W[0].mT)
 
     def act(self, params: Params, A: Tensor, C: Tensor) -> None:
-        """Turn what is written by A and turn back what is read by C, in place."""
-        W = self.read(params)
+        """Turn what is written by A and turn back what is read by C, in place, in the precision of A."""
+        W = self.read(params, A.dtype)
         for copy in self.out:
             W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
@@ -128,16 +128,27 @@ class Gauge(Reparameterization):
         return f"{'SL' if self.acts == 'linear' else 'SO'}({self.n - (self.acts == 'centred')})"
 
     @property
+    def multiplies(self) -> bool:
+        """Return whether elements may be ill-conditioned: those of rotations are not."""
+        return self.acts in ("linear", "mean")
+
+    @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
-        """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
-        before = [scaling.to_place(params) for scaling in self.scalings]
+        """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone.
+
+        Autograd follows A and C, and parameters but for gains, which no element of the group changes.
+        """
+        found = ((scaling, torch.from_numpy(scaling.by_gains(params)).to(A.dtype)) for scaling in self.scalings)
+        folded = [(scaling, z) for scaling, z in found if z.any()]
+        for scaling, z in folded:
+            scaling.apply(params, z)
         for part in self.parts[:1] if control else self.parts:
             part.act(params, A, C)
-        for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
+        for scaling, z in folded[::-1]:
             scaling.apply(params, -z)
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
@@ -151,7 +162,7 @@ class Gauge(Reparameterization):
         elif self.acts == "linear":
             X = X - torch.eye(n, dtype=torch.float64) * X.trace() / n
         else:
-            B = self._basis()
+            B = self.basis()
             X = B @ (B.mT @ (X - X.mT) @ B) @ B.mT / 2**0.5
             X = X * self.weights / self.weights[:, None]
         self.act(params, torch.linalg.matrix_exp(size * X), torch.linalg.matrix_exp(-size * X), control=control)
@@ -167,7 +178,7 @@ class Gauge(Reparameterization):
 
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
         if self.acts in ("orthogonal", "centred"):
-            B, S = self._basis(), self.weights
+            B, S = self.basis(), self.weights
             *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
             cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
@@ -202,7 +213,7 @@ class Gauge(Reparameterization):
         """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
         if self.acts not in ("orthogonal", "centred"):
             return True
-        B = self._basis()
+        B = self.basis()
         for moment in self._moments(params, self.weights):
             values = torch.linalg.eigvalsh(B.mT @ moment @ B)
             if len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all()):
@@ -269,7 +280,7 @@ class Gauge(Reparameterization):
         A, C = A * sign[:, None] / size, C * sign * size
         return torch.nn.functional.pad(A, (0, 0, 0, n - len(A))), torch.nn.functional.pad(C, (0, n - len(A)))
 
-    def _basis(self) -> Tensor:
+    def basis(self) -> Tensor:
         """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
         eye = torch.eye(self.n, dtype=torch.float64)
         if self.acts != "centred":

@@ -42,10 +42,10 @@ class ScaledWeight:
     columns: Sparse  # (in, dimensions)
     partners: Partners
 
-    def apply(self, params: Params, z: Array) -> None:
+    def apply(self, params: Params, z: Tensor) -> None:
         """Multiply rows and divide columns, in place."""
-        W = self.entries.read(params)
-        rows, columns = (torch.from_numpy(np.exp(each)) for each in (self.rows @ z, -(self.columns @ z)))
+        W = self.entries.read(params, z.dtype)
+        rows, columns = combined(self.rows, z).exp(), combined(self.columns, -z).exp()
         self.entries.write(params, W * rows[:, None] * columns)
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
@@ -63,17 +63,24 @@ class ScaledVector:
     exponents: Sparse  # (numbers, dimensions)
     gain: bool
 
-    def apply(self, params: Params, z: Array) -> None:
+    def apply(self, params: Params, z: Tensor) -> None:
         """Multiply each number, in place."""
-        v = self.entries.read(params)
-        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)))
+        v = self.entries.read(params, z.dtype)
+        self.entries.write(params, v * combined(self.exponents, z).exp())
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the sizes of gains, or of numbers scaled alike, and how scales change them."""
-        v = self.entries.read(params).numpy()
+        v = self.entries.read(params).detach().numpy()
         if self.gain:
             return _log(np.abs(v)), self.exponents
         return _lengths(v**2, self.exponents)
+
+
+def combined(exponents: Sparse, z: Tensor) -> Tensor:
+    """Return the combinations of log-scales z that a sparse matrix holds; autograd follows z."""
+    found = exponents.tocoo()
+    values = torch.from_numpy(found.data).to(z.dtype) * z[torch.from_numpy(found.col).long()]
+    return z.new_zeros(exponents.shape[0]).index_add(0, torch.from_numpy(found.row).long(), values)
 
 
 def _lengths(squares: Array, exponents: Sparse) -> tuple[Array, Sparse]:
@@ -137,17 +144,26 @@ class Scaling(Reparameterization):
         alone = [each for each in gains if _is_square(each.exponents) and len(gains) == 1]
         return tuple(each.entries.name for each in alone if each.entries.offset == 0)
 
-    def apply(self, params: Params, z: Array, *, control: bool = False) -> None:
-        """Scale by exp(B z), in place; as a control the first of what changes alone."""
+    def apply(self, params: Params, z: Array | Tensor, *, control: bool = False) -> None:
+        """Scale by exp(B z), in place; as a control the first of what changes alone.
+
+        Autograd follows z and the parameters where no shift has to make up for constants.
+        """
+        z = torch.as_tensor(z)
         parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
         for each in parts[:1] if control else parts:
             each.apply(params, z)
         if self.offsets is not None and not control:
-            self.offsets.make_up(params, z)
+            self.offsets.make_up(params, z.detach().double().numpy())
 
     def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place."""
         self.to_place(params)
+
+    @property
+    def multiplies(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def tells(self) -> bool:

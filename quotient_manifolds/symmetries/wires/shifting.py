@@ -419,6 +419,9 @@ def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     most = SMALL * max(1.0, float(np.abs(basis).max()))
+    head = basis[np.flatnonzero(np.abs(basis).max(1) > most)[:width]]
+    if len(head) == width and np.abs(np.diag(np.linalg.qr(head, mode="r"))).min() > SURE * most / SMALL:
+        return np.linalg.solve(head.T, basis.T).T
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
