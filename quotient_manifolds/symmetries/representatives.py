@@ -101,8 +101,8 @@ def canonicalize(
 
 
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    """Apply the group element A of the pair, as `group_element` makes them, to a point x of any dtype, in float64."""
-    return pair.manifold().action(A.to(x.device), x.double())
+    """Apply the group element A of the pair, as `group_element` makes them, to a point x, in the precision of A."""
+    return pair.manifold().action(A.to(x.device), x.to(A.real.dtype))
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def test_inspect_prints_symmetries_and_accounts_for_every_parameter(bert: Path, 
     shown = call("inspect", bert, "--out", tmp_path / "record.json", "--seed", 5)
     assert shown.exit_code == 0, shown.output
     assert "bert.encoder.layer.1.attention query/key" in shown.stdout
-    assert shown.stdout.count("GL(8)^4") == shown.stdout.count("R^32") == 2 * 4  # as found, and as verified
+    assert shown.stdout.count("GL(8)^4") == 2 * 4  # as found, and as verified
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["verification"]["all_hold"], record["verification"]["seed"]) == (True, 5)
     stored = load_file(bert / "model.safetensors")

@@ -98,7 +98,7 @@ class Entries:
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
         w = parameters[self.name]
-        flat = w.detach().reshape(-1)
+        flat = w.reshape(-1)
         stored = ((value - self.offset) / self.scale).to(flat.device, flat.dtype)
         if self.layout.is_meta:
             start = self.layout.storage_offset() + flat.storage_offset()
@@ -107,8 +107,8 @@ class Entries:
             flat[self.layout.reshape(-1)] = stored.reshape(-1)
         parameters[self.name] = flat.view(w.shape)
 
-    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
+    def read(self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the values of the entries as a new tensor on the CPU, where `index` is; autograd follows it."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         if place.is_meta:
             start = self.first
@@ -118,8 +118,8 @@ class Entries:
         if isinstance(parameters, Generic):
             part = parameters.between(self.name, start, stop)
         else:
-            part = parameters[self.name].detach().reshape(-1)[start:stop]
+            part = parameters[self.name].reshape(-1)[start:stop]
         part = part.cpu()
         found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.to(torch.float64, copy=True)
+        found = found.to(dtype, copy=True)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

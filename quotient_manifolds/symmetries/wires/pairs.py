@@ -173,10 +173,10 @@ def _obstacle(walk: Walk, constants: Constants, found: Found, owned: dict[str, l
     for name in dict.fromkeys(pair.names):
         own, count = _held(walk, found, name)
         if count > np.count_nonzero(own):
-            return f"parameter {name!r} plays two parts"
+            return f"parameter {name!r} is used twice in it (see the reparameterizations)"
         for other in owned.get(name, ()):
             if (own & _held(walk, other, name)[0]).any():
-                return f"parameter {name!r} plays two parts: it is in {other.pair.name!r} too"
+                return f"parameter {name!r} is shared with {other.pair.name!r} (see the reparameterizations)"
     return ""
 
 

@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, linked, parts_of
@@ -47,7 +48,11 @@ class Shift(Reparameterization):
     changed: tuple[str, ...]
     readers: tuple[tuple[int, Linear], ...] = ()  # that have no bias, each with the place of its first pivot
     number: int = 1
-    kind = "shift"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Return what the first pivot is about."""
+        return SHIFTED[self.pivots[0][0]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +62,7 @@ class Shift(Reparameterization):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+        return dict(Counter(SHIFTED[kind] for kind, _, _ in self.pivots))
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -493,6 +498,3 @@ def common(at: At, linear: Linear) -> Array:
             "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )
     return np.asarray(c @ U / (c @ c))
-
-
-FAMILY = {"bias": "bias that others hold as well", "weight": "constant that a weight adds"}

@@ -132,6 +132,8 @@ def _affine(walk: Walk, operation: Operation, label: Tensor, weight: Tensor | No
     for step, (numbers, func) in enumerate(((weight, torch.ops.aten.mul.Tensor), (bias, torch.ops.aten.add.Tensor))):
         if numbers is None:
             continue
+        if step == 0:
+            walk.about("gated")[walk.nodes(label)] = True
         after = torch.empty(out.shape, device="meta")
         walk.notes["kept", walk.at, step] = after
         (mul if step == 0 else add)(walk, Operation(func, (between, numbers), {}, after))
