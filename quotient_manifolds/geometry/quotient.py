@@ -227,7 +227,7 @@ class Quotient(Geometry):
         verified = verified._without(found.failed, self.symmetries)
         begins = partial(changed_by, model, loss, batches, partial(verified._begin, model, known), found)
         where = f"begins {self.metric} {self.eps}"
-        single = partial(_warn_of_several_points, model, verified.symmetries)
+        single = partial(_warn_of_several_points, model, verified._known(model))
         known.once(single, "single", model, loss, symmetries, *batches)
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
