@@ -102,17 +102,11 @@ def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:
         ) from error
 
 
-def find_reparameterizations(
-    run: Run, pairs: Pairs | None = None
-) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
-    """Return what is free in a run beside pairs, in the order of folding, and what has no one place, and why.
-
-    pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
-    """
-    walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
-    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = reparameterizations(walk, found.taken, biases, found.pairs, run.constants)
-    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
+def _reparameterizations(run: Run, pairs: Pairs) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
+    """Return the reparameterizations of a run beside pairs and their translations, and what is refused, and why."""
+    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)]
+    free = reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants)
+    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(run.walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (
         tuple(each for each in free if each not in undecided),
@@ -134,7 +128,7 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free, others = find_reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    free, others = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}

@@ -39,6 +39,8 @@ class Run:
             recording = record(replica(model, own), private_batch(inputs, unchanged), outputs)
         except RuntimeError:  # inputs of another precision than the weights
             recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
+        if recording.outputs and not any(out.numel() for out in recording.outputs):
+            raise ValueError("the output on these inputs is empty")
         self.walk = Walk(recording, Generic(own))
         self.constants = Constants(self.walk)
         self._ran = dict(self.walk.ran)
