@@ -70,9 +70,9 @@ def align(
 
     Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first; then
     streams rotate (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units
-    that `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) are fitted in least squares,
-    and scales, shifts and the rest brought together, again until nothing changes; last, gains get the size of the
-    other's. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    that `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) are fitted by least
+    squares, and scales, shifts and the rest brought together, again until nothing changes; last, gains get the size of
+    the other's. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -157,10 +157,10 @@ class _Aligner:
         self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
         free = symmetries.reparameterizations
-        self._turned = [each for each in free if isinstance(each, Gauge) and each.group in TURNED]
+        self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
         self._scalings = [each for each in free if isinstance(each, Scaling)]
         lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
-        mixed = [each for each in free if isinstance(each, Gauge) and each.group == "linear"]
+        mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
         self._pairs = dict(
             zip(symmetries.pairs, without_biases(symmetries.pairs, symmetries.translations), strict=True)
         )

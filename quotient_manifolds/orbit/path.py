@@ -40,15 +40,9 @@ class PathLosses:
 
     def plot(self, label: str = "straight path") -> Plot:
         """Draw the losses against t. Raises ImportError without matplotlib."""
-        from quotient_manifolds.plots import Series, line_figure, style_of
+        from quotient_manifolds.plots import path_figure
 
-        return line_figure(
-            [Series(label, self.t, self.losses, style_of(2))],
-            x_label="t (0: the first model, 1: the second)",
-            y_label="loss",
-            log=(False, False),
-            alt=f"Loss along the straight path between two models; its barrier is {self.barrier:.3g}.",
-        )
+        return path_figure(self.t, {label: self.losses})
 
 
 def loss_along_path(
