@@ -95,8 +95,9 @@ def descend(
     if not quiet:
         less = 100 * (1 - found.after / found.before)
         common.show(
-            f"{target}: the objective for {purpose} fell by {less:.0f} %, from {found.before:.4g} to {found.after:.4g}, "
-            f"by a group element of condition {found.condition:.0f}; the output changed by {change:.1e} of its size."
+            f"{target}: the objective for {purpose} fell from {found.before:.4g} to {found.after:.4g}, "
+            f"{less:.0f} % less, by a group element of condition {found.condition:.0f}; "
+            f"the output changed by {change:.1e} of its size."
         )
 
 
