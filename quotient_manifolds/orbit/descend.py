@@ -233,7 +233,9 @@ def minimize(
     if method == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(numbers, lr=learning_rate)
     else:
-        optimizer = torch.optim.LBFGS(numbers, max_iter=1, history_size=20, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            numbers, max_iter=1, history_size=20, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
     path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
 
     def closure() -> float:
