@@ -13,9 +13,10 @@ from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.find import held
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import find_reparameterizations, recorded
+from quotient_manifolds.symmetries.propose import find_reparameterizations
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
+from quotient_manifolds.symmetries.wires.run import Run
 
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
 
@@ -93,7 +94,7 @@ def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | 
     batches = (inputs, *others)
     with torch.no_grad():
         every = [ModelOutputs(model, batch, evaluate) for batch in batches]
-        trace = recorded(model, inputs, evaluate)
+        trace = Run(model, inputs, evaluate)
         reparameterizations, refusals = find_reparameterizations(trace)
         free = held(
             model,
