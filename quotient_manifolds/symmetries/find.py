@@ -95,6 +95,8 @@ def _false(
         evaluations = [*closed]
     for number, (batch, evaluation) in enumerate(zip(batches, evaluations, strict=True), 1):
         left = symmetries.without(reasons)
+        if not left.every:
+            break
         checks = verify_on_batches(model, evaluation, [batch], left).checks
         false = {check.name for check in checks if check.verdict == "fails"}
         for each in left.every:

@@ -100,17 +100,11 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
     yield Run(model, batch, evaluate)
 
 
-def find_reparameterizations(
-    run: Run, pairs: Pairs | None = None
-) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
-    """Return what is free in a run beside pairs, in the order of folding, and what has no one place, and why.
-
-    pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
-    """
-    walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
-    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = reparameterizations(walk, found.taken, biases, found.pairs, run.constants)
-    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
+def _reparameterizations(run: Run, pairs: Pairs) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
+    """Return the reparameterizations of a run beside pairs and their translations, and what is refused, and why."""
+    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)]
+    free = reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants)
+    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(run.walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (
         tuple(each for each in free if each not in undecided),
@@ -128,19 +122,13 @@ def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     """Return what a run leaves free."""
     params = dict(model.named_parameters())
-    unknown = tuple(
-        Refused(
-            f"{module} {name}".strip(),
-            "operation",
-            "this use of the operation is not understood, so its inputs are held fixed",
-        )
-        for module, name in run.walk.unknown
-    )
+    why = "this use of the operation is not understood, so its inputs are held fixed"
+    unknown = [Refused(f"{module} {name}".strip(), "operation", why) for module, name in run.walk.unknown]
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free, others = find_reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    free, others = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}

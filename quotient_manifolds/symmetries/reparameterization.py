@@ -31,6 +31,11 @@ class Reparameterization(ABC):
         return False
 
     @property
+    def mixes(self) -> bool:
+        """Return whether the group changes a basis of channels."""
+        return False
+
+    @property
     def name(self) -> str:
         """Return a name that no other reparameterization of a model has, such as "h.0.ln_1.weight norm gain"."""
         return self.label if self.number == 1 else f"{self.label} {self.number}"

@@ -78,6 +78,26 @@ def test_an_error_while_verifying_is_not_taken_for_the_models(monkeypatch: Any) 
         find_symmetries(model, {"input_ids": torch.tensor([[1]])})
 
 
+class Unread(nn.Module):
+    """A parameter of which some rows run on longer inputs alone, and that all symmetries touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.a, self.b = nn.Parameter(torch.randn(5, 8)), nn.Linear(8, 6), nn.Linear(6, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x + self.positions[: x.shape[1]]))
+        return out
+
+
+def test_nothing_is_verified_where_all_is_refused() -> None:
+    torch.manual_seed(0)
+    found = find_symmetries(Unread().eval(), X)
+    assert found.every == ()
+    assert any("positions did not run" in each.reason for each in found.refused)
+    assert not any("cannot be verified" in each.reason for each in found.refused)
+
+
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "sparse": (lambda: X[0].to_sparse(), r"inputs are dense tensors\. Found a sparse one \(torch\.sparse_coo\): call"),
     "nested": (lambda: torch.nested.nested_tensor([*X]), r"inputs are dense tensors\. Found a nested one: pad it"),

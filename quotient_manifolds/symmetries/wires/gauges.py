@@ -133,6 +133,11 @@ class Gauge(Reparameterization):
         return self.acts in ("linear", "mean")
 
     @property
+    def mixes(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension

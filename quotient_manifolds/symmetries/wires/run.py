@@ -43,7 +43,10 @@ class Run:
                 recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
             except ModelError:
                 raise error from error.__cause__
-        check_outputs(recording.outputs)
+        try:
+            check_outputs(recording.outputs)
+        except ValueError as error:
+            raise ModelError(str(error)) from None
         self.walk = Walk(recording, Generic(own))
         self.constants = Constants(self.walk)
         self._ran = dict(self.walk.ran)

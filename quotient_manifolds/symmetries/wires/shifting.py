@@ -136,14 +136,18 @@ class Shift(Reparameterization):
             for unknowns, own, D in found.groups(pivots):
                 owners = found.sources.owners(unknowns)
                 t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
-                z.update(zip(own, np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0].tolist(), strict=True))
+                if len(own) == len(owners):
+                    size = np.linalg.solve(D, -t)
+                else:
+                    MD = self.constants.partners.gram(params, owners) @ D
+                    size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
+                z.update(zip(own, size.tolist(), strict=True))
             change = np.array([*z.values()])
-            size = float((np.abs(change) / self._sizes(params, pivots)).max())
-            if size <= SETTLED or (last <= SMALL and size > last / 2):  # no smaller than rounding leaves it
+            most = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if most <= SETTLED or (last <= SMALL and most > last / 2):  # no smaller than rounding leaves it
                 return
             self._shift(params, pivots, change)
-            last = size
+            last = most
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
