@@ -14,14 +14,19 @@ from quotient_manifolds.symmetries import (
     Gauge,
     Params,
     Permutation,
+    Reparameterization,
     Scaling,
+    Shift,
     SymmetricPair,
     Symmetries,
     Translation,
 )
 from quotient_manifolds.symmetries.representatives import act, random_shift
+from quotient_manifolds.symmetries.wires.constants import Additive
 
-Record: TypeAlias = SymmetricPair | Translation | Scaling | Gauge | Permutation
+Record: TypeAlias = SymmetricPair | Translation | Reparameterization | Permutation
+CANONICAL = torch.zeros(0, dtype=torch.float64)
+"""In place of an element: the one that brings parameters to the canonical point of a record's orbits."""
 CONDITION = 1e3  # of a group element, at most
 
 
@@ -30,7 +35,7 @@ class GroupElement:
     """Hold an element of a model's symmetry group, as elements of the groups of its records that act one by one.
 
     steps: records and what acts, in this order: A (heads, h, h) or (heads,) complex of a pair, c (heads, 1, h) of a
-    translation, log-scales z, A (n, n) of a gauge, the order of a permutation.
+    translation, log-scales z, A (n, n) of a gauge, the order of a permutation, what shifts and other constants add.
     """
 
     steps: tuple[tuple[Record, Tensor], ...] = ()
@@ -49,7 +54,7 @@ class GroupElement:
         wide = dtype or torch.float64
         moved = {**params, **{name: params[name].to(wide, copy=True) for name in self.names}}
         for record, value in self.steps:
-            _act(record, value, moved)
+            act_on(record, value, moved)
         return {name: w if dtype else w.to(params[name].dtype) for name, w in moved.items()}
 
     def then(self, *steps: tuple[Record, Tensor]) -> GroupElement:
@@ -58,16 +63,29 @@ class GroupElement:
 
     @property
     def conditions(self) -> dict[str, float]:
-        """Return the condition number of what acts, by record: of matrices; the ratio of scales; 1 for the rest."""
+        """Return the condition number of what acts, by record: of matrices; the ratio of scales; 1 for the rest.
+
+        Where pairs act before and after a permutation of their heads, an upper bound.
+        """
         total: dict[str, Tensor] = {}
+        before_permuting: dict[str, float] = {}
+        pairs = [record for record, _ in self.steps if isinstance(record, SymmetricPair)]
         for record, value in self.steps:
-            if isinstance(record, (SymmetricPair, Gauge)):
+            if isinstance(record, Permutation):
+                for pair in pairs:
+                    if pair.name in total and not set(pair.names).isdisjoint(record.names):
+                        bound = before_permuting.get(pair.name, 1.0)
+                        before_permuting[pair.name] = bound * _condition(total.pop(pair.name).detach())
+            elif value is CANONICAL:
+                continue
+            elif isinstance(record, (SymmetricPair, Gauge)):
                 before = total.get(record.name)
                 matrix = value.ndim > 1 and before is not None
                 total[record.name] = value if before is None else value @ before if matrix else value * before
             elif isinstance(record, Scaling):
                 total[record.name] = total.get(record.name, 0.0) + value
-        return {name: _condition(value.detach()) for name, value in total.items()}
+        found = {name: _condition(value.detach()) for name, value in total.items()}
+        return {name: before_permuting.get(name, 1.0) * found.get(name, 1.0) for name in {**found, **before_permuting}}
 
     @property
     def condition(self) -> float:
@@ -84,8 +102,13 @@ def names_of(records: Iterable[Record]) -> tuple[str, ...]:
     )
 
 
-def _act(record: Record, value: Tensor, params: Params) -> None:
-    if isinstance(record, SymmetricPair):
+def act_on(record: Record, value: Tensor, params: Params) -> None:
+    """Act with an element of a record's group, in place."""
+    if value is CANONICAL and isinstance(record, Translation):
+        record.remove(params)
+    elif value is CANONICAL and isinstance(record, Reparameterization):
+        record.canonicalize(params)
+    elif isinstance(record, SymmetricPair):
         record.write(params, act(record, value, record.read(params)))
     elif isinstance(record, Translation):
         record.shift(params, value)
@@ -93,7 +116,9 @@ def _act(record: Record, value: Tensor, params: Params) -> None:
         record.apply(params, value)
     elif isinstance(record, Gauge):
         record.act(params, value, torch.linalg.inv(value))
-    else:
+    elif isinstance(record, (Shift, Additive)):
+        record.add(params, value)
+    elif isinstance(record, Permutation):
         record.permute(params, value)
 
 

@@ -121,6 +121,16 @@ class Additive(Reparameterization):
         """Return those of which this consists."""
         return (self,)
 
+    def toward(self, params: Params, other: Params) -> Tensor:
+        """Return the difference from other parameters, of which `add` adds what the function does not depend on."""
+        return torch.cat([(other[name].double() - params[name].double()).flatten() for name in self.names])
+
+    def add(self, params: Params, change: Tensor) -> None:
+        """Add to the parameters that part of a change on which the function does not depend, in place."""
+        parts = change.split([params[name].numel() for name in self.names])
+        own = {name: -part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
+        add(params, self.to_place({**params, **own}))
+
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
 

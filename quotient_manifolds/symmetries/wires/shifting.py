@@ -107,6 +107,18 @@ class Shift(Reparameterization):
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
 
+    def toward(self, params: Params, other: Params) -> Tensor:
+        """Return the shift after which constants are those of other parameters, as nearly as they can be."""
+        found, z = Solved.at(self.constants, params), dict.fromkeys(self.pivots, 0.0)
+        for unknowns, own, D in found.groups(self.pivots):
+            t = found.sources.held(params, unknowns) - found.sources.held(other, unknowns)
+            z.update(zip(own, np.linalg.lstsq(D, -t, rcond=TINY)[0].tolist(), strict=True))
+        return torch.tensor([*z.values()], dtype=torch.float64)
+
+    def add(self, params: Params, z: Tensor) -> None:
+        """Shift the constants by z, in place."""
+        self._shift(params, self.pivots, z.numpy())
+
     def canonicalize(self, params: Params) -> None:
         """Let the others take over all constants, in place.
 
