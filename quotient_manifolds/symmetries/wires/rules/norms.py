@@ -148,6 +148,8 @@ def softmax(walk: Walk, operation: Operation) -> None:
     tensor, axis = operation.args[:2]
     axis = axis[0] if isinstance(axis, (list, tuple)) else axis
     label = walk.label(tensor)
+    if tensor.shape[axis] == 1:
+        walk.single.append(walk.nodes(label))
     if bool((label == ZERO).any()):  # a score that is known is one, unless it is masked
         label = torch.where((label == ZERO) & (tensor > MASKED).to(label.device), FIXED, label)
     hidden = walk.hidden(tensor)
