@@ -47,7 +47,7 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     """Align two networks in every way, and return barriers and accuracies on held-out data."""
     a, b = (trained(kind, 2 * pair + each, steps) for each in range(2))
     train, test, _ = data(kind)
-    inputs, batches = (train[0][:256],), _parts(train)
+    inputs, batches = (train[0][:256],), _parts(train, 64 if kind == "language model" else 256)
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
     none = Symmetries(())
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
@@ -82,7 +82,8 @@ def _folds(record: Any) -> bool:
     return bool(getattr(record, "mixes", False)) or (isinstance(record, Scaling) and record.tells)
 
 
-def _parts(batch: Batch, size: int = 256, most: int = 4) -> list[Batch]:
+def _parts(batch: Batch, size: int, most: int = 4) -> list[Batch]:
+    """Return so many batches of the first rows."""
     return list(zip(*(each[: size * most].split(size) for each in batch), strict=True))
 
 
