@@ -28,6 +28,7 @@ STUDIES: Final = {
     "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
+    "rounding": "Study how much less rounding and pruning cost at another point of the orbit. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
     "toy": "Compare expansions with the closed forms of the scalar network f(x) = G H x. A second.",
     "training": "Study whether optimizers on the quotient train better than others. Two hours.",
