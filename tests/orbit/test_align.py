@@ -1,0 +1,169 @@
+"""Alignment: an element of the whole group that was planted is found, by weights and by activations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.orbit import Alignment, align, loss_along_path, same_function
+from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
+from tests.models import BY_NAME, IDS, llama
+from tests.symmetries.test_nets import found_in, shown
+
+RECOVERED = 1e-6
+WIDTH, HEADS, WORDS = 16, 4, 60
+
+
+class PreNorm(nn.Module):
+    """Two layers of attention and ReLU neurons, each after an RMSNorm."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+
+        def twice(a: int, b: int) -> nn.ModuleList:
+            return nn.ModuleList(nn.Linear(a, b, bias=bias) for _ in range(2))
+
+        self.embed, self.norms = nn.Embedding(WORDS, WIDTH), nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(5))
+        self.q, self.k, self.v, self.o = (twice(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down, self.head = twice(WIDTH, 2 * WIDTH), twice(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for i in range(2):
+            n = self.norms[2 * i](x)
+            q, k, v = (each[i](n).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            x = x + self.o[i](((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+            x = x + self.down[i](self.up[i](self.norms[2 * i + 1](x)).relu())
+        return self.head(self.norms[4](x))
+
+
+def pre_norm(bias: bool = True, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = PreNorm(bias).double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.15 * torch.randn_like(w)
+    return model
+
+
+TOKENS = torch.randint(WORDS, (4, 10), generator=torch.Generator().manual_seed(3))
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "pre-norm": (pre_norm, TOKENS),
+    "pre-norm without biases": (lambda: pre_norm(bias=False), TOKENS),
+    "rotary, grouped queries": (lambda: llama().double(), IDS),
+    **{name: (BY_NAME[name].build, BY_NAME[name].inputs) for name in ("BERT", "GPT-2")},
+}
+
+
+def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
+    """A copy of a model, moved by a random element of its whole group, permutations too."""
+    params = random_representative(model, find_symmetries(model, inputs), log_scale=0.3, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    for permutation in find_permutations(model, inputs):
+        permutation.permute(params, torch.randperm(permutation.size, generator=draw))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, w in twin.named_parameters():
+            w.copy_(params[name])
+    return twin
+
+
+@pytest.mark.parametrize("by", ["weights", "activations"])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
+    make, inputs = MODELS[name]
+    model = make().double()
+    inputs = inputs() if callable(inputs) else inputs
+    twin = planted(model, inputs)
+    found = align(twin, model, inputs, by=by, condition=1e9)
+    assert found.before > 1
+    assert found.distance < RECOVERED
+    applied = found.element.apply({key: w.detach() for key, w in twin.named_parameters()})
+    for key, w in ((key, w.detach()) for key, w in model.named_parameters()):
+        torch.testing.assert_close(found.params[key], w, rtol=0, atol=RECOVERED * float(w.abs().max()))
+        torch.testing.assert_close(found.params[key], applied[key], rtol=1e-12, atol=1e-12 * float(w.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["encoder", "gelu", "relu", "lora", "ln res", "bilinear", "squared relu"])
+def test_elements_are_recovered_in_small_nets(name: str) -> None:
+    model, x, symmetries = found_in(name, True)
+    x = shown(name, x)
+    found = align(planted(model, x), model, x, by="weights", symmetries=symmetries, condition=1e9)
+    assert found.distance < RECOVERED < found.before
+
+
+def trained(seed: int, steps: int = 150) -> tuple[nn.Module, Callable[[nn.Module, Any], Tensor], list[Any]]:
+    """A net that was trained on a small task, another one for each seed."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4)).double()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 6, generator=draw, dtype=torch.float64)
+    y = (x @ torch.randn(6, 4, generator=draw, dtype=torch.float64)).sin().argmax(1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval(), lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]), [(x, y)]
+
+
+def test_the_barrier_between_two_seeds_falls_and_falls_again_where_the_path_is_refined() -> None:
+    a, loss, batches = trained(0)
+    b, _, _ = trained(1)
+    x = batches[0][0]
+    closed: Alignment = align(b, a, x)
+    learned: Alignment = align(b, a, x, loss=loss, batches=batches, steps=60)
+    barriers = [loss_along_path(a, each, loss, batches).barrier for each in (b, closed.model, learned.model)]
+    assert closed.distance < 0.9 * closed.before
+    assert barriers[1] < 0.9 * barriers[0]
+    assert barriers[2] < barriers[1]
+    assert learned.path[-1] < learned.path[0]
+    assert max(closed.change, learned.change) < 1e-10
+
+
+def test_a_path_begins_and_ends_at_the_models() -> None:
+    a, loss, batches = trained(0, 20)
+    b, _, _ = trained(1, 20)
+    path = loss_along_path(a, b, loss, batches, points=5)
+    assert path.t == (0, 0.25, 0.5, 0.75, 1)
+    assert path.losses[0] == pytest.approx(float(loss(a, batches[0])))
+    assert path.losses[-1] == pytest.approx(float(loss(b, batches[0])))
+    assert loss_along_path(a, a, loss, batches).barrier == pytest.approx(0, abs=1e-12)
+    pytest.importorskip("matplotlib")
+    assert "barrier" in path.plot().alt
+
+
+def test_whether_two_models_are_one_function() -> None:
+    model = pre_norm()
+    same, how_far = same_function(model, planted(model, TOKENS), TOKENS, condition=1e9)
+    assert (same, how_far < RECOVERED) == ("same", True)
+    assert same_function(model, pre_norm(seed=1), TOKENS)[0] == "different"
+    a, x, _ = found_in("relu", True)
+    b = copy.deepcopy(a)
+    with torch.no_grad():  # on these inputs neuron 0 is dead, whatever it would write
+        for each in (a, b):
+            each.get_parameter("a.bias")[0] = -1e4
+        b.get_parameter("b.weight")[:, 0] += 1
+    verdict, left = same_function(a, b, x)
+    assert verdict == "same outputs here, no element found"
+    assert left > 1e-5
+
+
+def test_models_of_different_architectures_are_refused() -> None:
+    a, b = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2)).eval() for n in (4, 5))
+    x = torch.randn(2, 3)
+    with pytest.raises(ValueError, match=r"one architecture. Found that '0.weight' has \(4, 3\) and \(5, 3\)"):
+        align(a, b, x)
+    with pytest.raises(ValueError, match=r"'1.weight' has \(2, 4\) and no such parameter"):
+        loss_along_path(a, nn.Sequential(nn.Linear(3, 4)), lambda model, batch: model(batch).sum(), [x])
+    with pytest.raises(ValueError, match="by must be 'activations' or 'weights'"):
+        align(a, a, x, by="both")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="points must be an integer of at least 3"):
+        loss_along_path(a, a, lambda model, batch: model(batch).sum(), [x], points=2)
+    with pytest.raises(ValueError, match="at least one batch"):
+        loss_along_path(a, a, lambda model, batch: model(batch).sum(), [])
