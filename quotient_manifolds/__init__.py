@@ -56,19 +56,11 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 __all__ = [
     "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
     "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SharpnessCallback", "Sparsity",
-<<<<<<< HEAD
-    "Symmetries", "__version__", "average_case_sharpness", "balance", "count_symmetries", "cross_entropy",
-    "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace",
-    "legacy_sharpness", "load_model", "merge_adapters", "next_token_cross_entropy", "orbit_audit",
-    "random_representative", "read_text_labels", "tokenised_batches", "top_eigenvalue", "verify_symmetries",
-    "worst_case_profile", "worst_case_sharpness",
-=======
-    "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "canonical", "count_symmetries",
+    "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
     "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm",
     "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters", "next_token_cross_entropy",
     "orbit_audit", "random_representative", "read_text_labels", "same_function", "tokenised_batches", "top_eigenvalue",
     "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
->>>>>>> h-c
 ]
 # fmt: on
 

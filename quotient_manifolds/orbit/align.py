@@ -71,20 +71,12 @@ def align(
 ) -> Alignment:
     """Move `model` along its symmetry orbit to where its weights are nearest to those of another model.
 
-<<<<<<< HEAD
-    Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first; then
-    streams rotate (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units
-    that `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) are fitted by least
-    squares, and scales, shifts and the rest brought together, again until nothing changes; last, gains get the size of
-    the other's. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
-=======
     Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first, and
     biases, means and what else shifts go to their canonical points. Then streams are rotated (orthogonal Procrustes, on
     the activations of both models on the inputs or on weights), units that `find_permutations` finds are assigned to
     each other, pairs (GL(h), complex planes) are fitted in least squares, and scales brought together, again until
     nothing changes; last, gains and shifts go to where they are in the other model. Where a stream has no rotation, as
     in post-norm blocks, its channels are permuted only.
->>>>>>> h-c
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
