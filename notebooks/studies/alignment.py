@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import align, descend_orbit, loss_along_path
-from quotient_manifolds.symmetries import Scaling, Symmetries, find_permutations, find_symmetries
+from quotient_manifolds.symmetries import Gauge, Scaling, Symmetries, find_permutations, find_symmetries
 from studies.common import Record, Tables, power, resume
 from studies.networks import Batch, Kind, accuracy, data, loss, trained
 
@@ -79,7 +79,7 @@ def _on_path(a: nn.Module, batches: Sequence[Batch], params: dict[str, Tensor]) 
 
 def _folds(record: Any) -> bool:
     """Return whether a symmetry is a rotation of the stream, or of gains, which are folded before it."""
-    return bool(getattr(record, "mixes", False)) or (isinstance(record, Scaling) and record.tells)
+    return isinstance(record, Gauge) or (isinstance(record, Scaling) and record.tells)
 
 
 def _parts(batch: Batch, size: int, most: int = 4) -> list[Batch]:

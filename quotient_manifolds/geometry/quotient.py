@@ -286,19 +286,21 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
 
 def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
     """Warn of changes of basis from which no canonical point is the same: a measure then depends on the basis."""
-    free = [each for each in symmetries.reparameterizations if each.multiplies and each.mixes]
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    free = [each for each in symmetries.reparameterizations if not each.determined(own)]
     if not free:
         return
-    own = {name: w.detach().double() for name, w in model.named_parameters() if w.is_floating_point()}
+    own = {name: w.double() if w.is_floating_point() else w for name, w in own.items()}
     try:
         here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
     except ValueError:  # said where the measure begins
         return
     moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * w.abs().max()).any())}
-    if named := [each.name for each in free if not moved.isdisjoint(each.names)]:
+    if moved:
+        worst = max(free, key=lambda each: len(moved.intersection(each.names)) / len(each.names))
         warnings.warn(
-            f"measures of this model are not constant on the whole orbit: {named[0]} has no unique canonical point. "
-            "They are invariant under all other symmetries; compare models whose residual stream is normalised",
+            f"measures of this model are not constant on the whole orbit: {worst.name} ({worst.group}) has no unique "
+            "canonical point. They are invariant under all other symmetries",
             stacklevel=2,
         )
 

@@ -100,16 +100,10 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
     yield Run(model, batch, evaluate)
 
 
-def _reparameterizations(run: Run, pairs: Pairs) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
-    """Return the reparameterizations of a run beside pairs and their translations, and what is refused, and why."""
+def _reparameterizations(run: Run, pairs: Pairs) -> tuple[Reparameterization, ...]:
+    """Return the reparameterizations of a run beside pairs and their translations."""
     biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)]
-    free = reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants)
-    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(run.walk.parameters)]
-    why = "its parameters do not tell one basis from another: eigenvalues agree"
-    return (
-        tuple(each for each in free if each not in undecided),
-        tuple(Refused(each.name, each.kind, why) for each in undecided),
-    )
+    return tuple(reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants))
 
 
 def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]:
@@ -128,14 +122,14 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free, others = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    free = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
     unrecognised = _unfollowed(dict(model.named_modules()), match, free)
-    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others, *unknown), match.translations, free)
+    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), match.translations, free)
 
 
 def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:

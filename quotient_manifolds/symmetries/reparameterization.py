@@ -30,10 +30,9 @@ class Reparameterization(ABC):
         """Return whether the group multiplies, so that far along an orbit parameters are ill-conditioned."""
         return False
 
-    @property
-    def mixes(self) -> bool:
-        """Return whether the group changes a basis of channels."""
-        return False
+    def determined(self, params: Mapping[str, Tensor]) -> bool:
+        """Return False where the canonical point may depend on the point of the orbit it is computed from."""
+        return True
 
     @property
     def name(self) -> str:

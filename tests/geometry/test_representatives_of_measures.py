@@ -16,7 +16,9 @@ MESSAGE = "no unique canonical point"
 
 
 def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
+    """The distance from targets that no rotation of the outputs leaves alone."""
+    y = model(x)
+    return (y - torch.arange(y.shape[-1]).to(y).square()).square().mean()
 
 
 @pytest.mark.parametrize("name", ["attn", "relu", "two", "gqa", "causal", "qknorm", "glu"])
@@ -38,3 +40,31 @@ def test_a_model_with_norms_has_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         qm.gradient_norm(model, squared, [x], geometry=Quotient("inv"))
+
+
+class Narrow(nn.Module):
+    """A stream of 8 channels that what it reads fills in 3 of them: two axes of its tables have one variance, 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Linear(3, 8, bias=False), nn.RMSNorm(8)
+        self.up, self.down, self.head = (nn.Linear(n, m, bias=False) for n, m in ((8, 16), (16, 8), (8, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return self.head(self.norm(x))
+
+
+def test_a_rotation_without_canonical_point_is_found_and_a_measure_warns() -> None:
+    torch.manual_seed(0)
+    model, x = qm.symmetries.make_generic(Narrow()).double(), torch.randn(9, 3).double()
+    with torch.no_grad():
+        model.up.weight.zero_()
+        model.down.weight.zero_()
+    found = qm.find_symmetries(model, x)
+    assert any(each.kind == "residual rotation" for each in found.reparameterizations)
+    torch.testing.assert_close(qm.balance(model, found)["embed.weight"], model.embed.weight, rtol=1, atol=3)
+    torch.testing.assert_close(found.transformed(model, seed=1)(x), model(x))
+    with pytest.warns(UserWarning, match=MESSAGE):
+        qm.gradient_norm(model, squared, [x], geometry=Quotient("inv", verify="all"))

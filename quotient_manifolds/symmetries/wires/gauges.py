@@ -133,11 +133,6 @@ class Gauge(Reparameterization):
         return self.acts in ("linear", "mean")
 
     @property
-    def mixes(self) -> bool:
-        """Return True."""
-        return True
-
-    @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
@@ -185,7 +180,9 @@ class Gauge(Reparameterization):
         if self.acts in ("orthogonal", "centred"):
             B, S = self.basis(), self.weights
             *_, moment = self._moments(params, S)
-            V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
+            values, V = torch.linalg.eigh(B.mT @ moment @ B)
+            if not _distinct(values):
+                return None  # eigenvectors are what rounding decides
             cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
             V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
@@ -214,14 +211,14 @@ class Gauge(Reparameterization):
                 more = 0
         yield moment
 
-    def tells(self, params: Mapping[str, Tensor]) -> bool:
-        """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
+    def determined(self, params: Mapping[str, Tensor]) -> bool:
+        """Return whether the second moment has distinct eigenvalues: some of its summands suffice to show that."""
         if self.acts not in ("orthogonal", "centred"):
-            return True
+            return not self.multiplies
         B = self.basis()
         for moment in self._moments(params, self.weights):
             values = torch.linalg.eigvalsh(B.mT @ moment @ B)
-            if len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all()):
+            if _distinct(values):
                 return True
         return False
 
@@ -293,6 +290,10 @@ class Gauge(Reparameterization):
         w = torch.full((self.n,), self.n**-0.5, dtype=torch.float64)
         w[0] += 1.0
         return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
+
+
+def _distinct(values: Tensor) -> bool:
+    return len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all())
 
 
 def _triangle(rows: Tensor) -> Tensor:
