@@ -131,8 +131,8 @@ def test_a_path_begins_and_ends_at_the_models() -> None:
     b, _, _ = trained(1, 20)
     path = loss_along_path(a, b, loss, batches, points=5)
     assert path.t == (0, 0.25, 0.5, 0.75, 1)
-    assert path.losses[0] == pytest.approx(float(loss(a, batches[0])))
-    assert path.losses[-1] == pytest.approx(float(loss(b, batches[0])))
+    assert path.losses[0] == pytest.approx(loss(a, batches[0]).item())
+    assert path.losses[-1] == pytest.approx(loss(b, batches[0]).item())
     assert loss_along_path(a, a, loss, batches).barrier == pytest.approx(0, abs=1e-12)
     pytest.importorskip("matplotlib")
     assert "barrier" in path.plot().alt
