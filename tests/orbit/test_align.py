@@ -89,7 +89,7 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
         torch.testing.assert_close(found.params[key], applied[key], rtol=1e-12, atol=1e-12 * float(w.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["encoder", "gelu", "relu", "lora", "ln res", "bilinear", "squared relu"])
+@pytest.mark.parametrize("name", ["encoder", "gelu", "lora", "ln res", "squared relu"])
 def test_elements_are_recovered_in_small_nets(name: str) -> None:
     model, x, symmetries = found_in(name, True)
     x = shown(name, x)
