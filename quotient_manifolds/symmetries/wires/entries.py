@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.generic import Generic
 
+CHUNK = 1 << 20  # entries of a weight that are read together
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -45,6 +46,12 @@ class Entries:
                 pass
         made = view(self.index().contiguous())
         return [replace(self, layout=part) for part in ([made] if isinstance(made, Tensor) else made)]
+
+    def parts(self, axis: int, step: int) -> Iterator[tuple[int, Entries]]:
+        """Yield so many of them along an axis after others, each time with the place of the first."""
+        for start in range(0, self.shape[axis], step):
+            (part,) = self.apply(lambda view, at=start: view.narrow(axis, at, min(step, view.shape[axis] - at)))
+            yield start, part
 
     def viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entries]:
         """Return what a recorded view operation makes of them."""
@@ -115,11 +122,12 @@ class Entries:
             stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         else:
             start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)
-        if isinstance(parameters, Generic):
-            part = parameters.between(self.name, start, stop)
+        made = isinstance(parameters, Generic)
+        if made and stop - start > 2 * place.numel():  # others stand between them
+            found = parameters.at(self.name, self.index())
         else:
-            part = parameters[self.name].detach().reshape(-1)[start:stop]
-        part = part.cpu()
-        found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.to(torch.float64, copy=True)
+            part = parameters.between(self.name, start, stop) if made else parameters[self.name].detach().reshape(-1)
+            part = (part if made else part[start:stop]).cpu()
+            found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
+        found = found.cpu().to(torch.float64, copy=not made or 0 in stride)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

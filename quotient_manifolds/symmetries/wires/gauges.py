@@ -15,7 +15,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -82,13 +82,19 @@ class Part:
 
         read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
-        W = self.read(params) if read is None else read
-        for copy in self.out:
-            rows = W.index_select(1, copy.places) / copy.weights[:, None]
-            yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
-        for copy in self.into:
-            columns = W.index_select(2, copy.places) * copy.weights
-            yield columns.reshape(-1, len(copy.places))[:, copy.channels.argsort()], not copy.dual
+        for copy, axis in (*((copy, 1) for copy in self.out), *((copy, 2) for copy in self.into)):
+            weights, order = copy.weights if axis == 2 else 1 / copy.weights, copy.channels.argsort()
+            dual = copy.dual if axis == 1 else not copy.dual
+            for W in self._parts(params, axis) if read is None else (read,):
+                rows = W.index_select(axis, copy.places[order]).movedim(axis, -1).reshape(-1, len(order))
+                yield rows * weights[order], dual
+
+    def _parts(self, params: Mapping[str, Tensor], axis: int) -> Iterator[Tensor]:
+        """Yield the numbers (taps, out, in), all of them along an axis, a part at a time along the other one."""
+        (entries,) = [self.entries] if not self.constant else self.entries.apply(lambda layout: layout.mT[None])
+        width = entries.shape[axis]
+        for _, part in entries.parts(3 - axis, max(width, CHUNK // max(1, width))):
+            yield part.read(params)
 
 
 @dataclass(frozen=True, eq=False)

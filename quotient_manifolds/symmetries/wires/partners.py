@@ -38,7 +38,7 @@ class Partners:
         """
         name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
         for channels, R in self._of(name, params):
-            channel = channels[places].numpy()
+            channel = channels[places].long().numpy()
             inside = np.flatnonzero(channel >= 0)
             M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
         return M
@@ -53,7 +53,7 @@ class Partners:
         """
         W = entries.read(params)
         for channels, R in self._of(entries.name, by or params):
-            rows, columns = _along(channels[entries.index()])
+            rows, columns = _along(channels, entries)
             if rows is not None:
                 W[:, rows >= 0] = R[rows[rows >= 0]][:, rows[rows >= 0]] @ W[:, rows >= 0]
             elif columns is not None:
@@ -66,8 +66,7 @@ class Partners:
         if key not in self._mixed:
             sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
             there = [each for each in sides if any(view.name == entries.name for view in each.views)]
-            channels = (_channels(each, self.walk.shapes)[entries.name].reshape(-1) for each in there)
-            along = [_along(each[entries.index()])[axis - 1] for each in channels]
+            along = (_along(_channels(each, self.walk.shapes)[entries.name], entries)[axis - 1] for each in there)
             self._mixed[key] = any(each is not None and bool((each >= 0).any()) for each in along)
         return self._mixed[key]
 
@@ -78,7 +77,7 @@ class Partners:
                 if any(view.name == name for view in own.views):
                     key = name, pair.name, own is pair.G
                     if key not in self._channels:
-                        self._channels[key] = _channels(own, self.walk.shapes)[name].reshape(-1)
+                        self._channels[key] = _channels(own, self.walk.shapes)[name]
                     views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
                     yield self._channels[key], _triangle(pair, Factor(views), params)
 
@@ -94,20 +93,23 @@ class Partners:
         return int(self._rows[key][place % ROWS])
 
 
-def _along(channel: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column."""
+def _along(channels: Tensor, entries: Entries) -> tuple[Tensor | None, Tensor | None]:
+    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column; -1 if none."""
+    layout = entries.layout
+    channel = channels.as_strided(layout.shape, layout.stride(), entries.first) if layout.is_meta else channels[layout]
     rows, columns = channel[0, :, 0], channel[0, 0, :]
-    if bool((channel == rows[:, None]).all()):
-        return rows, None
-    return None, columns if bool((channel == columns).all()) else None
+    if torch.equal(channel, rows[:, None].expand_as(channel)):
+        return rows.long(), None
+    return None, columns.long() if torch.equal(channel, columns.expand_as(channel)) else None
 
 
 def _channels(factor: Factor, shapes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return for the numbers of each parameter the channel of a factor that they belong to; -1 if none."""
+    """Return for the numbers of each parameter, row by row, the channel of a factor that has them; -1 if none."""
     names = {view.name for view in factor.views}
-    found = {name: torch.full(tuple(shapes[name]), -1, dtype=torch.int64) for name in names}
+    found = {name: torch.full((shapes[name].numel(),), -1, dtype=torch.int32) for name in names}
     heads, _, h = factor.views[0].shape
-    factor.write(found, torch.arange(heads * h).view(heads, 1, h).expand(heads, factor.rows, h))
+    channels = torch.arange(heads * h, dtype=torch.int32).view(heads, 1, h)
+    factor.write(found, channels.expand(heads, factor.rows, h))
     return found
 
 
