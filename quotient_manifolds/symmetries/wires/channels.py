@@ -84,13 +84,13 @@ def parts_of(walk: Walk) -> list[Part]:
                 about = each.entries.name, axis, each.at, each.shape
                 family = families.setdefault(about, len(families))
                 where = _elements(each.entries, axis)
-                found.append(Part(each, axis == 2, moving(np.array(rows)), *where, family))
+                found.append(Part(each, axis == 2, moving(rows), *where, family))
     return found
 
 
 def _vector_parts(walk: Walk, vector: Vector, family: int) -> list[Part]:
     """Return one part if all rows of a vector are the same channels, and one for each row otherwise."""
-    nodes = np.array(vector.outs)
+    nodes = vector.outs
     relation = np.stack(walk.turns.find(nodes), -1)
     if bool((relation == relation[:1]).all()):
         return [Part(vector, False, nodes[0], *_elements(vector.entries, 1), family)]
@@ -133,7 +133,7 @@ def find_bundles(walk: Walk, parts: list[Part]) -> list[Bundle]:
         written[part.nodes] |= isinstance(part.source, Linear) and not part.reads
     gains = np.zeros(walk.count, bool)
     for vector in walk.vectors:
-        gains[[n for row in vector.unknowns for n in row]] = True
+        gains[vector.unknowns] = True
     components = walk.scales.components()
     rounds = [list(_alone([each for each in components if each.dimension == 1], written & ~inside, gains | inside))]
     for component in components:

@@ -83,6 +83,14 @@ class Entries:
         """Return the place of the first entry in the parameter."""
         return int(self.layout.storage_offset() if self.layout.is_meta else self.layout.reshape(-1)[0])
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Return the places of the first and of the last number in the parameter, in the order in which it is stored."""
+        if not self.layout.is_meta:
+            return (int(self.layout.min()), int(self.layout.max())) if self.layout.numel() else (0, -1)
+        axes = zip(self.layout.shape, self.layout.stride(), strict=True)
+        return self.first, self.first + sum((size - 1) * step for size, step in axes)
+
     def index(self) -> Tensor:
         """Return the place of each entry in the parameter, counted row by row, in the shape of the view."""
         if not self.layout.is_meta:
@@ -117,11 +125,7 @@ class Entries:
     def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
-        if place.is_meta:
-            start = self.first
-            stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        else:
-            start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)
+        start, stop = self.span[0], self.span[1] + 1
         made = isinstance(parameters, Generic)
         if made and stop - start > 2 * place.numel():  # others stand between them
             found = parameters.at(self.name, self.index())

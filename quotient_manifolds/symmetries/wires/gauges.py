@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -303,13 +303,11 @@ def gauges(
     of whose channels directions tell nothing until these measure them. own: dimensions of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
-    nodes = {
-        id(each): frozenset(np.flatnonzero(np.isin(each.classes.find(every)[0], each.roots)).tolist())
-        for each in left
-        if each.kind != "mean"
-    }
     while left:
-        mixed = frozenset().union(*(nodes.get(id(each), ()) for each in left))
+        mixed = np.zeros(walk.count, bool)  # by any of them
+        for classes in {id(each.classes): each.classes for each in left if each.kind != "mean"}.values():
+            roots = [root for each in left if each.kind != "mean" and each.classes is classes for root in each.roots]
+            mixed |= np.isin(classes.find(every)[0], roots)
         parts = {id(each): [*_weights(walk, each, mixed, partners), *_biases(walk, each)] for each in left}
         told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
         for block in told:  # first those that others tell, which tell others then
@@ -322,7 +320,7 @@ def gauges(
         left = [each for each in left if each not in told]
 
 
-def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partners) -> Iterator[Part]:
+def _weights(walk: Walk, block: Block, mixed: Array, partners: Partners) -> Iterator[Part]:
     done = set()
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
@@ -331,7 +329,7 @@ def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partne
         if out or into:
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
-            alone = bool(other) and mixed.isdisjoint(other)
+            alone = len(other) > 0 and not mixed[other].any()
             paired = partners.mix(each.entries, 2 if out else 1)
             yield Part(each.entries, out, into, alone and not paired, alone and paired)
 
@@ -341,9 +339,9 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
     for each in walk.vectors:
         if each.gain or each.entries.key in done or each.shared == "other":
             continue
-        about = np.stack(block.classes.find(np.array(each.outs)), 1)
+        about = np.stack(block.classes.find(each.outs), 1)
         alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
-        if places := copies(block, each.outs[0] if alike else [node for row in each.outs for node in row]):
+        if places := copies(block, each.outs[0] if alike else each.outs.reshape(-1)):
             done.add(each.entries.key)
             (line,) = [each.entries] if alike else each.entries.apply(lambda layout: layout.reshape(1, -1))
             yield Part(line, places)

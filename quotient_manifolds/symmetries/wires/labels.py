@@ -109,14 +109,14 @@ class Labels:
 
 def _inputs(linear: Linear) -> set[tuple[bool, int]]:
     """Return what a linear map reads: of a table how many words it has."""
-    return {(True, linear.shape[2])} if linear.table else {(False, n) for row in linear.ins for n in row}
+    return {(True, linear.shape[2])} if linear.table else {(False, n) for n in np.unique(linear.ins).tolist()}
 
 
 def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
     """Return which linear maps have answers that are added, directly or with others."""
     origin: dict[int, frozenset[int]] = {}
     for number, linear in enumerate(walk.linears):
-        origin.update((row[0], frozenset([number])) for row in linear.outs)
+        origin.update((n, frozenset([number])) for n in linear.outs[:, 0].tolist())
     known = np.zeros(walk.count, bool)
     known[list(origin)] = True
     found = dict[tuple[int, int], None]()

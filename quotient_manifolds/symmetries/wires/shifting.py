@@ -259,7 +259,7 @@ class Sources:
         self.factor = np.ones(shifts.count + 1)
         """How a total grows with the number that sets it."""
         for number, vector in reversed([*enumerate(vectors)]):  # what is shared belongs to the first
-            nodes = np.array(vector.outs)[::-1]
+            nodes = vector.outs[::-1]
             unknown = shifts.total(nodes)
             self.part[unknown], self.factor[unknown] = number, shifts.factor[nodes]
             self.place[unknown] = vector.entries.index().numpy().reshape(nodes.shape)[::-1]
@@ -468,7 +468,7 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     targets = (0.0,) * len(pivots)
     readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
-        scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+        scale = constants.walk.notes["source", "size"][answers[0].ins[0]]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
         targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
         readers = ((0, answers[0]),)

@@ -92,7 +92,7 @@ class Shifts:
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
         for flow in walk.flows:
-            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
+            if flow.kind == "bias" and flow.terms.shared != "other" and not len(flow.terms.like):
                 self._source[flow.outs] = True
         self._single = uses == 1
         self.gauges = list(gauges)
@@ -138,10 +138,10 @@ class Shifts:
 
     def read(self) -> Iterator[Vector]:
         """Yield the biases of which somebody sees a part, and to which a weight may answer."""
-        rows = {tuple(row) for each in self.virtual if not each.linear.table for row in each.linear.ins}
+        rows = {tuple(row.tolist()) for each in self.virtual if not each.linear.table for row in each.linear.ins}
         for vector in self.walk.vectors:
             if not vector.gain and len(vector.outs) == 1:
-                nodes = np.array(vector.outs[0])
+                nodes = vector.outs[0]
                 read = tuple(self.claimed[nodes].tolist()) in rows and bool(self.unseen.partly(nodes).any())
                 if read and self.unseen.common([nodes]).shape[1]:
                     yield vector
@@ -265,7 +265,7 @@ class Shifts:
         elif flow.kind in SUMS:
             self._sums(flow)
         elif flow.kind == "gain":
-            names, weights = np.array(flow.terms.ins[0]), self.values.vector(flow.terms)
+            names, weights = flow.terms.ins[0], self.values.vector(flow.terms)
             self._open(names)
             self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
@@ -298,7 +298,7 @@ class Shifts:
 
     def _bias(self, flow: Flow) -> None:
         vector, nodes = flow.terms, flow.outs
-        if vector.shared == "other" or vector.like:
+        if vector.shared == "other" or len(vector.like):
             return
         several = ~self._single[nodes] | bool(vector.shared)
         self._source[nodes[several]] = False
@@ -364,21 +364,20 @@ class Shifts:
         for row in linear.ins:
             self._open(row)
         plain = not linear.taps and linear.shape[0] == 1
-        outs = [np.array(row) for row in linear.outs]
         answer = self._answer(linear) if plain and linear.shared != "other" else None
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
             own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
             plus = scipy.sparse.csr_matrix(own, shape=shape)
-            for row_in, out in zip(linear.ins, outs, strict=True):
-                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), plus))
+            for row_in, out in zip(linear.ins, linear.outs, strict=True):
+                self._define(Image(out, linear, np.arange(len(out)), row_in, plus))
             return
-        for row_in, out in zip(linear.ins, outs, strict=True):
+        for row_in, out in zip(linear.ins, linear.outs, strict=True):
             if not plain:
                 self.zero(row_in)
-            elif self._moves(np.array(row_in)).any():
+            elif self._moves(row_in).any():
                 rows = np.flatnonzero(self.unseen.partly(out))
-                self._define(Image(out[rows], linear, rows, np.array(row_in)))
+                self._define(Image(out[rows], linear, rows, row_in))
 
     def _answer(self, linear: Linear) -> Answer | None:
         """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
@@ -409,15 +408,15 @@ class Shifts:
             value[each.outs] = self._evaluated(each, value, coefficients)
         size = np.zeros(value.shape)
         for vector in self._vectors():
-            size[np.array(vector.outs)] = value[np.array(vector.outs)]
+            size[vector.outs] = value[vector.outs]
         for sources, outs, names, factors in self.claims:
             rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
         for answer in self.virtual:
             size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
-            if vector.like:  # rows that nobody asked for go with those that were
-                size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
+            if len(vector.like):  # rows that nobody asked for go with those that were
+                size[vector.outs[0]] = size[vector.like].mean(0)
         return size
 
     def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
@@ -448,7 +447,7 @@ class Shifts:
         whole: keys of entries of which all is given.
         """
         for vector in self._vectors():
-            change = size[np.array(vector.outs)]
+            change = size[vector.outs]
             if change.any():
                 if seen and vector.entries.key not in whole:
                     change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])

@@ -232,7 +232,7 @@ class Unseen:
             for row_in, row_out in zip(flow.terms.ins, flow.terms.outs, strict=True):
                 self._linear(flow.terms, row_in, row_out)
         elif flow.kind == "bias":
-            if flow.terms.like:  # what is seen of any row would be seen of these
+            if len(flow.terms.like):  # what is seen of any row would be seen of these
                 self.leave(flow.terms.outs[0], self.common(flow.terms.like))
         elif flow.kind == "gain":
             self._gain(flow)
@@ -288,7 +288,7 @@ class Unseen:
 
     def _gain(self, flow: Flow) -> None:
         weights = self.values.vector(flow.terms)
-        outs, ins = flow.outs, np.array(flow.terms.ins[0])
+        outs, ins = flow.outs, flow.terms.ins[0]
         whole = self.seen[outs] & (weights != 0)
         self.see(ins[whole])
         rest = np.flatnonzero(~whole)

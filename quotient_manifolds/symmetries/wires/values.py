@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -55,8 +56,7 @@ class Values:
         if id(vector) not in self._kept:
             entries = vector.entries
             if vector.gain:
-                index = vector.index
-                entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
+                entries = replace(entries, layout=torch.from_numpy(vector.index))
             self._kept[id(vector)] = self._read(entries)
         return self._kept[id(vector)]
 
