@@ -21,36 +21,42 @@ class Labels:
         for flow in walk.flows:
             if flow.kind == "dot":
                 self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
+        self._number = {id(bundle): number for number, bundle in enumerate(bundles)}
+        self._start = np.cumsum([0, *(len(each.nodes) for each in bundles)])[:-1]
+        self._nodes = np.concatenate([np.zeros(0, np.int64), *(each.nodes for each in bundles)])
+        self._known: dict[str, list[bool]] = {}
+        self._ordered: dict[object, list[tuple[int, bool]]] = {}
         self._sums = _summed(walk)
         self._attention = self._modules_that_mix(bundles)
 
     def about(self, bundle: Bundle) -> object:
         """Return what heads of one pair have in common."""
-        where = tuple((self.parts[key[0]].family, key[1], len(bundle.places[key][0])) for key in self.places(bundle))
+        where = tuple((self.parts[key[0]].family, key[1], bundle.places[key].shape[1]) for key in self.places(bundle))
         return bundle.acts, bundle.size, self.kind(bundle), self.turned(bundle), self.positive(bundle), where
 
     def places(self, bundle: Bundle) -> list[tuple[int, bool]]:
         """Return the parts of a bundle with their sides, the first side first, and weights before biases."""
         turned = self.turned(bundle)
+        about = (turned, *bundle.places)
+        if about in self._ordered:
+            return self._ordered[about]
 
         def rank(key: tuple[int, bool]) -> tuple[bool, int, int, int]:
             part = self.parts[key[0]]
             return key[1] ^ turned, -part.length, part.family, key[0]
 
-        return sorted(bundle.places, key=rank)
+        self._ordered[about] = sorted(bundle.places, key=rank)
+        return self._ordered[about]
 
     def positive(self, bundle: Bundle) -> bool:
         return self._has(bundle, "positive")
 
     def turned(self, bundle: Bundle) -> bool:
         """Say whether queries, or what writes, are on the side of the inverse."""
-        queries = self.left[bundle.nodes]
-        if queries.any():
-            return bool(bundle.sign[queries.argmax()] < 0)
-        return False
+        return self._has(bundle, "left") and bool(bundle.sign[self.left[bundle.nodes].argmax()] < 0)
 
     def kind(self, bundle: Bundle) -> str:
-        if self.left[bundle.nodes].any():
+        if self._has(bundle, "left"):
             return QUERY_KEY
         if self.positive(bundle):
             return RELU
@@ -79,8 +85,7 @@ class Labels:
         root = self.walk.turns.find(np.arange(self.walk.count))[0]
         mixed = np.zeros(self.walk.count, bool)
         mixed[root[self.walk.about("mixed")[: self.walk.count]]] = True
-        for each in bundles:
-            mixed[root[each.nodes]] = False
+        mixed[root[self._nodes]] = False
         where: dict[int, dict[int, bool]] = {}
         for number, part in enumerate(self.parts):
             for each in np.unique(root[part.nodes][mixed[root[part.nodes]]]).tolist():
@@ -93,7 +98,10 @@ class Labels:
         return [*found.values(), *rest.values()]
 
     def _has(self, bundle: Bundle, what: str) -> bool:
-        return bool(self.walk.about(what)[bundle.nodes].any())
+        if what not in self._known:
+            here = (self.left if what == "left" else self.walk.about(what))[self._nodes]
+            self._known[what] = np.logical_or.reduceat(here, self._start).tolist()
+        return self._known[what][self._number[id(bundle)]]
 
     def _is_adapter(self, bundle: Bundle) -> bool:
         """Say whether what a bottleneck answers is added to what another linear map makes of the same inputs."""

@@ -128,8 +128,7 @@ def _pair(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) ->
 
 def _first(parts: list[Part], group: list[Bundle], keys: Sequence[tuple[int, bool]]) -> Array:
     """Return the first entries (heads, g, h) of rows: g of them for each head."""
-    places = (np.array(bundle.places[key]) for bundle, key in zip(group, keys, strict=True))
-    rows = [parts[number].first[each] for (number, _), each in zip(keys, places, strict=True)]
+    rows = [parts[key[0]].first[bundle.places[key]] for bundle, key in zip(group, keys, strict=True)]
     return np.stack(rows).swapaxes(1, 2)
 
 

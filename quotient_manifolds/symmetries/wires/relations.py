@@ -190,8 +190,12 @@ class Scales:
         """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         if not self._rows and not self._named:
             return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
-        unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
-        rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
+        several = [*(names[factors != 0] for names, factors in self._rows), *self._named]
+        there = np.zeros(1 + max(int(each.max(initial=0)) for each in several), bool)
+        for each in several:
+            there[each] = True
+        unknowns, place = np.flatnonzero(there), np.cumsum(there) - 1
+        rows = [(place[np.where(f != 0, n, unknowns[0])], f) for n, f in self._rows if f.any()]
         root, size, rest = _eliminated(len(unknowns), rows)
         live = np.flatnonzero(size != 0)
         roots, place = np.unique(root[live], return_inverse=True)
@@ -216,6 +220,14 @@ def alike(exponents: scipy.sparse.csr_matrix) -> tuple[list[int], Array]:
                 first.append(number)
             group[number] = known[key]
     return first, group
+
+
+def alone(solutions: scipy.sparse.csr_matrix) -> Array:
+    """Say of columns whether they share no row with others."""
+    found = np.ones(solutions.shape[1], bool)
+    shared = np.diff(solutions.indptr) > 1
+    found[solutions.indices[np.repeat(shared, np.diff(solutions.indptr))]] = False
+    return found
 
 
 def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:

@@ -16,9 +16,9 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
-from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
-from quotient_manifolds.symmetries.wires.relations import alike, linked, parts_of
+from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
@@ -391,12 +391,11 @@ def _first(linear: Linear) -> tuple[str, int]:
 
 def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
     """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
-    _, part = linked(solutions)
-    alone = np.bincount(part, minlength=1)[part] == 1 if len(part) else np.zeros(0, bool)
-    single = solutions[:, alone].tocoo()
+    lone = alone(solutions)
+    single = solutions[:, lone].tocoo()
     parts = [(unknowns[single.row], single.col, single.data)]
     width = single.shape[1]
-    for component in parts_of(unknowns, solutions[:, ~alone].tocsr()):
+    for component in parts_of(unknowns, solutions[:, ~lone].tocsr()):
         basis = _reduced(component.basis)
         row, column = np.nonzero(np.abs(basis) > TINY)
         parts.append((component.unknowns[row], width + column, basis[row, column]))
@@ -413,6 +412,8 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
 def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
+    if invertible(basis[:width]):
+        return np.asarray(np.linalg.solve(basis[:width].T, basis.T).T)
     most = SMALL * max(1.0, float(np.abs(basis).max()))
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
