@@ -135,7 +135,8 @@ def _first(parts: list[Part], group: list[Bundle], keys: Sequence[tuple[int, boo
 def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView] | None:
     """Return the view of all rows (heads, g, h), or one for each g."""
     part, rows = parts[0], parts[0].rows
-    if rows is None or any(not np.array_equal(rows, each.rows) for each in parts[1:] if each.rows is not None):
+    others = {id(each.rows): each.rows for each in parts if each.rows is not None}
+    if rows is None or not all(np.array_equal(rows, each) for each in others.values()):
         return None
     numel, behind = walk.shapes[part.name].numel(), torch.from_numpy(rows)
 

@@ -413,7 +413,7 @@ def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     if invertible(basis[:width]):
-        return np.asarray(np.linalg.solve(basis[:width].T, basis.T).T)
+        return np.concatenate([np.eye(width), np.linalg.solve(basis[:width].T, basis[width:].T).T])
     most = SMALL * max(1.0, float(np.abs(basis).max()))
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):

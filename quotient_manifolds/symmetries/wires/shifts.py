@@ -88,6 +88,7 @@ class Shifts:
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
+        self._keyed = np.zeros(walk.count, bool)
         self._soft, uses = _before_softmax(walk), _uses(walk)
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
@@ -335,10 +336,10 @@ class Shifts:
             self._offset(flow)
         else:
             self._sum(flow.outs[~claims], names[~claims], factors[~claims])
-        if self._keys:
-            for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
-                if keys := [n for name in row for n in self._keys.get(name, ())]:
-                    self._keys[out] = tuple(keys)
+        keyed = self._keyed[names].any(1)
+        self._keyed[flow.outs[keyed]] = True
+        for out, row in zip(flow.outs[keyed].tolist(), names[keyed].tolist(), strict=True):
+            self._keys[out] = tuple(n for name in row for n in self._keys.get(name, ()))
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
@@ -347,7 +348,7 @@ class Shifts:
         self._open([*flow.terms[0], *flow.terms[1]])
         self.zero(flow.terms[0])
         if self._soft[out]:  # it ignores what all keys have in common
-            self._keys[out] = tuple(flow.terms[1])
+            self._keys[out], self._keyed[out] = tuple(flow.terms[1]), True
         else:
             self.zero(flow.terms[1])
 
