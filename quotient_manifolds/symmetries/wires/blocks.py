@@ -76,10 +76,12 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     rest = owners[~np.isin(owners, [*related])]
     order = np.lexsort((norms.code[rest], total[rest]))
     same = np.stack([total, norms.code])[:, rest[order]]
-    several = np.split(rest[order], 1 + np.flatnonzero((same[:, 1:] != same[:, :-1]).any(0)))
-    every = [(around, flat, roots) for (_, _, around, flat), roots in groups.items()]
-    every += [((), (), roots.tolist()) for roots in several]
-    for around, plane, roots in sorted((each for each in every if len(each[2]) > 1), key=itemgetter(2)):
+    bounds = np.array([0, *(1 + np.flatnonzero((same[:, 1:] != same[:, :-1]).any(0))), len(rest)])
+    wide = np.diff(bounds) > 1
+    every = [(around, flat, roots) for (_, _, around, flat), roots in groups.items() if len(roots) > 1]
+    for start, stop in zip(bounds[:-1][wide].tolist(), bounds[1:][wide].tolist(), strict=True):
+        every.append(((), (), rest[order[start:stop]].tolist()))
+    for around, plane, roots in sorted(every, key=itemgetter(2)):
         kind = _kind(norms.of(roots[0]), around, plane, roots, mean)
         if kind == "complex":
             roots = list(next(iter(planes[roots[0]])))

@@ -174,7 +174,7 @@ class Scales:
         """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
         matrix.eliminate_zeros()
         length = np.diff(matrix.indptr)
-        wide = np.where(length <= SHORT, SHORT, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
+        wide = np.where(length <= SHORT, length, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
         for width in np.unique(wide[length > 0]).tolist():
             some = np.flatnonzero((wide == width) & (length > 0))
             at = matrix.indptr[some][:, None] + np.arange(width)
@@ -322,7 +322,8 @@ def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Arr
     while len(names):
         names, factors = _merged(root[names], factors * size[names])
         terms = (factors != 0).sum(1)
-        names, factors, terms = names[terms > 0], factors[terms > 0], terms[terms > 0]
+        width = max(2, int(terms.max()))
+        names, factors, terms = names[terms > 0, :width], factors[terms > 0, :width], terms[terms > 0]
         one, two = terms == 1, terms == 2
         if not one.any() and not two.any():
             break
@@ -372,10 +373,10 @@ def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         by_width.setdefault(each[0].shape[1], []).append(each)
     made = []
     for width, some in by_width.items():
-        pad = (0, 0), (0, SHORT - width)
+        pad = (0, 0), (0, max(2, *by_width) - width)
         made.append([np.pad(np.concatenate(part), pad) for part in zip(*some, strict=True)])
     if not made:
-        return np.zeros((0, SHORT), np.int64), np.zeros((0, SHORT))
+        return np.zeros((0, 2), np.int64), np.zeros((0, 2))
     names, factors = (np.concatenate(each) for each in zip(*made, strict=True))
     return names, factors
 
