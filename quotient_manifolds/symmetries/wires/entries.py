@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.generic import Generic
 
-CHUNK = 1 << 20  # entries of a weight that are read together
+CHUNK = 1 << 18  # entries of a weight that are read together
 
 @dataclass(frozen=True, eq=False)
 class Entries:

@@ -93,7 +93,7 @@ class Part:
         """Yield the numbers (taps, out, in), all of them along an axis, a part at a time along the other one."""
         (entries,) = [self.entries] if not self.constant else self.entries.apply(lambda layout: layout.mT[None])
         width = entries.shape[axis]
-        for _, part in entries.parts(3 - axis, max(width, CHUNK // max(1, width))):
+        for _, part in entries.parts(3 - axis, max(2 * width, CHUNK // max(1, width))):
             yield part.read(params)
 
 
@@ -198,12 +198,12 @@ class Gauge(Reparameterization):
                 yield v / S if dual else v * S
 
     def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
-        """Yield the sum of r r^T over more and more rows, as many as there are channels at least, up to all of them."""
+        """Yield the sum of r r^T over more and more rows, twice as many as channels at least, up to all of them."""
         moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
         for each in self._rows(params, S):
             moment += each.mT @ each
             more += len(each)
-            if more >= self.n:
+            if more >= 2 * self.n:
                 yield moment
                 more = 0
         yield moment

@@ -23,6 +23,8 @@ def kernel(matrix: Array, scale: float = 0.0) -> Array:
         return np.zeros((columns, 0))
     if rows > columns:
         matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
+        if invertible(matrix, scale):
+            return np.zeros((columns, 0))
     return np.linalg.qr(echelon(matrix, scale))[0]
 
 

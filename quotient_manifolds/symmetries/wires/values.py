@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.sharded import Whole
-from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 T = TypeVar("T")
-CHUNK = 1 << 22  # entries of a weight that are read together
 
 
 class Values:
