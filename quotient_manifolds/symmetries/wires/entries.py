@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.generic import Generic
 
 CHUNK = 1 << 18  # entries of a weight that are read together
 
+
 @dataclass(frozen=True, eq=False)
 class Entries:
     """Hold a view of a parameter times a number, plus another.

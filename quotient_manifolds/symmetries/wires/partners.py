@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -66,9 +68,17 @@ class Partners:
         if key not in self._mixed:
             sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
             there = [each for each in sides if any(view.name == entries.name for view in each.views)]
-            along = (_along(_channels(each, self.walk.shapes)[entries.name], entries)[axis - 1] for each in there)
-            self._mixed[key] = any(each is not None and bool((each >= 0).any()) for each in along)
+            self._mixed[key] = any(self._stand(each, entries, axis) for each in there)
         return self._mixed[key]
+
+    def _stand(self, factor: Factor, entries: Entries, axis: int) -> bool:
+        """Say whether channels of a factor are rows (1) or columns (2) of a weight: by strides, where these tell."""
+        views = [view for view in factor.views if view.name == entries.name]
+        told = [k for k in (1, 2) if all(_has_lines(view, entries, k) for view in views)]
+        if len(told) == 1 and views[0].shape[0] * views[0].shape[2] > 1:
+            return told[0] == axis
+        found = _along(_channels(factor, self.walk.shapes)[entries.name], entries)[axis - 1]
+        return found is not None and bool((found >= 0).any())
 
     def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""
@@ -91,6 +101,33 @@ class Partners:
             indices = (each.entries.index()[0, :, 0] for each in self.walk.linears if each.entries.name == name)
             self._rows[key] = next(each.numpy() for each in indices if int(each[0]) == key[1])
         return int(self._rows[key][place % ROWS])
+
+
+def _has_lines(view: StridedView, entries: Entries, axis: int) -> bool:
+    """Say whether strides show that the channels of a view are whole lines of a weight, which an axis numbers."""
+    layout = entries.layout
+    if not layout.is_meta:
+        return False
+    axes = list(zip(layout.shape, layout.stride(), strict=True))
+    count, step = axes.pop(axis)
+    line, rows = _steps(axes), _steps(view.axes[1])
+    if not set(line) <= set(rows):
+        return False
+    start = np.array([view.offset - entries.first])
+    for size, stride in (*view.axes[0], *view.axes[2], *(part for part in rows if part not in line)):
+        start = (start[:, None] + stride * np.arange(size)).reshape(-1)
+    return bool(((start >= 0) & (start < count * step) & (start % max(step, 1) == 0)).all())
+
+
+def _steps(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sizes and strides as few as say the same, the largest stride first."""
+    found = list[tuple[int, int]]()
+    for size, stride in sorted((part for part in parts if part[0] > 1), key=itemgetter(1), reverse=True):
+        if found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        else:
+            found.append((size, stride))
+    return found
 
 
 def _along(channels: Tensor, entries: Entries) -> tuple[Tensor | None, Tensor | None]:

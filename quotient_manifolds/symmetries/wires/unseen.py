@@ -91,7 +91,9 @@ class Unseen:
             return
         kept = _present(functionals)[some]
         if kept.any():
-            functionals = functionals if np.array_equal(some[kept], np.arange(len(names))) else functionals[:, some[kept]]
+            functionals = (
+                functionals if np.array_equal(some[kept], np.arange(len(names))) else functionals[:, some[kept]]
+            )
             rows = _present(functionals.T)
             self._put(Cell(distinct[kept], functionals if rows.all() else functionals[rows], True))
 
