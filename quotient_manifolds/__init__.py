@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, Recipe, RotaryQuotient
     from quotient_manifolds.merge import merge_adapters
     from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
+    from quotient_manifolds.orbit import RoundingError, Sparsity, descend_orbit
     from quotient_manifolds.sharpness import (
         AutoPGD,
         Result,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from quotient_manifolds.symmetries import (
         Symmetries,
         balance,
-        canonical,
         count_symmetries,
         declare_pair,
         example_inputs,
@@ -48,16 +48,17 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 # fmt: off
 __all__ = [
     "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
-    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "SharpnessCallback", "Symmetries", "__version__",
-    "average_case_sharpness", "balance", "canonical", "count_symmetries", "cross_entropy", "declare_pair",
-    "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace", "legacy_sharpness", "load_model",
-    "merge_adapters", "next_token_cross_entropy", "orbit_audit", "random_representative", "read_text_labels",
-    "tokenised_batches", "top_eigenvalue", "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
+    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SharpnessCallback", "Sparsity",
+    "Symmetries", "__version__", "average_case_sharpness", "balance", "count_symmetries", "cross_entropy",
+    "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace",
+    "legacy_sharpness", "load_model", "merge_adapters", "next_token_cross_entropy", "orbit_audit",
+    "random_representative", "read_text_labels", "tokenised_batches", "top_eigenvalue", "verify_symmetries",
+    "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
 
 
-_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "callbacks")
+_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "orbit", "callbacks")
 """Where public names live, from the lowest to the highest, which imports the others; the last needs transformers."""
 
 _INSTEAD = {

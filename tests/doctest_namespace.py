@@ -34,8 +34,9 @@ def _example(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) 
         module = "rotary" if ".Rotary" in request.node.name else request.node.path.stem
         manifold, entries = own.get(module, (m.DiagonalQuotient("inv"), [[1.0, 2.0], [4.0, 8.0]]))
         x = torch.tensor(entries)
+        orbit = ("Sparsity", "descend_orbit")
         doctest_namespace.update({name: getattr(m, name) for name in m.__all__ if name.endswith("Quotient")})
         doctest_namespace.update(
-            {name: getattr(qm, name) for name in ("find_symmetries", "QuotientAdam", "QuotientSGD")}
+            {name: getattr(qm, name) for name in ("find_symmetries", "QuotientAdam", "QuotientSGD", *orbit)}
         )
         doctest_namespace.update(torch=torch, manifold=manifold, x=x, space=manifold.at(x), rays=rays)

@@ -22,7 +22,7 @@ FROM_THE_GROUND = (
     "geometry",
     "sharpness",
     "load optim plots",
-    "report merge callbacks",
+    "report merge orbit callbacks",
     "compare",
     "demo",
     "cli",

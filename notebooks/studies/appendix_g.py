@@ -122,8 +122,8 @@ class AdaptiveNorm(Geometry):
     def name(self) -> str:
         return f"{self.quotient.name.removesuffix(')')}, adaptive norm)"
 
-    def at(self, model: nn.Module) -> TangentSpace:
-        return self._relative(replace(self.quotient, eps=self.quotient.eps or _NOTHING).at(model))
+    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+        return self._relative(replace(self.quotient, eps=self.quotient.eps or _NOTHING).at(model, known))
 
     def around(self, model: nn.Module) -> TangentSpace:
         return self._relative(self.quotient.around(model))

@@ -27,8 +27,11 @@ class Geometry(ABC):
         """Return how results and tables call it."""
 
     @abstractmethod
-    def at(self, model: nn.Module) -> TangentSpace:
-        """Return the tangent space at the model's parameters; the model is read, never written."""
+    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+        """Return the tangent space at the model's parameters; the model is read, never written.
+
+        known: what `verified` has computed of this model, as it is; it saves time and changes nothing.
+        """
 
     @abstractmethod
     def around(self, model: nn.Module) -> TangentSpace:
@@ -71,7 +74,7 @@ class _Elementwise(Geometry, ABC):
 
     norm: Norm
 
-    def at(self, model: nn.Module) -> TangentSpace:
+    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
         return self._space(measured_parameters(model))
 
     def around(self, model: nn.Module) -> TangentSpace:

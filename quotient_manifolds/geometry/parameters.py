@@ -20,10 +20,8 @@ from quotient_manifolds.symmetries import (
     Reparameterization,
     SymmetricPair,
     Translation,
-    without_biases,
 )
-from quotient_manifolds.symmetries.reparameterization import together
-from quotient_manifolds.symmetries.representatives import balanced_point
+from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize
 
 Layouts = Mapping[str, Layout]
 ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
@@ -96,35 +94,30 @@ def measured_pairs(
     return [pair for pair in pairs if is_whole(pair, point)]
 
 
-def folded(
-    reparameterizations: Collection[Reparameterization], point: Params, frozen: Params, layouts: Layouts | None = None
+def canonical_point(
+    reparameterizations: Collection[Reparameterization],
+    translations: Collection[Translation],
+    point: Params,
+    frozen: Params,
+    layouts: Layouts | None = None,
 ) -> Params:
-    """Return the parameters moved to where all that has one canonical place is there, through float64.
+    """Return the parameters where reparameterizations are at their canonical point and redundant biases are 0.
 
-    frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a sharded model, of
-    which the dicts hold parts.
+    Through float64. frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a
+    sharded model, of which the dicts hold parts.
     """
-    names = {name for reparameterization in reparameterizations for name in reparameterization.names}
+    names = {name for each in reparameterizations for name in each.names}
+    names |= {name for each in translations for name in each.moved}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     params = params if layouts is None else Whole(params, layouts)
-    for reparameterization in together(reparameterizations):
-        reparameterization.canonicalize(params)
+    canonicalize(params, reparameterizations, translations)
     params = params.parts() if isinstance(params, Whole) else params
-    return {name: params[name].to(precise(w.dtype)) if name in names else w for name, w in point.items()}
+    return {name: params[name] if name in names else w for name, w in point.items()}
 
 
-def without_needless_biases(
-    pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params, layouts: Layouts | None = None
-) -> tuple[list[SymmetricPair], Params]:
-    """Set needless biases to zero, let the output biases make up for them, and return the pairs without these rows."""
-    names = {pair.name for pair in pairs}
-    removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
-    touched = {name for shift in removed for name in shift.moved}
-    point = {name: w.to(precise(w.dtype), copy=True) if name in touched else w for name, w in point.items()}
-    point = point if layouts is None else Whole(point, layouts)
-    for shift in removed:
-        shift.remove(point)
-    return list(without_biases(pairs, removed)), point.parts() if isinstance(point, Whole) else point
+def stored(point: Params, like: Params) -> Params:
+    """Return parameters in the precision in which those of these types are measured, the same tensors where it is."""
+    return {name: w if w is like[name] else w.to(precise(like[name].dtype)) for name, w in point.items()}
 
 
 def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:

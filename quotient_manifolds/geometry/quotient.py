@@ -9,22 +9,22 @@ from functools import partial
 from typing import Any, Literal, final, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
     Layouts,
     balanced,
-    folded,
+    canonical_point,
     has_rank,
     measured_pairs,
     measured_parameters,
     of_lower_rank,
     require_finite,
     scales_outside,
+    stored,
     trained_parameters,
-    without_needless_biases,
 )
 from quotient_manifolds.geometry.tangent_space import ShardedSpace, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, Metric
@@ -37,12 +37,17 @@ from quotient_manifolds.symmetries import (
     Scope,
     SymmetricPair,
     Symmetries,
+    balance,
     propose_symmetries,
+    random_representative,
     verify_sharded,
+    without_biases,
 )
 from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
+APART = 0.5  # log-scale of the element that another point of the orbit is reached by
+SAME = 1e-6  # relative: canonical points that differ by less are one
 
 GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
 """The options of any geometry that has a name."""
@@ -103,16 +108,17 @@ class Quotient(Geometry):
             "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries,
         }
 
-    def at(self, model: nn.Module) -> TangentSpace:
-        start = measured_parameters(model)
-        pairs, reparameterizations, point = self._canonical(model, start, dict(model.named_parameters()))
-        return self._space(pairs, reparameterizations, point, start)
+    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+        start, every = measured_parameters(model), dict[str, Tensor](model.named_parameters())
+        make = partial(self._canonical, model, start, every)
+        pairs, reparameterizations, point = (known or KnownSymmetries()).once(make, "canonical", model, self.symmetries)
+        return self._space(pairs, reparameterizations, stored(point, start), start)
 
     def over(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
         pairs, reparameterizations, point = self._canonical(model.model, start, model.held(), model.layouts)
         ownership = Ownership(model.layouts, model.measured, [pair.names for pair in pairs])
-        share, before = ownership.gather(point), ownership.gather(start)
+        share, before = ownership.gather(stored(point, start)), ownership.gather(start)
         own = [pair for pair in pairs if ownership.here(pair.names[0])]
         here = [each for each in reparameterizations if not share.keys().isdisjoint(each.names)]
         local = together(lambda: self._space(own, here, share, before))
@@ -134,11 +140,11 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point = folded(reparameterizations, point, every, layouts)
-        pairs, point = without_needless_biases(pairs, symmetries.translations, point, layouts)
-        absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
-        again = [each for each in reparameterizations if not absorbers.isdisjoint(each.names)]
-        return pairs, reparameterizations, folded(again, point, every, layouts)
+        names = {pair.name for pair in pairs}
+        own = (each for each in symmetries.translations if each.pair in names)
+        translations = [each for each in own if point.keys() >= {*each.moved}]
+        point = canonical_point(reparameterizations, translations, point, every, layouts)
+        return list(without_biases(pairs, translations)), reparameterizations, point
 
     def _space(
         self, pairs: list[SymmetricPair], reparameterizations: list[Reparameterization], point: Params, start: Params
@@ -219,8 +225,10 @@ class Quotient(Geometry):
         verify = partial(verify_on_batches, model, loss, batches, symmetries)
         found = known.once(verify, "verified", model, loss, symmetries, *batches)
         verified = verified._without(found.failed, self.symmetries)
-        begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
+        begins = partial(changed_by, model, loss, batches, partial(verified._begin, model, known), found)
         where = f"begins {self.metric} {self.eps}"
+        single = partial(_warn_of_several_points, model, verified._known(model))
+        known.once(single, "single", model, loss, symmetries, *batches)
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
                 f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
@@ -256,13 +264,43 @@ class Quotient(Geometry):
             listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
             more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
             warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
+        else:
+            return self
         return replace(self, symmetries=self.symmetries.without(set(failed)))
 
-    def _begin(self, model: nn.Module, every: Params) -> Params:
+    def _begin(self, model: nn.Module, known: KnownSymmetries, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
-        start = {name: every[name] for name in trained_parameters(model)}
-        pairs, _, point = self._canonical(model, start, every)
+        own = trained_parameters(model)
+        start = {name: every[name] for name in own}
+        pairs, others, point = self._canonical(model, start, every)
+        # The first to be asked for is that of the model itself; what follows tells how it rounds.
+        known.once(lambda: (pairs, others, _measured(point, start, own)), "canonical", model, self.symmetries)
         return every | self._balanced(pairs, point, start)[1]
+
+
+def _measured(point: Params, start: Params, own: Params) -> Params:
+    """Return the model's own parameters where a point has not moved from the start, and others as they are measured."""
+    same = {name: own[name] if w is start[name] else w for name, w in point.items()}
+    return stored(same, own)
+
+
+def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
+    """Warn of changes of basis from which no canonical point is the same: a measure then depends on the basis."""
+    free = [each for each in symmetries.reparameterizations if each.multiplies and each.mixes]
+    if not free:
+        return
+    own = {name: w.detach().double() for name, w in model.named_parameters() if w.is_floating_point()}
+    try:
+        here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
+    except ValueError:  # said where the measure begins
+        return
+    moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * w.abs().max()).any())}
+    if named := [each.name for each in free if not moved.isdisjoint(each.names)]:
+        warnings.warn(
+            f"measures of this model are not constant on the whole orbit: {named[0]} has no unique canonical point. "
+            "They are invariant under all other symmetries; compare models whose residual stream is normalised",
+            stacklevel=2,
+        )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:

@@ -92,7 +92,7 @@ class PreparedModel:
                         raise
                     complaints[index] = sentence(error)
             geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
-            space = geometry.at(model) if sharded is None else geometry.over(sharded)
+            space = geometry.at(model, known) if sharded is None else geometry.over(sharded)
             out = space.buffers() if sharded is None else None
         return cls(model, loss, geometry, space, found, out, max(precisions), losses, complaints)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,9 +20,20 @@ class Reparameterization(ABC):
     give the same numbers from every point of the orbit, up to what symmetric pairs do.
     """
 
-    kind: ClassVar[str]
+    kind: str
+    """What it is about, such as "norm gain"."""
 
     number = 1  # of those of a model that would have one name
+
+    @property
+    def multiplies(self) -> bool:
+        """Return whether the group multiplies, so that far along an orbit parameters are ill-conditioned."""
+        return False
+
+    @property
+    def mixes(self) -> bool:
+        """Return whether the group changes a basis of channels."""
+        return False
 
     @property
     def name(self) -> str:
@@ -32,7 +42,7 @@ class Reparameterization(ABC):
 
     @property
     def label(self) -> str:
-        """Return the parameter that comes first, and what it is about."""
+        """Return the parameter that comes first, and the kind."""
         return f"{self.names[0]} {self.kind}"
 
     @property
@@ -43,7 +53,12 @@ class Reparameterization(ABC):
     @property
     @abstractmethod
     def families(self) -> dict[str, int]:
-        """Return the dimensions of the group, by what they are about."""
+        """Return the dimensions of the group, by kind."""
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group, such as R^32."""
+        return f"R^{self.group_dimension}"
 
     @property
     def group_dimension(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from quotient_manifolds.symmetries.checks import (
     generator_of,
 )
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import together
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
 from quotient_manifolds.symmetries.translations import Translation
+
+NOTHING = 1e-12  # what canonicalization leaves of a bias
 
 
 def random_representative(
@@ -69,24 +71,38 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
     in float64.
     """
     moved = _start(model_or_params, symmetries)
-    absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
     with fitting():
-        for reparameterization in together(symmetries.reparameterizations):
-            reparameterization.canonicalize(moved)
-        for translation in symmetries.translations:
-            translation.remove(moved)
-        again = [each for each in symmetries.reparameterizations if not absorbers.isdisjoint(each.names)]
-        for reparameterization in together(again):  # what they took over may be free itself
-            reparameterization.canonicalize(moved)
+        canonicalize(moved, symmetries.reparameterizations, symmetries.translations)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")
     return moved
 
 
+def canonicalize(
+    params: Params, reparameterizations: Collection[Reparameterization], translations: Iterable[Translation] = ()
+) -> None:
+    """Bring reparameterizations to their canonical point and redundant biases to 0, in place (clone the tensors first).
+
+    Biases that were 0 stay so where no reparameterization writes to them; those that do not, and what takes them over,
+    come once more.
+    """
+    translations = list(translations)
+    for translation in translations:
+        translation.remove(params)
+    for reparameterization in together(reparameterizations):
+        reparameterization.canonicalize(params)
+    left = [each for each in translations if float(each.bias.read(params).abs().max()) > NOTHING]
+    for translation in left:
+        translation.remove(params)
+    absorbers = {each.output.name for each in left if each.output is not None}
+    for reparameterization in together(each for each in reparameterizations if not absorbers.isdisjoint(each.names)):
+        reparameterization.canonicalize(params)
+
+
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    """Apply the group element A of the pair, as `group_element` makes them, to a point x of any dtype, in float64."""
-    return pair.manifold().action(A.to(x.device), x.double())
+    """Apply the group element A of the pair, as `group_element` makes them, to a point x, in the precision of A."""
+    return pair.manifold().action(A.to(x.device), x.to(A.real.dtype))
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:

@@ -64,13 +64,13 @@ class Translation:
         return tuple(dict.fromkeys((*self.moved, *(view.name for view in views))))
 
     def shift(self, params: Params, c: Tensor, *, compensate: bool = True) -> None:
-        """Translate the dict's tensors by c (heads, 1, h), in place (clone them first); sums in float64."""
-        before = self.bias.read(params).double()
+        """Translate the dict's tensors by c (heads, 1, h), in place (clone them first), in the precision of c."""
+        before = self.bias.read(params).to(c.dtype)
         self.bias.write(params, before + c)
         if compensate and self.weight is not None and self.output is not None:
-            reaching = torch.einsum("kmh,krh->km", self.weight.read(params).double(), c.double())
+            reaching = torch.einsum("kmh,krh->km", self.weight.read(params).to(c.dtype), c)
             constant = reaching.reshape(-1, self.output.rows).sum(dim=0).reshape(1, -1, 1)  # W_O c
-            self.output.write(params, self.output.read(params).double() - constant)
+            self.output.write(params, self.output.read(params).to(c.dtype) - constant)
 
     def remove(self, params: Params) -> None:
         """Move to the canonical representative, b_K = 0, or b_V = 0 and b_O + W_O b_V, in place."""

@@ -29,7 +29,7 @@ from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, together, typical
+from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
 from quotient_manifolds.symmetries.tangents import Action, actions
@@ -280,7 +280,9 @@ def verify_on_batches(
     checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
     tolerances = list[float]()
     # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
-    params = jittered(balance(losses.params(), symmetries), seed)
+    multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
+    sized = replace(symmetries, translations=(), reparameterizations=multiplied)
+    params = jittered(balance(losses.params(), sized), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
@@ -406,8 +408,8 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) 
 
 
 def group_of(symmetry: Any) -> str:
-    """Return the name of the group of a pair or translation, or the kind of a reparameterization."""
-    return str(symmetry.kind if isinstance(symmetry, Reparameterization) else symmetry.group)
+    """Return the name of the group of a pair, translation or reparameterization."""
+    return str(symmetry.group)
 
 
 def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:

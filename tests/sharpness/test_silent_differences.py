@@ -57,8 +57,8 @@ def silent(model: nn.Module, loss: Loss, batches: list[Batch]) -> float:
 def test_what_is_measured_is_the_model_on_every_batch(seed: int, fresh: bool, canonical: bool) -> None:
     model, loss, batches = net(seed, hidden=True, fresh=fresh)
     if canonical:
-        found = qm.canonical(model, batches[0], evaluate=loss)
-        model.load_state_dict(found.params, strict=False)
+        found = qm.find_symmetries(model, *batches, evaluate=loss)
+        model.load_state_dict(qm.balance(model, found), strict=False)
     assert silent(model, loss, batches) < SAME
 
 

@@ -174,7 +174,8 @@ class Copy:
         return self._placed(C.mT if self.dual else A)
 
     def _placed(self, part: Tensor) -> Tensor:
-        return self.weights[:, None] * part[self.channels][:, self.channels] / self.weights
+        weights = self.weights.to(part.dtype)
+        return weights[:, None] * part[self.channels][:, self.channels] / weights
 
 
 def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:

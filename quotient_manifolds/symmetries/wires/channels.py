@@ -249,8 +249,9 @@ def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array |
             regular = bundle.size == 1 or bool((own[here].reshape(size, -1) == np.arange(bundle.size)[:, None]).all())
             bundle.bent |= part.rows is None or not regular
             bundle.places[number, bool(k % 2)] = inside[here].reshape(size, -1)
-    for bundle in bundles if weight is not None else ():
-        bundle.bent = bundle.bent or _is_bent(bundle, parts, weight)
+    if weight is not None:
+        for bundle in bundles:
+            bundle.bent = bundle.bent or _is_bent(bundle, parts, weight)
 
 
 def _is_bent(bundle: Bundle, parts: list[Part], weight: Array) -> bool:

@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Shifts
@@ -110,15 +111,25 @@ class Additive(Reparameterization):
 
     def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
         """Return what is added of size 1: it is linear in the size."""
-        changes = self.drawn(params, generator, 1.0, control)
-        moved = {name: params[name].clone() for name in self.names}
-        add(moved, changes)
-        return {name: w - params[name] for name, w in moved.items()}
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in self.drawn(params, generator, 1.0, control):
+            entries.add_to(tangent, change.reshape(entries.shape))
+        return tangent
 
     @property
     def alone(self) -> tuple[Additive, ...]:
         """Return those of which this consists."""
         return (self,)
+
+    def toward(self, params: Params, other: Params) -> Tensor:
+        """Return the difference from other parameters, of which `add` adds what the function does not depend on."""
+        return torch.cat([(other[name].double() - params[name].double()).flatten() for name in self.names])
+
+    def add(self, params: Params, change: Tensor) -> None:
+        """Add to the parameters that part of a change on which the function does not depend, in place."""
+        parts = change.split([params[name].numel() for name in self.names])
+        own = {name: -part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
+        add(params, self.to_place({**params, **own}))
 
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
@@ -143,7 +154,7 @@ class Several(Additive):
 
     constants: Constants
     parts: tuple[Additive, ...]
-    kind: str  # type: ignore[misc]
+    kind: str
 
     @property
     def alone(self) -> tuple[Additive, ...]:
@@ -182,7 +193,7 @@ class UnseenOutput(Additive):
     uses: tuple[Linear | Vector, ...]  # of the same entries
     dimension: int
     number: int = 1
-    kind = "unseen"
+    kind = UNREAD
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -192,13 +203,16 @@ class UnseenOutput(Additive):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
-        return {"outputs that nothing reads": self.dimension}
+        return {self.kind: self.dimension}
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
+        return self._width * sum(K.shape[1] for K in self._kernels(params))
+
+    @property
+    def _width(self) -> int:
         first = self.uses[0]
-        width = first.shape[2] if isinstance(first, Linear) else 1
-        return width * sum(K.shape[1] for K in self._kernels(params))
+        return first.shape[2] if isinstance(first, Linear) else 1
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less what nobody sees."""
@@ -212,12 +226,11 @@ class UnseenOutput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussians that nobody sees; as a control Gaussians."""
-        W = self._read(params)
-        change = np.zeros_like(W)
-        for axis, K in enumerate(self._kernels(params)):
-            noise = size * typical(torch.from_numpy(W)) * gaussian(torch.from_numpy(W[axis]), generator).numpy()
-            change[axis] = noise if control else K @ (K.T @ noise)
-        return [(self.uses[0].entries, torch.from_numpy(change))]
+        entries, kernels = self.uses[0].entries, self._kernels(params)
+        size, width = size * typical(params[entries.name]), self._width
+        noise = _rank_one if control else _combination
+        change = [size * noise(K, width, generator) for K in kernels]
+        return [(entries, torch.from_numpy(np.stack(change)))]
 
     def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
         """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
@@ -240,7 +253,7 @@ class UnreachedInput(Additive):
     uses: tuple[Linear, ...]
     dimension: int
     number: int = 1
-    kind = "unreached"
+    kind = UNREACHED
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -250,7 +263,7 @@ class UnreachedInput(Additive):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
-        return {"inputs that never occur": self.dimension}
+        return {self.kind: self.dimension}
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less the answer to what never occurs."""
@@ -262,13 +275,26 @@ class UnreachedInput(Additive):
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
         """Return Gaussian answers to what never occurs; as a control Gaussians."""
-        W = self.uses[0].entries.read(params)
-        noise = size * typical(W) * gaussian(W, generator).numpy()
-        Q = self._basis(params)
-        return [(self.uses[0].entries, torch.from_numpy(noise if control else (noise @ Q) @ Q.T))]
+        entries, Q = self.uses[0].entries, self._basis(params)
+        taps, out, _ = self.uses[0].shape
+        size = size * typical(params[entries.name])
+        noise = _rank_one if control else _combination
+        change = [size * noise(Q, out, generator).T for _ in range(taps)]
+        return [(entries, torch.from_numpy(np.stack(change)))]
 
     def _basis(self, params: Mapping[str, Tensor]) -> Array:
         return unreached_basis(self.constants.at(params), self.uses)
+
+
+def _combination(basis: Array, width: int, generator: torch.Generator) -> Array:
+    """Draw Gaussian combinations (n, width) of the columns of an orthonormal basis (n, k)."""
+    return np.asarray(basis @ gaussian(torch.empty(basis.shape[1], width), generator).numpy())
+
+
+def _rank_one(basis: Array, width: int, generator: torch.Generator) -> Array:
+    """Draw a matrix (n, width) of rank one that no basis (n, k) tells anything of."""
+    rows, columns = (gaussian(torch.empty(n), generator).numpy() for n in (len(basis), width))
+    return np.outer(rows, columns)
 
 
 def unreached_basis(at: At, several: Sequence[Linear]) -> Array:

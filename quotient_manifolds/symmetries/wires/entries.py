@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Entries:
     def parts(self, axis: int, step: int) -> Iterator[tuple[int, Entries]]:
         """Yield so many of them along an axis after others, each time with the place of the first."""
         for start in range(0, self.shape[axis], step):
-            (part,) = self.apply(lambda view, at=start: view.narrow(axis, at, min(step, view.shape[axis] - at)))
+            (part,) = self.apply(methodcaller("narrow", axis, start, min(step, self.shape[axis] - start)))
             yield start, part
 
     def viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entries]:
@@ -86,7 +87,7 @@ class Entries:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Return the places of the first and of the last number in the parameter, in the order in which it is stored."""
+        """Return the places of the first and of the last number in the parameter, as it is stored."""
         if not self.layout.is_meta:
             return (int(self.layout.min()), int(self.layout.max())) if self.layout.numel() else (0, -1)
         axes = zip(self.layout.shape, self.layout.stride(), strict=True)
@@ -114,7 +115,7 @@ class Entries:
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
         w = parameters[self.name]
-        flat = w.detach().reshape(-1)
+        flat = w.reshape(-1)
         stored = ((value - self.offset) / self.scale).to(flat.device, flat.dtype)
         if self.layout.is_meta:
             start = self.layout.storage_offset() + flat.storage_offset()
@@ -123,16 +124,18 @@ class Entries:
             flat[self.layout.reshape(-1)] = stored.reshape(-1)
         parameters[self.name] = flat.view(w.shape)
 
-    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the values of the entries as numbers of their own: in float64, on the CPU, as what tells places."""
+    def read(self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the values of the entries as a new tensor on the CPU, where `index` is; autograd follows it."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         start, stop = self.span[0], self.span[1] + 1
-        made = isinstance(parameters, Generic)
-        if made and stop - start > 2 * place.numel():  # others stand between them
+        if isinstance(parameters, Generic) and stop - start > 2 * place.numel():  # others stand between them
             found = parameters.at(self.name, self.index())
         else:
-            part = parameters.between(self.name, start, stop) if made else parameters[self.name].detach().reshape(-1)
-            part = (part if made else part[start:stop]).cpu()
+            if isinstance(parameters, Generic):
+                part = parameters.between(self.name, start, stop)
+            else:
+                part = parameters[self.name].reshape(-1)[start:stop]
+            part = part.cpu()
             found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.cpu().to(torch.float64, copy=not made or 0 in stride)
+        found = found.cpu().to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

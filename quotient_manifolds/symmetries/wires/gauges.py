@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
+from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
@@ -23,13 +24,6 @@ from quotient_manifolds.symmetries.wires.walk import Walk
 SWEEPS, SETTLED = 50, 1e-14
 RANK = 1e-10  # relative, of singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
-FAMILIES = {
-    "orthogonal": "rotation of the residual stream",
-    "centred": "rotation of the residual stream",
-    "mean": "mean of the residual stream",
-    "linear": "change of basis of a stream",
-    "complex": "phase of a plane",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +41,9 @@ class Part:
         """Say whether this is a bias."""
         return len(self.entries.shape) == 2
 
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+    def read(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
         """Return the numbers as (taps, out, in)."""
-        W = self.entries.read(params)
+        W = self.entries.read(params, dtype)
         return W if W.ndim == 3 else W.mT[None]
 
     def write(self, params: Params, W: Tensor) -> None:
@@ -57,8 +51,8 @@ class Part:
         self.entries.write(params, W if len(self.entries.shape) == 3 else W[0].mT)
 
     def act(self, params: Params, A: Tensor, C: Tensor) -> None:
-        """Turn what is written by A and turn back what is read by C, in place."""
-        W = self.read(params)
+        """Turn what is written by A and turn back what is read by C, in place, in the precision of A."""
+        W = self.read(params, A.dtype)
         for copy in self.out:
             W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
         for copy in self.into:
@@ -101,7 +95,7 @@ class Part:
 class Gauge(Reparameterization):
     """Describe a block of channels that mix: (A W, W' A^-1) for all W that write to them and all W' that read them.
 
-    group: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
+    acts: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
     is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
     an element acts, and back after it.
 
@@ -111,7 +105,8 @@ class Gauge(Reparameterization):
     what reads are diagonal and proportional.
     """
 
-    group: str
+    kind: str
+    acts: str
     n: int
     parts: tuple[Part, ...]
     scalings: tuple[Scaling, ...]
@@ -119,12 +114,6 @@ class Gauge(Reparameterization):
     partners: Partners
     dimension: int  # but for what is unseen, unreached or shifted as well
     number: int = 1
-    kind = "gauge"
-
-    @property
-    def label(self) -> str:
-        """Return the name of the first parameter that writes, and of the group."""
-        return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,34 +123,57 @@ class Gauge(Reparameterization):
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the dimension of the group by what it is about."""
-        return {FAMILIES[self.group]: self.dimension}
+        """Return the dimension of the group by its kind."""
+        return {self.kind: self.dimension}
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group."""
+        if self.acts in ("complex", "mean"):
+            return {"complex": "U(1)", "mean": "I + 1 w^T"}[self.acts]
+        return f"{'SL' if self.acts == 'linear' else 'SO'}({self.n - (self.acts == 'centred')})"
+
+    @property
+    def multiplies(self) -> bool:
+        """Return whether elements may be ill-conditioned: those of rotations are not."""
+        return self.acts in ("linear", "mean")
+
+    @property
+    def mixes(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
-        return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension
+        return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
-        """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone."""
-        before = [scaling.to_place(params) for scaling in self.scalings]
+        """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone.
+
+        Autograd follows A and C, and parameters but for gains, which no element of the group changes.
+        """
+        found = ((scaling, torch.from_numpy(scaling.by_gains(params)).to(A.dtype)) for scaling in self.scalings)
+        folded = [(scaling, z) for scaling, z in found if z.any()]
+        for scaling, z in folded:
+            scaling.apply(params, z)
         for part in self.parts[:1] if control else self.parts:
             part.act(params, A, C)
-        for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
+        for scaling, z in folded[::-1]:
             scaling.apply(params, -z)
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Act with exp(size X), X a Gaussian element of the Lie algebra with entries of about n^-1/2, in place."""
         n = self.n
         X = gaussian(torch.empty(n, n), generator) / n**0.5
-        if self.group == "mean":
+        if self.acts == "mean":
             X = torch.outer(1 / self.weights, X[0])
-        elif self.group == "complex":
+        elif self.acts == "complex":
             X = X[0, 0] * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-        elif self.group == "linear":
+        elif self.acts == "linear":
             X = X - torch.eye(n, dtype=torch.float64) * X.trace() / n
         else:
-            B = self._basis()
+            B = self.basis()
             X = B @ (B.mT @ (X - X.mT) @ B) @ B.mT / 2**0.5
             X = X * self.weights / self.weights[:, None]
         self.act(params, torch.linalg.matrix_exp(size * X), torch.linalg.matrix_exp(-size * X), control=control)
@@ -169,15 +181,15 @@ class Gauge(Reparameterization):
     def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it
+        for _ in range(SWEEPS if self.acts == "mean" else 1):  # a mean follows what pairs measure, which follows it
             found = self._to_place(params)
             if found is None or float((found[0] - eye).abs().max()) <= SETTLED:
                 return
             self.act(params, *found)
 
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
-        if self.group in ("orthogonal", "centred"):
-            B, S = self._basis(), self.weights
+        if self.acts in ("orthogonal", "centred"):
+            B, S = self.basis(), self.weights
             *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
             cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
@@ -185,9 +197,9 @@ class Gauge(Reparameterization):
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             A = R * S / S[:, None]
             return A, torch.linalg.inv(A)
-        if self.group == "mean":
+        if self.acts == "mean":
             return self._mean(params)
-        if self.group == "linear":
+        if self.acts == "linear":
             return self._balance(params)
         return None
 
@@ -210,9 +222,9 @@ class Gauge(Reparameterization):
 
     def tells(self, params: Mapping[str, Tensor]) -> bool:
         """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
-        if self.group not in ("orthogonal", "centred"):
+        if self.acts not in ("orthogonal", "centred"):
             return True
-        B = self._basis()
+        B = self.basis()
         for moment in self._moments(params, self.weights):
             values = torch.linalg.eigvalsh(B.mT @ moment @ B)
             if len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all()):
@@ -279,10 +291,10 @@ class Gauge(Reparameterization):
         A, C = A * sign[:, None] / size, C * sign * size
         return torch.nn.functional.pad(A, (0, 0, 0, n - len(A))), torch.nn.functional.pad(C, (0, n - len(A)))
 
-    def _basis(self) -> Tensor:
+    def basis(self) -> Tensor:
         """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        if self.group != "centred":
+        if self.acts != "centred":
             return eye
         w = torch.full((self.n,), self.n**-0.5, dtype=torch.float64)
         w[0] += 1.0
@@ -295,12 +307,18 @@ def _triangle(rows: Tensor) -> Tensor:
 
 
 def gauges(
-    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners, own: Mapping[Any, int]
+    walk: Walk,
+    roles: Roles,
+    blocks: Iterable[Block],
+    scalings: Sequence[Scaling],
+    partners: Partners,
+    own: Mapping[Any, int],
 ) -> Iterator[Gauge]:
     """Yield blocks as records.
 
-    scalings: those that are folded before; the blocks' weights are those at the point where they are. partners: pairs,
-    of whose channels directions tell nothing until these measure them. own: dimensions of some, by their roots.
+    roles: what channels are for. scalings: those that are folded before; the blocks' weights are those at the point
+    where they are. partners: pairs, of whose channels directions tell nothing until these measure them. own: dimensions
+    of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
     while left:
@@ -316,7 +334,8 @@ def gauges(
             if joined and size > 0:
                 names = {part.entries.name for part in every_part}
                 met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-                yield Gauge(block.kind, len(block.roots), every_part, met, block.weights, partners, size)
+                kind = roles.mixing(block)
+                yield Gauge(kind, block.kind, len(block.roots), every_part, met, block.weights, partners, size)
         left = [each for each in left if each not in told]
 
 

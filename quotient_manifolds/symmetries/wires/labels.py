@@ -1,4 +1,4 @@
-"""Name what a group of channels is for, by what is done to them: queries and keys, values, adapters, neurons."""
+"""Name symmetries by what is done to the channels on which they act: queries and keys, values, neurons, norms."""
 
 from __future__ import annotations
 
@@ -8,25 +8,75 @@ from itertools import takewhile
 import numpy as np
 
 from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY_KEY, RELU, VALUE_OUTPUT
+from quotient_manifolds.symmetries.wires.blocks import Block
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Linear, Vector, Walk
+
+UNREAD, UNREACHED = "unread output direction", "unreached input direction"
+SHIFTED = {"bias": "redundant bias", "weight": "constant input direction"}
+_MIXED = {
+    "orthogonal": "rotation",
+    "centred": "rotation",
+    "mean": "mean",
+    "linear": "change of basis",
+    "complex": "phase",
+}
+
+
+class Roles:
+    """Tell of channels what they are for: query/key, value/output, residual or hidden."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.left, self.right = np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+        for flow in walk.flows:
+            if flow.kind == "dot":
+                self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
+        self.sums = _summed(walk)
+        root = walk.turns.find(np.arange(walk.count))[0]
+        roles = (
+            (QUERY_KEY, self.left | self.right),
+            (VALUE_OUTPUT, walk.about("mixed")[: walk.count]),
+            ("residual", _added(walk)),
+        )
+        self._roles = [(name, np.isin(root, np.setdiff1d(root[there], [ZERO, FIXED]))) for name, there in roles]
+
+    def mixing(self, block: Block) -> str:
+        """Return how a group is called that mixes the channels of a block, such as "residual rotation"."""
+        nodes = np.flatnonzero(np.isin(block.classes.find(np.arange(self.walk.count))[0], block.roots))
+        return f"{self._of(nodes)} {_MIXED[block.kind]}"
+
+    def scaling(self, nodes: Array, gains: Sequence[Vector], weights: bool) -> str:
+        """Return how scales of channels are called: by the gains among them, if there are any."""
+        if gains:
+            scaled = np.concatenate([each.ins.reshape(-1) for each in gains])
+            normed = self.walk.about("normed")[scaled] | self.walk.about("gated")[scaled]
+            kind = "norm gain" if normed.any() else "channel gain"
+            return kind if weights else f"{self._of(np.concatenate([each.outs[0] for each in gains]))} {kind}"
+        neurons = self.neuron(nodes, one=True) if self._of(nodes) != QUERY_KEY else ""
+        return neurons or f"{self._of(nodes)} scale"
+
+    def neuron(self, nodes: Array, *, one: bool) -> str:
+        """Return which neurons these channels are, "" if none; one: each of them for itself."""
+        if self.walk.about("positive")[nodes].any():
+            return RELU
+        return GATED if one and self.walk.about("gated")[nodes].any() else ""
+
+    def _of(self, nodes: Array) -> str:
+        return next((name for name, there in self._roles if there[nodes].any()), "hidden")
 
 
 class Labels:
     """Tell of bundles of channels which kind of pair they are, which side comes first, and how it is called."""
 
     def __init__(self, walk: Walk, parts: list[Part], bundles: Sequence[Bundle]) -> None:
-        self.walk, self.parts = walk, parts
-        self.left, self.right = np.zeros(walk.count, bool), np.zeros(walk.count, bool)
-        for flow in walk.flows:
-            if flow.kind == "dot":
-                self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
+        self.walk, self.parts, self.roles = walk, parts, Roles(walk)
         self._number = {id(bundle): number for number, bundle in enumerate(bundles)}
         self._start = np.cumsum([0, *(len(each.nodes) for each in bundles)])[:-1]
         self._nodes = np.concatenate([np.zeros(0, np.int64), *(each.nodes for each in bundles)])
         self._known: dict[str, list[bool]] = {}
         self._ordered: dict[object, list[tuple[int, bool]]] = {}
-        self._sums = _summed(walk)
         self._attention = self._modules_that_mix(bundles)
 
     def about(self, bundle: Bundle) -> object:
@@ -53,7 +103,7 @@ class Labels:
 
     def turned(self, bundle: Bundle) -> bool:
         """Say whether queries, or what writes, are on the side of the inverse."""
-        return self._has(bundle, "left") and bool(bundle.sign[self.left[bundle.nodes].argmax()] < 0)
+        return self._has(bundle, "left") and bool(bundle.sign[self.roles.left[bundle.nodes].argmax()] < 0)
 
     def kind(self, bundle: Bundle) -> str:
         if self._has(bundle, "left"):
@@ -99,7 +149,7 @@ class Labels:
 
     def _has(self, bundle: Bundle, what: str) -> bool:
         if what not in self._known:
-            here = (self.left if what == "left" else self.walk.about(what))[self._nodes]
+            here = (self.roles.left if what == "left" else self.walk.about(what))[self._nodes]
             self._known[what] = np.logical_or.reduceat(here, self._start).tolist()
         return self._known[what][self._number[id(bundle)]]
 
@@ -111,13 +161,25 @@ class Labels:
         if all(isinstance(each, Vector) and len(each.outs) > 1 for each in writers):
             return True  # a product of two parameters
         inputs = {about for each in writers if isinstance(each, Linear) for about in _inputs(each)}
-        others = (other for one, other in self._sums if id(one) in readers)
+        others = (other for one, other in self.roles.sums if id(one) in readers)
         return any(not inputs.isdisjoint(_inputs(each)) for each in others)
 
 
 def _inputs(linear: Linear) -> set[tuple[bool, int]]:
     """Return what a linear map reads: of a table how many words it has."""
     return {(True, linear.shape[2])} if linear.table else {(False, n) for n in np.unique(linear.ins).tolist()}
+
+
+def _added(walk: Walk) -> Array:
+    """Say of channels whether they are sums of two activations, such as of a stream and of what a block adds."""
+    activation, found = np.ones(walk.count, bool), np.zeros(walk.count, bool)
+    activation[: FIXED + 1] = False
+    for each in walk.vectors:
+        activation[each.outs] &= each.gain
+    for flow in walk.flows:
+        if flow.kind in ("sum", "offset", "token"):
+            found[flow.outs[activation[flow.terms[0]].sum(1) > 1]] = True
+    return found
 
 
 def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:

@@ -61,6 +61,17 @@ class Part:
         sides = ([] if each is None else each.sort(1).values.tolist() for each in (self.rows, self.columns))
         return frozenset(each.key for each in self.entries), *(frozenset(map(tuple, side)) for side in sides)
 
+    def units(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers of all units (units, taps, out, in)."""
+        if len(self.entries) > 1:
+            return torch.stack([self.unit(params, i) for i in range(len(self.entries))])
+        W = self.entries[0].read(params)
+        if self.rows is None:
+            assert self.columns is not None
+            return W[:, :, self.columns].movedim(2, 0)
+        W = W[:, self.rows].movedim(1, 0)  # (units, taps, k, in)
+        return W if self.columns is None else torch.stack([w[..., c] for w, c in zip(W, self.columns, strict=True)])
+
     def unit(self, params: Mapping[str, Tensor], i: int) -> Tensor:
         """Return the numbers of a unit (taps, out, in)."""
         W = self.entries[i if len(self.entries) > 1 else 0].read(params)
@@ -91,8 +102,7 @@ class Permutation:
 
     def matrices(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return all numbers of each unit as a row (units, features), in float64, to assign units to others."""
-        rows = [torch.stack([part.unit(params, i).reshape(-1) for i in range(self.size)]) for part in self.parts]
-        return torch.cat(rows, 1)
+        return torch.cat([part.units(params).flatten(1) for part in self.parts], 1)
 
 
 def permutations(walk: Walk) -> tuple[Permutation, ...]:

@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component, alike
@@ -41,10 +42,10 @@ class ScaledWeight:
     columns: Sparse  # (in, dimensions)
     partners: Partners
 
-    def apply(self, params: Params, z: Array) -> None:
+    def apply(self, params: Params, z: Tensor) -> None:
         """Multiply rows and divide columns, in place."""
-        W = self.entries.read(params)
-        rows, columns = (torch.from_numpy(np.exp(each)) for each in (self.rows @ z, -(self.columns @ z)))
+        W = self.entries.read(params, z.dtype)
+        rows, columns = combined(self.rows, z).exp(), combined(self.columns, -z).exp()
         self.entries.write(params, W * rows[:, None] * columns)
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
@@ -62,17 +63,24 @@ class ScaledVector:
     exponents: Sparse  # (numbers, dimensions)
     gain: bool
 
-    def apply(self, params: Params, z: Array) -> None:
+    def apply(self, params: Params, z: Tensor) -> None:
         """Multiply each number, in place."""
-        v = self.entries.read(params)
-        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)))
+        v = self.entries.read(params, z.dtype)
+        self.entries.write(params, v * combined(self.exponents, z).exp())
 
     def lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
         """Return the logarithms of the sizes of gains, or of numbers scaled alike, and how scales change them."""
-        v = self.entries.read(params).numpy()
+        v = self.entries.read(params).detach().numpy()
         if self.gain:
             return _log(np.abs(v)), self.exponents
         return _lengths(v**2, self.exponents)
+
+
+def combined(exponents: Sparse, z: Tensor) -> Tensor:
+    """Return the combinations of log-scales z that a sparse matrix holds; autograd follows z."""
+    found = exponents.tocoo()
+    values = torch.from_numpy(found.data).to(z.dtype) * z[torch.from_numpy(found.col).long()]
+    return z.new_zeros(exponents.shape[0]).index_add(0, torch.from_numpy(found.row).long(), values)
 
 
 def _lengths(squares: Array, exponents: Sparse) -> tuple[Array, Sparse]:
@@ -96,16 +104,15 @@ class Scaling(Reparameterization):
     weights: tuple[ScaledWeight, ...]
     vectors: tuple[ScaledVector, ...]
     components: tuple[Component, ...]
-    family: str
+    kind: str
     offsets: Offsets | None = None
     shifted: tuple[str, ...] = ()
     number: int = 1
-    kind = "scale"
 
     @property
-    def label(self) -> str:
-        """Return the name of the first parameter that is scaled, and what it is about."""
-        return f"{self.names[0]} {self.family}"
+    def group(self) -> str:
+        """Return the name of the group, such as GL+(1)^32."""
+        return f"GL+(1)^{self.dimension}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,8 +134,8 @@ class Scaling(Reparameterization):
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the number of log-scales by what they are about."""
-        return {self.family: self.dimension}
+        """Return the number of log-scales by their kind."""
+        return {self.kind: self.dimension}
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -137,17 +144,26 @@ class Scaling(Reparameterization):
         alone = [each for each in gains if _is_square(each.exponents) and len(gains) == 1]
         return tuple(each.entries.name for each in alone if each.entries.offset == 0)
 
-    def apply(self, params: Params, z: Array, *, control: bool = False) -> None:
-        """Scale by exp(B z), in place; as a control the first of what changes alone."""
+    def apply(self, params: Params, z: Array | Tensor, *, control: bool = False) -> None:
+        """Scale by exp(B z), in place; as a control the first of what changes alone.
+
+        Autograd follows z and the parameters where no shift has to make up for constants.
+        """
+        z = torch.as_tensor(z)
         parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
         for each in parts[:1] if control else parts:
             each.apply(params, z)
         if self.offsets is not None and not control:
-            self.offsets.make_up(params, z)
+            self.offsets.make_up(params, z.detach().double().numpy())
 
     def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place."""
         self.to_place(params)
+
+    @property
+    def multiplies(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def tells(self) -> bool:
@@ -216,16 +232,16 @@ class Scaling(Reparameterization):
 
 
 def scalings(
-    walk: Walk, components: Iterable[Component], partners: Partners, constants: Constants
+    walk: Walk, roles: Roles, components: Iterable[Component], partners: Partners, constants: Constants
 ) -> Iterator[Scaling]:
     """Yield the scales of a walk: the components that change the same parameters together.
 
-    components: solutions of the equations of log-scales, those that pairs have left.
+    roles: what channels are for. components: solutions of the equations of log-scales, those that pairs have left.
     partners: lengths of what pairs mix. constants: what shifts beside scales where constants are added to channels.
     """
     touched = _Touched(walk, partners)
     for several in touched.groups(list(components)):
-        yield _scaling(walk, several, touched, constants)
+        yield _scaling(roles, several, touched, constants)
 
 
 class _Touched:
@@ -292,7 +308,7 @@ def _distinct(parts: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
+def _scaling(roles: Roles, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
     start = 0
     names, places, values = [], [], []
     for each in components:
@@ -311,7 +327,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, con
         return B[np.where(known, row, len(order))]
 
     scaled = touched.by(order)
-    weights, vectors = [], []
+    weights, vectors, gains = [], [], []
     for each in touched.weights:
         if scaled(each):
             weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes), touched.partners))
@@ -322,25 +338,21 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, con
             place, first = np.unique(each.index, return_index=True)
             entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
             vectors.append(ScaledVector(entries, exponents(each.unknowns[0][first]), True))
+            gains.append(each)
         else:
             (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
             vectors.append(ScaledVector(line, exponents(each.outs.reshape(-1)), False))
     vectors = [each for each in vectors if each.exponents.nnz]
     weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
-    made = Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+    used = np.concatenate([each.unknowns[np.any(np.abs(each.basis) > NULL, axis=1)] for each in components])
+    kind = roles.scaling(used, gains, bool(weights))
+    made = Scaling(tuple(weights), tuple(vectors), tuple(components), kind)
     turns = exponents([next(iter(each.offsets)) for each in constants.scaled])
     turned = np.flatnonzero(np.diff(turns.indptr))
     if not len(turned):
         return made
     offsets = Offsets(constants, turned, turns[turned])
-    return replace(made, offsets=offsets, shifted=offsets.names(walk.parameters))
-
-
-def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:
-    gains = [each for each in vectors if each.gain]
-    if not gains:
-        return "neuron scale"
-    return "norm gain" if weights else "gain against gain"
+    return replace(made, offsets=offsets, shifted=offsets.names(roles.walk.parameters))
 
 
 def _log(sizes: Array) -> Array:

@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
+from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
@@ -47,7 +48,11 @@ class Shift(Reparameterization):
     changed: tuple[str, ...]
     readers: tuple[tuple[int, Linear], ...] = ()  # that have no bias, each with the place of its first pivot
     number: int = 1
-    kind = "shift"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Return what the first pivot is about."""
+        return SHIFTED[self.pivots[0][0]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +62,7 @@ class Shift(Reparameterization):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+        return dict(Counter(SHIFTED[kind] for kind, _, _ in self.pivots))
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -102,6 +107,18 @@ class Shift(Reparameterization):
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
 
+    def toward(self, params: Params, other: Params) -> Tensor:
+        """Return the shift after which constants are those of other parameters, as nearly as they can be."""
+        found, z = Solved.at(self.constants, params), dict.fromkeys(self.pivots, 0.0)
+        for unknowns, own, D in found.groups(self.pivots):
+            t = found.sources.held(params, unknowns) - found.sources.held(other, unknowns)
+            z.update(zip(own, np.linalg.lstsq(D, -t, rcond=TINY)[0].tolist(), strict=True))
+        return torch.tensor([*z.values()], dtype=torch.float64)
+
+    def add(self, params: Params, z: Tensor) -> None:
+        """Shift the constants by z, in place."""
+        self._shift(params, self.pivots, z.numpy())
+
     def canonicalize(self, params: Params) -> None:
         """Let the others take over all constants, in place.
 
@@ -131,14 +148,18 @@ class Shift(Reparameterization):
             for unknowns, own, D in found.groups(pivots):
                 owners = found.sources.owners(unknowns)
                 t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
-                z.update(zip(own, np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0].tolist(), strict=True))
+                if len(own) == len(owners):
+                    size = np.linalg.solve(D, -t)
+                else:
+                    MD = self.constants.partners.gram(params, owners) @ D
+                    size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
+                z.update(zip(own, size.tolist(), strict=True))
             change = np.array([*z.values()])
-            size = float((np.abs(change) / self._sizes(params, pivots)).max())
-            if size <= SETTLED or (last <= SMALL and size > last / 2):  # no smaller than rounding leaves it
+            most = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if most <= SETTLED or (last <= SMALL and most > last / 2):  # no smaller than rounding leaves it
                 return
             self._shift(params, pivots, change)
-            last = size
+            last = most
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
@@ -412,9 +433,12 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
 def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
-    if invertible(basis[:width]):
-        return np.concatenate([np.eye(width), np.linalg.solve(basis[:width].T, basis[width:].T).T])
     most = SMALL * max(1.0, float(np.abs(basis).max()))
+    first = np.flatnonzero(np.abs(basis).max(1) > most)[:width]
+    if invertible(basis[first]):
+        found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
+        found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
+        return found
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
@@ -487,6 +511,3 @@ def common(at: At, linear: Linear) -> Array:
             "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )
     return np.asarray(c @ U / (c @ c))
-
-
-FAMILY = {"bias": "bias that others hold as well", "weight": "constant that a weight adds"}

@@ -35,7 +35,7 @@ class Unreached:
             self.known[key] = U, np.where(np.abs(c) > SMALL, c, 0.0)
         return self.known[key]
 
-    def common(self, rows: Sequence[Any]) -> tuple[Array, Array]:
+    def common(self, rows: Sequence[Any] | Array) -> tuple[Array, Array]:
         """Return what all kinds of tokens have in common: u . x = c in every row."""
         U, c = self.of(rows[0])
         for row in rows[1:]:

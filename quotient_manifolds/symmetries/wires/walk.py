@@ -9,7 +9,6 @@ linear equations of log-scales, s by the flows.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,9 +160,12 @@ class Walk:
         self.linears: list[Linear] = []
         self.vectors: list[Vector] = []
         self.flows: list[Flow] = []
-        self.unknown: Counter[str] = Counter()
+        self.unknown: dict[tuple[str, str], None] = {}
+        """Modules, and operations in them, of which no rule knows what the channels may do that they take."""
         self.notes: dict[tuple[Any, ...], Any] = {}  # what rules remember of a tensor
         self.planes: list[tuple[Array, Array]] = []
+        self.single: list[Array] = []
+        """Scores of one key each: what softmax makes of them is 1."""
         self.aligned: list[Array] = []
         """Sums of scores each of which is one of the same query."""
         self.new(2)
@@ -579,10 +581,10 @@ class Walk:
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if any(("complex", id(each)) in self.notes for each in inputs):
             RULES["complex"](self, operation)
-        elif (name != "view_as_complex" and any(out.is_complex() for out in operation.outputs)) or self._idle(
-            operation
-        ):
+        elif name != "view_as_complex" and any(out.is_complex() for out in operation.outputs):
             self.opaque(operation)
+        elif self._idle(operation):
+            self.opaque(operation, known=True)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
             if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
@@ -607,12 +609,12 @@ class Walk:
         for out in operation.outputs:
             self.put(out, torch.full((), FIXED).expand(out.shape))
 
-    def opaque(self, operation: Operation) -> None:
+    def opaque(self, operation: Operation, *, known: bool = False) -> None:
         """Say of an operation that no rule knows that what it takes may not change."""
         labels = [self.whole(each) for each in operation.inputs if self.live(each)]
         moving = [each for each in labels if bool((self.thin(each)[0] > FIXED).any())]
-        if moving:
-            self.unknown[operation.name] += 1
+        if not known and any(bool((~self.dead[self.nodes(each)]).any()) for each in moving):
+            self.unknown[operation.module, operation.name] = None
         for each in moving:
             self.fix(each)
         self.settle(operation)

@@ -1,0 +1,307 @@
+"""Align two models: the element of the symmetry group that brings the weights of one nearest to those of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.messages import Progress
+from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
+from quotient_manifolds.orbit.descend import Moved, minimize, moved_by, verified
+from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
+from quotient_manifolds.orbit.path import OnPath, check_alike, distance, parameters
+from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries import (
+    Evaluate,
+    Gauge,
+    Params,
+    Permutation,
+    Scaling,
+    SymmetricPair,
+    Symmetries,
+    find_permutations,
+    without_biases,
+)
+from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
+from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
+from quotient_manifolds.symmetries.reparameterization import together
+
+ROUNDS, SWEEPS = 30, 5
+SETTLED = 1e-12  # relative, of the distance: what a round has to gain
+TURNED = ("orthogonal", "centred", "complex")
+WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Moved):
+    """Hold a model where it is nearest to another on its orbit, by the distance of all parameters.
+
+    before, distance: of the model as it was and as it is from the other, relative to the norm of that: 0 on one orbit.
+    path: of the loss along the path, where the alignment was refined.
+    """
+
+    before: float
+    distance: float
+    path: tuple[float, ...] = ()
+
+
+def align(
+    model: nn.Module,
+    to: nn.Module,
+    inputs: Any,
+    *,
+    by: Literal["activations", "weights"] = "activations",
+    symmetries: Symmetries | None = None,
+    permutations: Sequence[Permutation] | None = None,
+    held_out: Sequence[Any] = (),
+    evaluate: Evaluate | None = None,
+    condition: float = CONDITION,
+    loss: Callable[..., Tensor] | None = None,
+    batches: Iterable[Any] = (),
+    steps: int = 100,
+    learning_rate: float = 0.01,
+    progress: Progress | None = None,
+) -> Alignment:
+    """Move `model` along its symmetry orbit to where its weights are nearest to those of another model.
+
+    Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first; then
+    streams rotate (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units
+    that `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) are fitted by least
+    squares, and scales, shifts and the rest brought together, again until nothing changes; last, gains get the size of
+    the other's. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+
+    inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
+    from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
+    the continuous group. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
+
+    Two models of one function are aligned exactly. Two that were trained from different seeds get nearer, and the path
+    between them lower; their mean is in general worse than either, so this is no way to average models.
+
+    ValueError for models of different architectures, and where the function changes on any of the inputs.
+    """
+    for network in (model, to):
+        check_model(network)
+        check_eval(network)
+    if by not in ("activations", "weights"):
+        raise ValueError(f"by must be 'activations' or 'weights'. Found {by!r}.")
+    check_alike(model, to)
+    own, other = (parameters(each) for each in (model, to))
+    for each in (own, other):
+        check_weights(each, each)
+    symmetries = verified(model, inputs, symmetries, evaluate)
+    permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
+    with torch.no_grad():
+        streams = _Streams((model, to), inputs, evaluate) if by == "activations" else None
+        element = _Aligner(own, other, symmetries, permutations, streams, condition).element(progress)
+        start = element.apply(own)
+        before = distance(own, other)
+        if distance(start, other) > before:
+            element = GroupElement()
+    path: tuple[float, ...] = ()
+    if loss is not None:
+        start = element.apply(own)
+        dtype = torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32
+        group = Group(symmetries, start, condition=condition)
+        values = OnPath(loss, start, dtype, model, list(batches), other)
+        first, _ = values(start, ())
+        numbers, met, least = minimize(group, values, "adam", steps, learning_rate, 0.0, progress)
+        path = (first, *met, min(first, least))
+        if least < first:
+            with torch.no_grad():
+                element = element.then(*group.element([s.double() for s in numbers]).steps)
+    moved = moved_by(model, element, (inputs, *held_out), evaluate)
+    return Alignment(
+        moved.model, moved.params, element, moved.change, moved.stored, before, distance(moved.params, other), path
+    )
+
+
+def same_function(
+    a: nn.Module, b: nn.Module, inputs: Any, *, tolerance: float = 1e-6, **options: Any
+) -> tuple[Literal["same", "different", "same outputs here, no element found"], float]:
+    """Say whether two models of one architecture are one function, and how far apart they are.
+
+    "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
+    number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the
+    group was found that leads from one to the other, and the number is the distance that is left. options: of `align`.
+    """
+    check_alike(a, b)
+    change = output_change(a, inputs, parameters(a), parameters(b))
+    if change > tolerance:
+        return "different", change
+    found = align(b, a, inputs, **options)
+    return ("same" if found.distance <= tolerance else "same outputs here, no element found"), found.distance
+
+
+class _Aligner:
+    """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
+
+    Biases, means and what else can be added without being seen has no part in it: both go to the canonical point of
+    these groups first, and at the end to where they are in the other model.
+    """
+
+    def __init__(
+        self,
+        own: Params,
+        other: Params,
+        symmetries: Symmetries,
+        permutations: Sequence[Permutation],
+        streams: _Streams | None,
+        condition: float,
+    ) -> None:
+        self._here, self._there = ({name: w.double().clone() for name, w in each.items()} for each in (own, other))
+        self._permutations, self._streams, self._condition = permutations, streams, condition
+        self._moving = {name for each in permutations for name in each.names}
+        self._steps = list[tuple[Record, Tensor]]()
+        free = symmetries.reparameterizations
+        self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
+        self._scalings = [each for each in free if isinstance(each, Scaling)]
+        lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
+        mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
+        self._pairs = dict(
+            zip(symmetries.pairs, without_biases(symmetries.pairs, symmetries.translations), strict=True)
+        )
+        self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
+        left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
+        both = [*together(left)]  # whose canonical points depend on each other
+        self._canonical: list[Record] = [*both, *symmetries.translations, *both]
+        self._added: list[Record] = [*left, *symmetries.translations]
+
+    def element(self, progress: Progress | None) -> GroupElement:
+        """Return the group element that brings the one nearest to the other."""
+        unfold = self._fold()
+        goal = {name: w.clone() for name, w in self._there.items()}
+        self._steps += self._canonicalized(self._here)
+        self._canonicalized(self._there)
+        moments = self._streams.moments(self._turned, self._here, self._there) if self._streams else {}
+        for number in range(ROUNDS):
+            before, changed = self._distance(), False
+            moving = None if number else self._moving
+            for gauge in self._turned:
+                moment = weight_moment(gauge, self._here, self._there, moving)
+                if (seen := moments.get(gauge.name)) is not None:
+                    turned = seen @ self._turned_by(gauge).mT
+                    moment = turned / _size(turned) + WEIGHTS * moment / _size(moment)
+                self._take(gauge, rotation(gauge, moment))
+            for permutation in self._permutations:
+                order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
+                if not torch.equal(order, torch.arange(permutation.size)):
+                    changed = True
+                    self._take(permutation, order)
+            for record in self._fitted:
+                self._try(record, moving)
+            if progress is not None:
+                progress("alignment", number + 1, ROUNDS)
+            if number and not changed and before - self._distance() <= SETTLED * before:
+                break
+        self._there = goal
+        for _ in range(SWEEPS):
+            before = self._distance()
+            for record in self._added:
+                self._try(record, None)
+            if before - self._distance() <= SETTLED * before:
+                break
+        return GroupElement((*self._steps, *unfold))
+
+    def _fold(self) -> list[tuple[Record, Tensor]]:
+        """Bring gains of both to 1, and return what brings them back to those of the other."""
+        unfold = list[tuple[Record, Tensor]]()
+        for scaling in self._scalings:
+            if scaling.tells:
+                self._take(scaling, torch.from_numpy(scaling.by_gains(self._here)))
+                z = torch.from_numpy(scaling.by_gains(self._there))
+                scaling.apply(self._there, z)
+                unfold.insert(0, (scaling, -z))
+        return unfold
+
+    def _canonicalized(self, params: Params) -> list[tuple[Record, Tensor]]:
+        """Go to the canonical points of what is added, in place, and return the steps that lead there."""
+        for record in self._canonical:
+            act_on(record, CANONICAL, params)
+        return [(record, CANONICAL) for record in self._canonical]
+
+    def _turned_by(self, gauge: Gauge) -> Tensor:
+        """Return by what the activations, which were seen at the start, have been rotated since."""
+        S, total = gauge.weights, torch.eye(gauge.n, dtype=torch.float64)
+        for record, A in self._steps:
+            if record is gauge:
+                total = A * S[:, None] / S @ total
+        return total
+
+    def _distance(self) -> float:
+        return distance(self._here, self._there)
+
+    def _take(self, record: Record, value: Tensor) -> None:
+        act_on(record, value, self._here)
+        self._steps.append((record, value))
+
+    def _try(self, record: Record, moving: Collection[str] | None) -> None:
+        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer."""
+        told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what translations move
+        try:
+            value = closest(told, self._here, self._there, self._condition, moving=moving)
+        except ValueError:  # of constants that vanish, so that weights cannot answer to them
+            return
+        if value is None or not bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
+            return
+        kept = {name: self._here[name].clone() for name in names_of([record])}
+        before = self._distance()
+        act_on(record, value, self._here)
+        if self._distance() < before:
+            self._steps.append((record, value))
+        else:
+            self._here.update(kept)
+
+
+def _size(moment: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
+
+
+class _Streams:
+    """Run two models on inputs, and compare the activations in streams that may be rotated."""
+
+    def __init__(self, models: tuple[nn.Module, nn.Module], inputs: Any, evaluate: Evaluate | None) -> None:
+        self._models, self._inputs, self._evaluate = models, inputs, evaluate or answer
+
+    def moments(self, gauges: Sequence[Gauge], here: Params, there: Params) -> dict[str, Tensor]:
+        """Return for each gauge the sum of a b^T over activations of the other and of the one, where gains are 1."""
+        moments: dict[str, Tensor] = {}
+        seen = [self._seen(*each, gauges) for each in zip(self._models, (here, there), strict=True)]
+        for (name, b), (_, a) in zip(*seen, strict=False):
+            if a.shape == b.shape:
+                moment = a.mT @ b
+                moments[name] = moments.get(name, 0.0) + moment / _size(moment)
+        return moments
+
+    def _seen(self, model: nn.Module, params: Params, gauges: Sequence[Gauge]) -> list[tuple[str, Tensor]]:
+        found: list[tuple[str, Tensor]] = []
+        copied = replica(model, {name: w.clone() for name, w in params.items()}, doubled)
+        for gauge in gauges:
+            for part in gauge.parts:
+                module = copied.get_submodule(part.entries.name.rpartition(".")[0])
+                module.register_forward_hook(_recorder(found, gauge, part))
+        self._evaluate(copied, private_batch(self._inputs, doubled))
+        return found
+
+
+def _recorder(found: list[tuple[str, Tensor]], gauge: Gauge, part: Any) -> Callable[..., None]:
+    """Return a hook that records what a module takes and gives of a stream, in coordinates in which it is rotated."""
+    shape = part.entries.shape
+    wide = shape[-1] if part.constant else shape[1]
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        for copies, x, width in ((part.out, output, wide), (part.into, args[0] if args else None, shape[-1])):
+            if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
+                for rows in _placed(copies, x.reshape(-1, width)):
+                    found.append((gauge.name, rows * gauge.weights))
+
+    return record
+
+
+def _placed(copies: Iterable[Any], x: Tensor) -> Iterator[Tensor]:
+    for copy in copies:
+        if not copy.dual and len(copy.places):
+            yield (x.index_select(1, copy.places) / copy.weights)[:, copy.channels.argsort()]

@@ -1,0 +1,275 @@
+"""Minimize an objective over the symmetry orbit of a model: other parameters, the same function."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.messages import Progress
+from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
+from quotient_manifolds.orbit.objectives import WeightObjective
+from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries.checks import check_eval, check_model, check_symmetries, check_weights
+from quotient_manifolds.symmetries.outputs import ModelOutputs
+
+Model = TypeVar("Model", bound=nn.Module)
+Batches = Sequence[Any]
+HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
+PATIENCE = 20  # steps over which the objective has to fall
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """Hold a model elsewhere on its orbit.
+
+    params: all of them, in the model's precision: `element` applied to the model's. change: of the output on the inputs
+    and those held out, relative, in float64, before parameters are rounded to the model's precision; stored: after it.
+    """
+
+    model: nn.Module
+    params: Params
+    element: GroupElement
+    change: float
+    stored: float
+
+    @property
+    def condition(self) -> float:
+        """Return the condition number of the group element, the largest over its factors."""
+        return self.element.condition
+
+
+@dataclass(frozen=True, eq=False)
+class Descent(Moved):
+    """Hold where an objective is least on an orbit, and its values on the way, the model's own first.
+
+    The last value is the objective at `params`, the least one that was met.
+    """
+
+    path: tuple[float, ...]
+
+    @property
+    def before(self) -> float:
+        """Return the objective at the model's own parameters."""
+        return self.path[0]
+
+    @property
+    def after(self) -> float:
+        """Return the objective at the parameters returned."""
+        return self.path[-1]
+
+
+def descend_orbit(
+    model: Model,
+    objective: WeightObjective | Callable[..., Tensor],
+    inputs: Any,
+    *,
+    symmetries: Symmetries | None = None,
+    batches: Iterable[Any] | None = None,
+    held_out: Sequence[Any] = (),
+    evaluate: Evaluate | None = None,
+    method: Literal["adam", "lbfgs"] = "adam",
+    steps: int = 200,
+    learning_rate: float = 0.02,
+    tolerance: float = 1e-4,
+    condition: float = CONDITION,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Descent:
+    """Find the parameters of the same function at which an objective is least, over the symmetry orbit of a model.
+
+    objective: `RoundingError`, `Sparsity`, or any function of all named parameters (a dict) that returns a number and
+    is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
+    inputs: as for `find_symmetries`, which finds the symmetries unless they are given; those that
+    `verify_symmetries` does not confirm are left out. held_out: more inputs, on which the function is verified too.
+    method: Adam with a rate that falls to 0, or L-BFGS with a line search, each from the identity and for at most so
+    many steps; it ends where 20 steps lower the objective by less than `tolerance`, relative. condition: bound of the
+    condition number of every factor of the group element. dtype: of the descent, float64 for models in float64 and
+    float32 else; the element that is found is applied in float64. progress(what, done, total) is called after every
+    step.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
+    >>> x = torch.randn(3, 5)
+    >>> found = descend_orbit(model, Sparsity(), x)
+    >>> found.after < found.before, torch.allclose(found.model(x), model(x), atol=1e-5)
+    (True, True)
+
+    ValueError for a model without symmetries, in train mode, or whose outputs cannot be verified; for an objective that
+    is not a finite number or not differentiable; where the function changes on any of the inputs.
+    """
+    check_model(model)
+    check_eval(model)
+    _check_settings(method, steps, learning_rate, tolerance)
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    check_weights(own, own)
+    symmetries = verified(model, inputs, symmetries, evaluate)
+    if isinstance(objective, WeightObjective):
+        group = Group(symmetries, own, condition=condition, fold=True, moves=objective.moves)
+    else:
+        group = Group(symmetries, own, condition=condition)
+    if not group.records:
+        raise ValueError(f"{type(model).__name__} has no continuous symmetry: its orbit is one point.")
+    dtype = dtype or (torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32)
+    if isinstance(objective, WeightObjective):
+        values = OnParameters(objective.on(model, group), own, dtype)
+    elif batches is None:
+        values = OnParameters(objective, own, dtype)
+    else:
+        values = OnBatches(objective, own, dtype, model, list(batches))
+    first, _ = values(own, ())
+    numbers, path, least = minimize(group, values, method, steps, learning_rate, tolerance, progress)
+    with torch.no_grad():
+        element = group.element([s.double() for s in numbers]) if least < first else GroupElement()
+    moved = moved_by(model, element, (inputs, *held_out), evaluate)
+    last, _ = values(moved.params, ())
+    return Descent(moved.model, moved.params, element, moved.change, moved.stored, (first, *path, last))
+
+
+def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
+    """Return the symmetries given, or those that are found, without what numbers do not confirm."""
+    if symmetries is not None:
+        check_symmetries(symmetries)
+        return symmetries
+    found = find_symmetries(model, inputs, evaluate=evaluate)
+    return verify_symmetries(model, inputs, found, evaluate=evaluate).holding(found) if found.moved else found
+
+
+def moved_by(model: Model, element: GroupElement, batches: Batches, evaluate: Evaluate | None) -> Moved:
+    """Return the model where a group element takes it; ValueError where its function changes on one of the batches."""
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    with torch.no_grad():
+        wide = element.apply(own, torch.float64)
+        params = {name: w.to(own[name].dtype) for name, w in wide.items()}
+        change, stored = 0.0, 0.0
+        for number, batch in enumerate(batches, 1):
+            outputs = ModelOutputs(model, batch, evaluate)
+            noise = outputs.rounding_noise(own, torch.Generator().manual_seed(0))
+            here = outputs.change({name: wide[name].clone() for name in element.names})
+            if not here <= HOLDS * noise * max(1.0, element.condition):
+                raise ValueError(
+                    f"the function must stay on inputs number {number}. Found that it changes by {here:.1e}, where "
+                    f"rounding explains {noise:.1e}: verify_symmetries on these inputs names the cause."
+                )
+            change = max(change, here)
+            stored = max(stored, outputs.change({name: params[name].double() for name in element.names}))
+        twin = copy.deepcopy(model)
+        for name, w in twin.named_parameters():
+            w.copy_(params[name])
+    return Moved(twin, params, element, change, stored)
+
+
+class OnParameters:
+    """Evaluate an objective of parameters, and its gradient in those of some names."""
+
+    def __init__(self, objective: Callable[..., Tensor], own: Params, dtype: torch.dtype) -> None:
+        self.objective, self.dtype = objective, dtype
+        self.own = {name: w.to(dtype) for name, w in own.items()}
+
+    def __call__(self, params: Params, names: Sequence[str]) -> tuple[float, list[Tensor]]:
+        """Return the value at these parameters and its gradient in those of these names."""
+        leaves = self.own | {name: w.detach().to(self.dtype) for name, w in params.items()}
+        chosen = [leaves[name].requires_grad_() for name in names]
+        with torch.enable_grad():
+            total = 0.0
+            grads = [torch.zeros_like(w) for w in chosen]
+            for value in self._values(leaves):
+                total += self._number(value)
+                if names and not value.requires_grad:
+                    raise ValueError(
+                        "the objective must be differentiable in the parameters that symmetries change. Found a number "
+                        f"without a graph: use {', '.join(names[:2])} by torch operations, without detach or no_grad."
+                    )
+                found = torch.autograd.grad(value, chosen, allow_unused=True) if names else ()
+                grads = [g if new is None else g + new for g, new in zip(grads, found, strict=bool(names))]
+        return total, grads
+
+    def _values(self, leaves: Params) -> Iterable[Tensor]:
+        yield self.objective(dict(leaves))
+
+    def _number(self, value: Any) -> float:
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
+        return float(value.detach())
+
+
+class OnBatches(OnParameters):
+    """Evaluate the mean of a loss(model, batch) over batches; one batch's graph is held at a time."""
+
+    def __init__(
+        self, loss: Callable[..., Tensor], own: Params, dtype: torch.dtype, model: nn.Module, batches: Batches
+    ) -> None:
+        super().__init__(loss, own, dtype)
+        if not batches:
+            raise ValueError("batches must hold at least one batch. Found none.")
+        self._model, self._batches = model, batches
+
+    def _cast(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+    def _values(self, leaves: Params) -> Iterable[Tensor]:
+        for batch in self._batches:
+            model = replica(self._model, leaves, self._cast)
+            yield self.objective(model, private_batch(batch, self._cast)) / len(self._batches)
+
+
+def minimize(
+    group: Group,
+    values: OnParameters,
+    method: str,
+    steps: int,
+    learning_rate: float,
+    tolerance: float,
+    progress: Progress | None,
+) -> tuple[list[Tensor], list[float], float]:
+    """Return the numbers of the group element with the least value met, the values on the way, and the least."""
+    numbers = group.zeros(values.dtype)
+    if method == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(numbers, lr=learning_rate)
+    else:
+        optimizer = torch.optim.LBFGS(numbers, max_iter=1, history_size=20, line_search_fn="strong_wolfe")
+    path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
+
+    def closure() -> float:
+        nonlocal best, least
+        optimizer.zero_grad()
+        moved = group.element(numbers).apply(values.own, values.dtype)
+        names = [name for name in group.names if moved[name].requires_grad]
+        value, grads = values(moved, names)
+        if value < least:
+            best, least = [s.detach().clone() for s in numbers], value
+        torch.autograd.backward([moved[name] for name in names], grads)
+        return value
+
+    for step in range(steps):
+        if method == "adam":
+            for chosen in optimizer.param_groups:
+                chosen["lr"] = learning_rate * (1 - step / steps)
+        value = float(optimizer.step(closure))
+        if not math.isfinite(value):
+            if not path:
+                raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
+            break
+        path.append(value)
+        if progress is not None:
+            progress("descent", step + 1, steps)
+        if step >= PATIENCE and min(path[:-PATIENCE]) - min(path) <= tolerance * abs(min(path)):
+            break
+    return best, path, least
+
+
+def _check_settings(method: str, steps: int, learning_rate: float, tolerance: float) -> None:
+    if method not in ("adam", "lbfgs"):
+        raise ValueError(f"method must be 'adam' or 'lbfgs'. Found {method!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be an integer of at least 1. Found {steps!r}.")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be a positive number. Found {learning_rate!r}.")
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a number of at least 0. Found {tolerance!r}.")

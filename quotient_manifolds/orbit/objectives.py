@@ -1,0 +1,161 @@
+"""Objectives of weights alone: the error that rounding makes, and what is lost by pruning small weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.orbit.group import Group, Record
+from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair, Translation
+
+Objective = Callable[[Params], Tensor]
+CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
+"""Ranges that are tried where rounding clips, relative to the largest weight."""
+
+
+class WeightObjective(ABC):
+    """Measure weights: parameters of two or more axes, by default all that the symmetry group changes.
+
+    Gains of norms are 1 where weights are measured, as they are folded into the weights that follow. Embeddings are
+    left out: they are looked up, not multiplied.
+    """
+
+    names: Collection[str] | None
+
+    def moves(self, record: Record) -> bool:
+        """Say whether a symmetry changes what is measured, and not only its units."""
+        return not isinstance(record, Translation)
+
+    def on(self, model: nn.Module, group: Group) -> Objective:
+        """Return the objective of a model's parameters."""
+        names = self.weights(model, group.names)
+        if not names:
+            raise ValueError(
+                f"{type(self).__name__} needs weights that symmetries change, and {type(model).__name__} has none: "
+                "pass names, or an objective of your own."
+            )
+        return self._on(names, group)
+
+    def weights(self, model: nn.Module, moved: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the weights that are measured."""
+        own = dict(model.named_parameters())
+        if unknown := [name for name in self.names or () if name not in own]:
+            raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
+        tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+        found = [name for name in moved if own[name].ndim > 1 and id(own[name]) not in tables]
+        return tuple(found if self.names is None else self.names)
+
+    @abstractmethod
+    def _on(self, names: tuple[str, ...], group: Group) -> Objective: ...
+
+
+@dataclass(frozen=True)
+class Sparsity(WeightObjective):
+    """Measure the L1 norm of weights: the less it is, the less is lost when small weights are pruned."""
+
+    names: Collection[str] | None = None
+
+    def _on(self, names: tuple[str, ...], group: Group) -> Objective:
+        def norm(params: Params) -> Tensor:
+            return torch.stack([params[name].abs().sum() for name in names]).sum()
+
+        return norm
+
+    @staticmethod
+    def prune(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
+        """Return the parameters with this fraction of each weight, the smallest numbers, set to 0."""
+        pruned = dict(params)
+        for name in names:
+            size = params[name].abs()
+            count = int(fraction * size.numel())
+            if count:
+                least = size.flatten().kthvalue(count).values
+                pruned[name] = params[name].masked_fill(size <= least, 0.0)
+        return pruned
+
+
+@dataclass(frozen=True)
+class RoundingError(WeightObjective):
+    """Bound the squared error of products G H^T when weights are rounded to integers of `bits` bits, without data.
+
+    A channel w (a row of the stored weight, or a group of group_size of its numbers) has steps of about
+    2 |w|_p / (2^bits - 1), and a rounding error of mean square step^2 / 12 at each number. An error in unit j of G
+    reaches the product by the length of unit j of H. So the bound is the sum over channels of (2 |w|_p / (2^bits -
+    1))^2 / 12, times the sum over their numbers of |h_j|^2, where h_j is the partner of the unit that holds the number,
+    or 1 where none is known. [Lin et al., AWQ, 2306.00978, and Liu et al., SpinQuant, 2405.16406, learn scales and
+    rotations for the same purpose.]
+
+    p: of the norm, in place of the maximum; by default 12, and 6 where `clip` says that ranges are chosen by the least
+    squared error and may cut off the largest numbers of a group. axis: of the stored weight that counts channels.
+    """
+
+    bits: int = 4
+    group_size: int | None = None
+    clip: bool = False
+    p: float | None = None
+    axis: int = 0
+    names: Collection[str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("bits", self.bits, 2), ("group_size", self.group_size, 1)):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
+
+    def moves(self, record: Record) -> bool:
+        """Say whether a symmetry changes the error, and not only its units: scales of neurons without partners do."""
+        return not isinstance(record, (Translation, Scaling))
+
+    def _on(self, names: tuple[str, ...], group: Group) -> Objective:
+        p = self.p or (6 if self.clip and self.group_size else 12)
+        size = (2 / (2**self.bits - 1)) ** 2 / 12
+
+        def bound(params: Params) -> Tensor:
+            reach = {name: torch.ones_like(params[name]) for name in group.names}
+            for pair in group.pairs:
+                _reach(pair, params, reach)
+            errors = []
+            for name in names:
+                rows = self._channels(params[name])
+                most = rows.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+                norm = most[..., 0] * (rows / most).abs().pow(p).sum(-1).clamp_min(0.5).pow(1 / p)
+                given = self._channels(reach[name]).sum(-1) if name in reach else rows.shape[-1]
+                errors.append((norm.square() * given).sum())
+            return size * torch.stack(errors).sum()
+
+        return bound
+
+    def _channels(self, W: Tensor) -> Tensor:
+        rows = W.movedim(self.axis, 0).flatten(1)
+        g = self.group_size
+        return rows.unflatten(1, (-1, g)) if g and rows.shape[1] % g == 0 else rows
+
+    def round(self, params: Mapping[str, Tensor], names: Collection[str]) -> Params:
+        """Return the parameters with these weights rounded to 2^bits - 1 multiples of a step, by channel.
+
+        Groups that do not divide a channel are left out: it has one range.
+        """
+        rounded, top = dict(params), 2 ** (self.bits - 1) - 1
+        for name in names:
+            rows = self._channels(params[name])
+            most = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+            best, least = rows, torch.full_like(most, torch.inf)
+            for share in CLIPPED if self.clip else (1.0,):
+                step = share * most / top
+                q = (rows / step).round().clamp(-top, top) * step
+                error = (q - rows).square().sum(-1, keepdim=True)
+                best, least = torch.where(error < least, q, best), torch.minimum(error, least)
+            W = params[name].movedim(self.axis, 0)
+            rounded[name] = best.reshape(W.shape).movedim(0, self.axis)
+        return rounded
+
+
+def _reach(pair: SymmetricPair, params: Params, reach: Params) -> None:
+    """Write for each number of a pair how long the partner of its unit is, squared."""
+    G, H = pair.G.read(params), pair.H.read(params)
+    over = (1, 2) if pair.acts == "GL(1, C)" else (1,)  # both coordinates of a plane reach both of the other
+    for factor, own, partner in ((pair.G, G, H), (pair.H, H, G)):
+        factor.write(reach, partner.square().sum(over, keepdim=True).expand_as(own))

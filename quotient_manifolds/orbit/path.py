@@ -1,0 +1,121 @@
+"""Measure the loss on the straight path between two models, and whether two models are one function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.orbit.descend import Batches, OnBatches
+from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries import Params
+
+if TYPE_CHECKING:
+    from quotient_manifolds.plots import Plot
+
+INSIDE = (0.25, 0.5, 0.75)
+"""Where the path is evaluated when its loss is lowered."""
+
+
+@dataclass(frozen=True)
+class PathLosses:
+    """Hold losses at (1 - t) a + t b, for t from 0 to 1."""
+
+    t: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def barrier(self) -> float:
+        """Return by how much the loss exceeds the straight line between those of the ends, at most (0 or more).
+
+        [Frankle et al., 1912.05671]
+        """
+        first, last = self.losses[0], self.losses[-1]
+        line = [(1 - t) * first + t * last for t in self.t]
+        return max(loss - there for loss, there in zip(self.losses, line, strict=True))
+
+    def plot(self, label: str = "straight path") -> Plot:
+        """Draw the losses against t. Raises ImportError without matplotlib."""
+        from quotient_manifolds.plots import path_figure
+
+        return path_figure(self.t, {label: self.losses})
+
+
+def loss_along_path(
+    a: nn.Module, b: nn.Module, loss: Callable[..., Tensor], batches: Iterable[Any], *, points: int = 11
+) -> PathLosses:
+    """Compute the mean of loss(model, batch) over batches at (1 - t) a + t b, for equidistant t from 0 to 1.
+
+    Parameters are interpolated; buffers are those of a. The models are not changed.
+
+    ValueError for models of different architectures, fewer than 3 points, and no batches.
+    """
+    check_alike(a, b)
+    if isinstance(points, bool) or not isinstance(points, int) or points < 3:
+        raise ValueError(f"points must be an integer of at least 3. Found {points!r}.")
+    given = list(batches)
+    if not given:
+        raise ValueError("batches must hold at least one batch. Found none.")
+    first, last = parameters(a), parameters(b)
+    ts = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
+    losses = []
+    with torch.no_grad():
+        for t in ts:
+            values = (
+                float(
+                    loss(replica(a, {name: w.lerp(last[name], t) for name, w in first.items()}), private_batch(batch))
+                )
+                for batch in given
+            )
+            losses.append(sum(values) / len(given))
+    return PathLosses(tuple(ts), tuple(losses))
+
+
+def check_alike(a: nn.Module, b: nn.Module) -> None:
+    """Raise ValueError naming the first parameter in which two models differ in name or shape."""
+    here, there = ({name: tuple(w.shape) for name, w in each.named_parameters()} for each in (a, b))
+    for name in dict.fromkeys((*here, *there)):
+        if here.get(name) != there.get(name):
+            shapes = " and ".join(str(each.get(name, "no such parameter")) for each in (here, there))
+            raise ValueError(
+                f"both models must have one architecture. Found that {name!r} has {shapes}: build both from one "
+                "configuration."
+            )
+
+
+def parameters(model: nn.Module) -> Params:
+    """Return the parameters of a model by name, without a graph."""
+    return {name: w.detach() for name, w in model.named_parameters()}
+
+
+def distance(params: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return |params - other| / |other|, over all parameters."""
+    pairs = [(params[name].double(), other[name].double()) for name in other]
+    change = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
+    return change / (math.sqrt(sum(float(b.square().sum()) for _, b in pairs)) or 1.0)
+
+
+class OnPath(OnBatches):
+    """Evaluate the mean of a loss over batches and over points inside of the path to another model."""
+
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        own: Params,
+        dtype: torch.dtype,
+        model: nn.Module,
+        batches: Batches,
+        other: Params,
+    ) -> None:
+        super().__init__(loss, own, dtype, model, batches)
+        self._other = {name: w.to(dtype) for name, w in other.items()}
+
+    def _values(self, leaves: Params) -> Iterator[Tensor]:
+        for t in INSIDE:
+            params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
+            for value in super()._values(params):
+                yield value / len(INSIDE)
