@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
-from quotient_manifolds.orbit.descend import Moved, minimize, moved_by, verified
+from quotient_manifolds.orbit.descend import Moved, OnParameters, minimize, moved_by, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
 from quotient_manifolds.orbit.path import OnPath, check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
@@ -31,6 +31,9 @@ from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
 from quotient_manifolds.symmetries.reparameterization import together
 
 ROUNDS, SWEEPS = 30, 5
+SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
+POLISHED, POLISHING = 4, 60  # times, and steps each
+EXACT = 1e-13
 SETTLED = 1e-12  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
@@ -165,6 +168,7 @@ class _Aligner:
             zip(symmetries.pairs, without_biases(symmetries.pairs, symmetries.translations), strict=True)
         )
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
+        self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
         left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
         both = [*together(left)]  # whose canonical points depend on each other
         self._canonical: list[Record] = [*both, *symmetries.translations, *both]
@@ -177,6 +181,7 @@ class _Aligner:
         self._steps += self._canonicalized(self._here)
         self._canonicalized(self._there)
         moments = self._streams.moments(self._turned, self._here, self._there) if self._streams else {}
+        polished = 0
         for number in range(ROUNDS):
             before, changed = self._distance(), False
             moving = None if number else self._moving
@@ -195,8 +200,13 @@ class _Aligner:
                 self._try(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
-            if number and not changed and before - self._distance() <= SETTLED * before:
-                break
+            gained = before - self._distance()
+            if number and not changed:
+                if self._distance() < EXACT or (polished == POLISHED and gained <= SETTLED * before):
+                    break
+                if gained < SLOW * before and polished < POLISHED:
+                    polished += 1
+                    self._polish()
         self._there = goal
         for _ in range(SWEEPS):
             before = self._distance()
@@ -205,6 +215,26 @@ class _Aligner:
             if before - self._distance() <= SETTLED * before:
                 break
         return GroupElement((*self._steps, *unfold))
+
+    def _polish(self) -> None:
+        """Go on by L-BFGS over the continuous group, where records that depend on each other make slow progress."""
+        group = Group(self._symmetries, self._here, condition=self._condition, moves=lambda each: each in self._mixing)
+        if not group.records:
+            return
+        size = sum(float(w.square().sum()) for w in self._there.values())
+
+        def squares(params: Params) -> Tensor:
+            return torch.stack([(params[name] - self._there[name]).square().sum() for name in group.names]).sum() / size
+
+        with torch.enable_grad():
+            values = OnParameters(squares, self._here, torch.float64)
+            numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
+        before, kept, steps = self._distance(), dict(self._here), len(self._steps)
+        self._here = group.element([s.detach() for s in numbers]).apply(self._here)
+        self._steps += group.element([s.detach() for s in numbers]).steps
+        if not self._distance() < before:
+            self._here = kept
+            del self._steps[steps:]
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""

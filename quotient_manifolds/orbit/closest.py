@@ -25,8 +25,8 @@ def closest(
     """Return the element of a record's group that brings parameters nearest to the target, at least on one orbit.
 
     condition: bound of its condition number. moving: parameters whose units may still change places; where it is given,
-    weights that mix channels are those alone whose other side nothing moves, if they suffice. None for a record without
-    closed form. Permutations and rotations are found by `closest_order` and `rotation`.
+    only weights are taken whose other side nothing moves, if they suffice. None for a record that has no closed form.
+    Permutations and rotations are found by `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
         return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)

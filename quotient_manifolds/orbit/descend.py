@@ -215,8 +215,10 @@ class OnBatches(OnParameters):
 
     def _values(self, leaves: Params) -> Iterable[Tensor]:
         for batch in self._batches:
-            model = replica(self._model, leaves, self._cast)
-            yield self.objective(model, private_batch(batch, self._cast)) / len(self._batches)
+            yield self._loss(leaves, batch) / len(self._batches)
+
+    def _loss(self, params: Params, batch: Any) -> Tensor:
+        return self.objective(replica(self._model, params, self._cast), private_batch(batch, self._cast))
 
 
 def minimize(
@@ -233,7 +235,9 @@ def minimize(
     if method == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(numbers, lr=learning_rate)
     else:
-        optimizer = torch.optim.LBFGS(numbers, max_iter=1, history_size=20, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            numbers, max_iter=1, history_size=20, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
     path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
 
     def closure() -> float:

@@ -116,6 +116,6 @@ class OnPath(OnBatches):
 
     def _values(self, leaves: Params) -> Iterator[Tensor]:
         for t in INSIDE:
-            params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
-            for value in super()._values(params):
-                yield value / len(INSIDE)
+            for batch in self._batches:  # each has a graph of its own, which is gone when the next begins
+                params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
+                yield self._loss(params, batch) / (len(INSIDE) * len(self._batches))
