@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from quotient_manifolds.symmetries import (
         Symmetries,
         balance,
-        canonical,
         count_symmetries,
         declare_pair,
         example_inputs,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 __all__ = [
     "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
     "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SharpnessCallback", "Sparsity",
-    "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "canonical", "count_symmetries",
+    "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
     "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm",
     "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters", "next_token_cross_entropy",
     "orbit_audit", "random_representative", "read_text_labels", "same_function", "tokenised_batches", "top_eigenvalue",

@@ -41,9 +41,9 @@ def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @made_once
-def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None) -> Path:
+def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None, seed: int = 0) -> Path:
     """A BERT for sequence classification (2 layers, 4 heads of 8) and its tokenizer."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     words = len(VOCABULARY)
     config = transformers.BertConfig(**SIZES, vocab_size=words, max_position_embeddings=64, num_labels=num_labels)
     model = transformers.BertForSequenceClassification(config)

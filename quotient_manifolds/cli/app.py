@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from quotient_manifolds.cli import common
+from quotient_manifolds.cli.align import align, descend
 from quotient_manifolds.cli.compare import compare, demo, measure
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.merge import merge
@@ -15,8 +16,8 @@ from quotient_manifolds.version import VERSION
 @click.group(cls=common.Commands, epilog=common.EXIT_CODES)
 @click.version_option(VERSION, prog_name="quotient-manifolds")
 def cli() -> None:
-    """Find symmetries of neural networks, and measure sharpness that does not change along them."""
+    """Find symmetries of neural networks, measure sharpness that is invariant under them, and use them."""
 
 
-for each in (compare, demo, inspect, measure, merge, move, orbit):
+for each in (align, compare, demo, descend, inspect, measure, merge, move, orbit):
     cli.add_command(each)

@@ -76,8 +76,7 @@ def inspect(
         common.show(
             f"{type(network).__name__}, {count.parameters:,} parameters",
             *(str(each) for each in reports.values() if each is not count),
-            f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters "
-            f"({', '.join(f'{size:,} {family}' for family, size in count.families.items())}).",
+            f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
             *(["Singular values of G H^T: " + "; ".join(values)] if values else []),
         )
     if not verification.all_hold or (certify and reports["certificate"].fibre.doubts):

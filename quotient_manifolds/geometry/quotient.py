@@ -37,13 +37,17 @@ from quotient_manifolds.symmetries import (
     Scope,
     SymmetricPair,
     Symmetries,
+    balance,
     propose_symmetries,
+    random_representative,
     verify_sharded,
     without_biases,
 )
 from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
+APART = 0.5  # log-scale of the element that another point of the orbit is reached by
+SAME = 1e-6  # relative: canonical points that differ by less are one
 
 GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
 """The options of any geometry that has a name."""
@@ -223,6 +227,8 @@ class Quotient(Geometry):
         verified = verified._without(found.failed, self.symmetries)
         begins = partial(changed_by, model, loss, batches, partial(verified._begin, model, known), found)
         where = f"begins {self.metric} {self.eps}"
+        single = partial(_warn_of_several_points, model, verified._known(model))
+        known.once(single, "single", model, loss, symmetries, *batches)
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
                 f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
@@ -276,6 +282,25 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
     """Return the model's own parameters where a point has not moved from the start, and others as they are measured."""
     same = {name: own[name] if w is start[name] else w for name, w in point.items()}
     return stored(same, own)
+
+
+def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
+    """Warn of changes of basis from which no canonical point is the same: a measure then depends on the basis."""
+    free = [each for each in symmetries.reparameterizations if each.multiplies and each.mixes]
+    if not free:
+        return
+    own = {name: w.detach().double() for name, w in model.named_parameters() if w.is_floating_point()}
+    try:
+        here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
+    except ValueError:  # said where the measure begins
+        return
+    moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * w.abs().max()).any())}
+    if named := [each.name for each in free if not moved.isdisjoint(each.names)]:
+        warnings.warn(
+            f"measures of this model are not constant on the whole orbit: {named[0]} has no unique canonical point. "
+            "They are invariant under all other symmetries; compare models whose residual stream is normalised",
+            stacklevel=2,
+        )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:

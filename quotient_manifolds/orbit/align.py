@@ -161,10 +161,10 @@ class _Aligner:
         self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
         free = symmetries.reparameterizations
-        self._turned = [each for each in free if isinstance(each, Gauge) and each.group in TURNED]
+        self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
         self._scalings = [each for each in free if isinstance(each, Scaling)]
         lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
-        mixed = [each for each in free if isinstance(each, Gauge) and each.group == "linear"]
+        mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
         self._pairs = dict(
             zip(symmetries.pairs, without_biases(symmetries.pairs, symmetries.translations), strict=True)
         )

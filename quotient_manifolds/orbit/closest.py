@@ -37,10 +37,10 @@ def closest(
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
     if isinstance(record, (Shift, Additive)):
         return record.toward(params, target)
-    if isinstance(record, Gauge) and record.group == "linear":
+    if isinstance(record, Gauge) and record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
-    if isinstance(record, Gauge) and record.group == "mean":
+    if isinstance(record, Gauge) and record.acts == "mean":
         W, W1 = sides(record, params)[0], sides(record, target)[0]
         w = torch.linalg.lstsq(W, ((W1 - W) * record.weights).mean(1, keepdim=True), driver="gelsd").solution
         return torch.eye(record.n, dtype=W.dtype) + torch.outer(1 / record.weights, w[:, 0])
@@ -88,7 +88,7 @@ def rotation(gauge: Gauge, moment: Tensor) -> Tensor:
     [Schönemann, the orthogonal Procrustes problem, 1966]
     """
     n, S = gauge.n, gauge.weights
-    if gauge.group == "complex":
+    if gauge.acts == "complex":
         angle = torch.atan2(moment[1, 0] - moment[0, 1], moment[0, 0] + moment[1, 1])
         R = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     else:

@@ -215,8 +215,10 @@ class OnBatches(OnParameters):
 
     def _values(self, leaves: Params) -> Iterable[Tensor]:
         for batch in self._batches:
-            model = replica(self._model, leaves, self._cast)
-            yield self.objective(model, private_batch(batch, self._cast)) / len(self._batches)
+            yield self._loss(leaves, batch) / len(self._batches)
+
+    def _loss(self, params: Params, batch: Any) -> Tensor:
+        return self.objective(replica(self._model, params, self._cast), private_batch(batch, self._cast))
 
 
 def minimize(

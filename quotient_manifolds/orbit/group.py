@@ -204,15 +204,15 @@ class Group:
 
     def _turn(self, gauge: Gauge, s: Tensor) -> Tensor:
         S = gauge.weights.to(s.dtype)
-        if gauge.group == "complex":
+        if gauge.acts == "complex":
             return torch.stack([s.cos(), -s.sin(), s.sin(), s.cos()]).reshape(2, 2)
-        if gauge.group == "mean":  # I + 1 v^T: a shear, then what scales the mean
+        if gauge.acts == "mean":  # I + 1 v^T: a shear, then what scales the mean
             total, bound = s.sum(), self.condition**0.25
             v = s - s.mean()
             v = v / (1 + 4 * gauge.n * v.square().sum() / bound**2).sqrt()
             v = v + (self._scale(total, 0.25) - 1) / gauge.n
             return torch.eye(gauge.n, dtype=s.dtype) + torch.outer(1 / S, v * S)
-        if gauge.group == "linear":
+        if gauge.acts == "linear":
             A = self._invertible(s)
             return A / torch.linalg.det(A).abs().pow(1 / gauge.n)
         B = gauge.basis().to(s.dtype)
@@ -248,5 +248,5 @@ def _shape(record: Record) -> tuple[int, ...]:
     if isinstance(record, Scaling):
         return (record.dimension,)
     assert isinstance(record, Gauge)
-    n = record.n - (record.group == "centred")
-    return {"complex": (), "mean": (n,)}.get(record.group, (n, n))
+    n = record.n - (record.acts == "centred")
+    return {"complex": (), "mean": (n,)}.get(record.acts, (n, n))

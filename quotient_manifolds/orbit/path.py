@@ -40,15 +40,9 @@ class PathLosses:
 
     def plot(self, label: str = "straight path") -> Plot:
         """Draw the losses against t. Raises ImportError without matplotlib."""
-        from quotient_manifolds.plots import Series, line_figure, style_of
+        from quotient_manifolds.plots import path_figure
 
-        return line_figure(
-            [Series(label, self.t, self.losses, style_of(2))],
-            x_label="t (0: the first model, 1: the second)",
-            y_label="loss",
-            log=(False, False),
-            alt=f"Loss along the straight path between two models; its barrier is {self.barrier:.3g}.",
-        )
+        return path_figure(self.t, {label: self.losses})
 
 
 def loss_along_path(
@@ -122,6 +116,6 @@ class OnPath(OnBatches):
 
     def _values(self, leaves: Params) -> Iterator[Tensor]:
         for t in INSIDE:
-            params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
-            for value in super()._values(params):
-                yield value / len(INSIDE)
+            for batch in self._batches:  # each has a graph of its own, which is gone when the next begins
+                params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
+                yield self._loss(params, batch) / (len(INSIDE) * len(self._batches))

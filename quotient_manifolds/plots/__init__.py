@@ -11,6 +11,7 @@ from quotient_manifolds.plots.figures import (
     contour_figure,
     line_figure,
     orbit_figure,
+    path_figure,
     radius_figure,
     scatter_figure,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "contour_figure",
     "line_figure",
     "orbit_figure",
+    "path_figure",
     "radius_figure",
     "scatter_figure",
     "style_of",

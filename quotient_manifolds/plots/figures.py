@@ -72,6 +72,19 @@ def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot
     )
 
 
+def path_figure(t: Sequence[float], losses: Mapping[str, Numbers]) -> Plot:
+    """Draw losses along the straight path between two models, from t = 0 to t = 1, a line for each label."""
+    series = [Series(label, t, values, style_of(place)) for place, (label, values) in enumerate(losses.items())]
+    ranges = "; ".join(f"{label} {extent(numbers(values))}" for label, values in losses.items())
+    return line_figure(
+        series,
+        x_label="t (0: the first model, 1: the second)",
+        y_label="loss",
+        log=(False, False),
+        alt=f"Loss along the straight path between two models. {ranges}.",
+    )
+
+
 def radius_figure(radii: Sequence[float], measures: Mapping[str, Sequence[Numbers]]) -> Plot:
     """Draw sharpness against radius, both logarithmic, a line for every model.
 

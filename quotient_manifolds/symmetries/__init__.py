@@ -1,6 +1,5 @@
 """Find the continuous symmetries of a model, verify them by one backward pass, move, count and fold."""
 
-from quotient_manifolds.symmetries.canonical import Canonical, canonical
 from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import declare_pair
@@ -9,7 +8,7 @@ from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.propose import find_permutations, find_reparameterizations, propose_symmetries
+from quotient_manifolds.symmetries.propose import find_permutations, propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.representatives import balance, random_representative
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
@@ -33,7 +32,6 @@ __all__ = [
     "ADAPTER",
     "BESIDE_ATTENTION",
     "HOW_TO",
-    "Canonical",
     "Certificate",
     "Conditioning",
     "Count",
@@ -58,14 +56,12 @@ __all__ = [
     "UnseenOutput",
     "Verification",
     "balance",
-    "canonical",
     "certify",
     "count_symmetries",
     "declare_pair",
     "example_inputs",
     "fibre_dimension",
     "find_permutations",
-    "find_reparameterizations",
     "find_symmetries",
     "generic_inputs",
     "key_bias",

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.pair import SymmetricPair
@@ -27,6 +28,22 @@ def check_eval(model: nn.Module) -> None:
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
         raise ValueError(f"symmetries show in eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+
+
+def check_inputs(batch: Any) -> None:
+    """Raise ValueError for tensors that are sparse, nested, quantised or without values."""
+    for each in tree_leaves(batch):
+        problem = ""
+        if isinstance(each, Tensor) and each.is_nested:
+            problem = "a nested one: pad it with torch.nested.to_padded_tensor first"
+        elif isinstance(each, Tensor) and each.layout != torch.strided:
+            problem = f"a sparse one ({each.layout}): call to_dense() on it first"
+        elif isinstance(each, Tensor) and each.is_quantized:
+            problem = f"a quantised one ({each.dtype}): call dequantize() on it first"
+        elif isinstance(each, Tensor) and each.is_meta:
+            problem = "one on the meta device, which has no values: make it on another device"
+        if problem:
+            raise ValueError(f"inputs are dense tensors. Found {problem}.")
 
 
 def check_parameters(params: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,16 +67,9 @@ def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
     check_symmetries(symmetries)
     params = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(params, symmetries.names)
-    families = Counter[str]()
-    for pair in symmetries.pairs:
-        families[pair.kind] += pair.group_dimension
-    for translation in symmetries.translations:
-        families[translation.kind] += translation.dimension
-    for reparameterization in symmetries.reparameterizations:
-        families.update(reparameterization.families)
     return Count(
         parameters=sum(value.numel() for value in params.values()),
-        families=dict(families),
+        families=symmetries.families,
         conditioning=tuple(_conditioning(pair, params) for pair in symmetries.pairs),
     )
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
-from quotient_manifolds.symmetries.propose import RUN_ERRORS, did_not_run, proposals, recorded
+from quotient_manifolds.symmetries.propose import did_not_run, proposals
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
+from quotient_manifolds.symmetries.wires.record import ModelError, running
+from quotient_manifolds.symmetries.wires.run import Run
 
 Idle = Mapping[str, Tensor]
 """Where in a parameter, by its name, the numbers are that did not run."""
@@ -68,15 +70,13 @@ def held(
     """
     for batch in batches[1:]:
         if idle:
-            other = recorded(model, batch, evaluate).idle
+            other = Run(model, batch, evaluate).idle
             idle = {name: both for name in idle.keys() & other.keys() if (both := idle[name] & other[name]).any()}
     if not symmetries.moved or not (idle or batches[1:]):
         return symmetries
     try:
         return symmetries.refusing(_false(model, batches, symmetries, idle, evaluate))
-    except RUN_ERRORS as error:  # of code that takes no noise, or no gradient
-        if not idle:
-            raise
+    except ModelError as error:  # its code takes no noise, or no gradient
         why = f"{did_not_run(min(idle))} (it cannot be verified: {first_line(error)})"
         return symmetries.refusing({each.name: why for each in symmetries.every})
 
@@ -95,6 +95,8 @@ def _false(
         evaluations = [*closed]
     for number, (batch, evaluation) in enumerate(zip(batches, evaluations, strict=True), 1):
         left = symmetries.without(reasons)
+        if not left.every:
+            break
         checks = verify_on_batches(model, evaluation, [batch], left).checks
         false = {check.name for check in checks if check.verdict == "fails"}
         for each in left.every:
@@ -132,7 +134,12 @@ class _ClosedModules:
         self._evaluate = evaluate
         self._shapes: list[torch.Size] = []
         self._called: set[str] = set()
-        self(replica(model, {}, doubled), private_batch(batch, doubled))
+        copied = replica(model, {}, doubled)
+        with running(copied):
+            outputs = [each.sum() for each in self(copied, private_batch(batch, doubled)) if each.requires_grad]
+            if outputs:
+                leaves = [w for w in copied.parameters() if w.requires_grad]
+                torch.autograd.grad(torch.stack(outputs).sum(), leaves, allow_unused=True)
         owners: dict[int, set[int]] = {}
         for module in modules.values():
             for w in module._parameters.values():
@@ -164,7 +171,8 @@ class _ClosedModules:
             module = model.get_submodule(name)
             module.register_forward_pre_hook(enter, with_kwargs=True)
             module.register_forward_hook(partial(leave, name), with_kwargs=True, always_call=True)
-        found = [*floating(self._evaluate(model, inputs)), *seen]
+        with running(model):
+            found = [*floating(self._evaluate(model, inputs)), *seen]
         self._shapes = self._shapes or [each.shape for each in found]
         if [each.shape for each in found] != self._shapes:  # it went another way
             return [found[0].new_full(shape, torch.inf) for shape in self._shapes]

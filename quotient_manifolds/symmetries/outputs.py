@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +37,7 @@ class ModelOutputs:
         moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
         self.precision = torch.float64 if double else moved
         self.outputs = self.at({})
-        if not self.outputs:
-            raise ValueError("the model's output holds no floating point tensor that could be compared.")
-        if not any(output.numel() for output in self.outputs):
-            raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
+        check_outputs(self.outputs)
         if any(bool(torch.isnan(output).any()) for output in self.outputs):
             raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
         if self.change({}) > 1e-6:
@@ -126,6 +123,14 @@ def first_examples(batch: Any) -> list[Any]:
     if len(sizes) != 1 or max(sizes) <= EXAMPLES:
         return []
     return [tree_map_only(torch.Tensor, lambda tensor: tensor[:EXAMPLES], batch)]
+
+
+def check_outputs(outputs: Sequence[Tensor]) -> None:
+    """Raise ValueError unless there are numbers that can be compared."""
+    if not outputs:
+        raise ValueError("the model's output holds no floating point tensor that could be compared.")
+    if not any(output.numel() for output in outputs):
+        raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
 
 
 def answer(model: nn.Module, inputs: Any) -> Any:

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_symmetries, check_weights
+from quotient_manifolds.symmetries.checks import (
+    check_eval,
+    check_inputs,
+    check_loaded,
+    check_model,
+    check_symmetries,
+    check_weights,
+)
 from quotient_manifolds.symmetries.detect import looks_like_attention
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
@@ -21,9 +27,11 @@ from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
 from quotient_manifolds.symmetries.wires.partners import Owner
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
+from quotient_manifolds.symmetries.wires.record import ModelError
 from quotient_manifolds.symmetries.wires.records import reparameterizations
 from quotient_manifolds.symmetries.wires.run import Run
 
+# Of the code of a model and of its operations
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
 
@@ -33,7 +41,7 @@ def propose_symmetries(
     """Return what `find_symmetries` has of one batch, though parameters that do not run on it may depend on it.
 
     For a measure, which verifies it on all batches of its own. Reparameterizations alone are refused, where an idle
-    parameter is     named like one of theirs, and so the first two examples suffice unless such a one is idle there.
+    parameter is named like one of theirs, and so the first two examples suffice unless such a one is idle there.
     """
     for found, trace in proposals(model, batch, evaluate, declared):
         idle = {each.name: trace.idle_like(each.names) for each in found.every if each not in found.translations}
@@ -82,37 +90,21 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
     check_model(model)
     check_eval(model)
     check_loaded(model)
+    check_inputs(batch)
     for some in first_examples(batch):
         try:
             run = Run(model, some, evaluate)
-        except RUN_ERRORS:  # a loss may insist on the size of the batch
+        except ModelError:  # a loss may insist on the size of the batch
             continue
         yield run
-    yield recorded(model, batch, evaluate)
+    yield Run(model, batch, evaluate)
 
 
-def recorded(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Run:
-    """Return the run on a batch. Raises ValueError, in one sentence, where the model does not run on it."""
-    try:
-        return Run(model, batch, evaluate)
-    except RUN_ERRORS as error:
-        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
-        raise ValueError(
-            f"{type(model).__name__} must run on the inputs, in float64, to show its symmetries; it raises {said}."
-        ) from error
-
-
-def find_reparameterizations(
-    run: Run, pairs: Pairs | None = None
-) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
-    """Return what is free in a run beside pairs, in the order of folding, and what has no one place, and why.
-
-    pairs: those that move by themselves, with their translations; else what they mix and scale is left out.
-    """
-    walk, found = run.walk, pairs or pairs_of(run.walk, run.constants)
-    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)] if pairs else []
-    free = reparameterizations(walk, found.taken, biases, found.pairs, run.constants)
-    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(walk.parameters)]
+def _reparameterizations(run: Run, pairs: Pairs) -> tuple[tuple[Reparameterization, ...], tuple[Refused, ...]]:
+    """Return the reparameterizations of a run beside pairs and their translations, and what is refused, and why."""
+    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)]
+    free = reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants)
+    undecided = [each for each in free if isinstance(each, Gauge) and not each.tells(run.walk.parameters)]
     why = "its parameters do not tell one basis from another: eigenvalues agree"
     return (
         tuple(each for each in free if each not in undecided),
@@ -130,18 +122,20 @@ def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     """Return what a run leaves free."""
     params = dict(model.named_parameters())
+    why = "this use of the operation is not understood, so its inputs are held fixed"
+    unknown = [Refused(f"{module} {name}".strip(), "operation", why) for module, name in run.walk.unknown]
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
     shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free, others = find_reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    free, others = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
     unrecognised = _unfollowed(dict(model.named_modules()), match, free)
-    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others), match.translations, free)
+    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *others, *unknown), match.translations, free)
 
 
 def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ class Reparameterization(ABC):
     give the same numbers from every point of the orbit, up to what symmetric pairs do.
     """
 
-    kind: ClassVar[str]
+    kind: str
+    """What it is about, such as "norm gain"."""
 
     number = 1  # of those of a model that would have one name
 
@@ -31,13 +31,18 @@ class Reparameterization(ABC):
         return False
 
     @property
+    def mixes(self) -> bool:
+        """Return whether the group changes a basis of channels."""
+        return False
+
+    @property
     def name(self) -> str:
         """Return a name that no other reparameterization of a model has, such as "h.0.ln_1.weight norm gain"."""
         return self.label if self.number == 1 else f"{self.label} {self.number}"
 
     @property
     def label(self) -> str:
-        """Return the parameter that comes first, and what it is about."""
+        """Return the parameter that comes first, and the kind."""
         return f"{self.names[0]} {self.kind}"
 
     @property
@@ -48,7 +53,12 @@ class Reparameterization(ABC):
     @property
     @abstractmethod
     def families(self) -> dict[str, int]:
-        """Return the dimensions of the group, by what they are about."""
+        """Return the dimensions of the group, by kind."""
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group, such as R^32."""
+        return f"R^{self.group_dimension}"
 
     @property
     def group_dimension(self) -> int:
@@ -131,5 +141,5 @@ def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
 
 def typical(numbers: Tensor) -> float:
     """Return the root mean square of numbers, and 1 if all of them are 0."""
-    size = torch.linalg.vector_norm(numbers.detach(), dtype=torch.float64)
-    return float(size) / max(1, numbers.numel()) ** 0.5 or 1.0
+    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
+    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0

@@ -153,6 +153,18 @@ class Symmetries:
         folded = (name for reparameterization in self.reparameterizations for name in reparameterization.names)
         return tuple(dict.fromkeys((*self.names, *shifted, *folded)))
 
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimensions of the symmetry group by kind: of pairs, translations and reparameterizations."""
+        found = Counter[str]()
+        for pair in self.pairs:
+            found[pair.kind] += pair.group_dimension
+        for translation in self.translations:
+            found[translation.kind] += translation.dimension
+        for reparameterization in self.reparameterizations:
+            found.update(reparameterization.families)
+        return dict(found)
+
     def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return for every parameter a boolean mask of its shape: True where a pair owns the element."""
         masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
@@ -180,23 +192,23 @@ class Symmetries:
         }
 
     def __str__(self) -> str:
+        by_kind = ", ".join(f"{kind} {size:,}" for kind, size in self.families.items())
+        blocks = [f"symmetries of {sum(self.families.values()):,} dimensions" + (f": {by_kind}" if by_kind else "")]
         pairs = [
             (pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}", str(len(pair.names)))
             for pair in self.pairs
         ]
         header = ("symmetric pair", "group", "G", "H", "tensors")
-        blocks = [text_table(header, pairs) if pairs else "no symmetric pairs"]
+        if pairs:
+            blocks.append(text_table(header, pairs))
         if self.translations:
             moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
             blocks.append(text_table(("translation", "group", "of"), moves))
         if self.reparameterizations:
-            free = [
-                (each.name, ", ".join(f"{family}: {size}" for family, size in each.families.items()))
-                for each in self.reparameterizations
-            ]
-            blocks.append(text_table(("free", "dimensions"), free))
+            free = [(each.name, each.group) for each in self.reparameterizations]
+            blocks.append(text_table(("reparameterization", "group"), free))
         for title, lines in (
-            ("no symmetry:", without_layers(map(str, self.refused))),
+            ("refused:", without_layers(map(str, self.refused))),
             (f"in no pair, {len(self.rest)} tensors:", without_layers(self.rest)),
             (f"attention not recognised ({HOW_TO}):", self.unrecognised),
         ):

@@ -29,7 +29,7 @@ from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, together, typical
+from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
 from quotient_manifolds.symmetries.tangents import Action, actions
@@ -408,8 +408,8 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) 
 
 
 def group_of(symmetry: Any) -> str:
-    """Return the name of the group of a pair or translation, or the kind of a reparameterization."""
-    return str(symmetry.kind if isinstance(symmetry, Reparameterization) else symmetry.group)
+    """Return the name of the group of a pair, translation or reparameterization."""
+    return str(symmetry.group)
 
 
 def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:

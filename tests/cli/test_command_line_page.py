@@ -20,7 +20,7 @@ from tests.lora_files import random_lora
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
-MORE = {"measure": FAST, "orbit": (*FAST, "--scale", 10)}
+MORE = {"measure": FAST, "descend": FAST, "orbit": (*FAST, "--scale", 10)}
 WRITTEN = {"moved", "merged", "smaller"}
 ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "bad"), ("a film", "good")]
 
@@ -29,6 +29,7 @@ ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     hugging_face.bert_classifier(folder / "bert")
+    hugging_face.bert_classifier(folder / "bert2", seed=1)
     hugging_face.gpt2(folder / "gpt2")
     vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
     transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "gpt2")

@@ -26,7 +26,7 @@ def test_inspect_prints_symmetries_and_accounts_for_every_parameter(bert: Path, 
     shown = call("inspect", bert, "--out", tmp_path / "record.json", "--seed", 5)
     assert shown.exit_code == 0, shown.output
     assert "bert.encoder.layer.1.attention query/key" in shown.stdout
-    assert shown.stdout.count("GL(8)^4") == shown.stdout.count("R^32") == 2 * 4  # as found, and as verified
+    assert shown.stdout.count("GL(8)^4") == 2 * 4  # as found, and as verified
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["verification"]["all_hold"], record["verification"]["seed"]) == (True, 5)
     stored = load_file(bert / "model.safetensors")
@@ -51,8 +51,9 @@ def test_an_inconclusive_certificate_leaves_with_1(mine: str, tmp_path: Path, mo
 
 def test_what_is_not_verified_leaves_with_1(bert: Path, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One token attends to itself whatever query and key are.
-    unused = call("inspect", f"{mine}:layer", "--inputs", f"{mine}:one_token")
-    assert (unused.exit_code, "unused" in unused.stdout) == (0, True)
+    single = call("inspect", f"{mine}:layer", "--inputs", f"{mine}:one_token")
+    assert single.exit_code == 0
+    assert "query/key: softmax over one key is always 1: give inputs of at least 2 tokens" in single.stdout
     from quotient_manifolds.cli import subject as module
 
     find = module.find_symmetries

@@ -188,7 +188,7 @@ MLPS: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
     "three layers, each in one pair": (
         lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)),
         ["GL+(1)^7"],
-        ["parameter '2.weight' plays two parts: it is in 'relu neuron' too"],
+        ["parameter '2.weight' is shared with 'relu neuron' (see the reparameterizations)"],
     ),
     "normalised": (lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)), [], []),
 }

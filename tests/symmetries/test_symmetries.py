@@ -235,7 +235,7 @@ def test_a_model_without_attention_may_have_no_pairs() -> None:
     found = find_symmetries(model, noise(5, 3))
     assert (found.pairs, found.rest) == ((), ("0.weight", "0.bias", "2.weight", "2.bias"))
     assert found.within("pairs") == Symmetries((), found.rest, refused=found.refused)
-    assert "no symmetric pairs" in str(found)
+    assert str(found).startswith("symmetries of 0 dimensions")
 
 
 class Twice(nn.Module):
@@ -328,7 +328,9 @@ def test_attention_of_which_nothing_is_found_is_named() -> None:
 
 def test_what_does_not_run_says_so() -> None:
     model = nn.Sequential(ViTAttention()).eval()
-    with pytest.raises(ValueError, match=r"Sequential must run on the inputs, in float64.*raises RuntimeError: "):
+    with pytest.raises(
+        ValueError, match=r"Sequential must run on the inputs .*addmm in module .0.q_proj. .*raises RuntimeError: "
+    ):
         find_symmetries(model, noise(2, 5, 11))
     with pytest.raises(ValueError, match="'the model' in train mode"):
         find_symmetries(model.train(), noise(2, 5, 12))
@@ -370,7 +372,7 @@ def _quantise(attention: nn.Module) -> None:
         (_put(torch.nan), "parameter '0.k_proj.weight' contains NaN or infinite values"),
         (_put(torch.inf), "parameter '0.k_proj.weight' contains NaN or infinite values"),
         (lambda attention: attention.to("meta"), "'0.q_proj.weight' is on the meta device"),
-        (_quantise, "must run on the inputs, in float64, to show its symmetries"),
+        (_quantise, "must run on the inputs to show its symmetries"),
     ],
     ids=["nan", "inf", "meta", "int8"],
 )

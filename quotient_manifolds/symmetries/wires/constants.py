@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Shifts
@@ -153,7 +154,7 @@ class Several(Additive):
 
     constants: Constants
     parts: tuple[Additive, ...]
-    kind: str  # type: ignore[misc]
+    kind: str
 
     @property
     def alone(self) -> tuple[Additive, ...]:
@@ -192,7 +193,7 @@ class UnseenOutput(Additive):
     uses: tuple[Linear | Vector, ...]  # of the same entries
     dimension: int
     number: int = 1
-    kind = "unseen"
+    kind = UNREAD
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -202,7 +203,7 @@ class UnseenOutput(Additive):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
-        return {"outputs that nothing reads": self.dimension}
+        return {self.kind: self.dimension}
 
     def count(self, params: Mapping[str, Tensor]) -> int:
         """Return the number of directions at these parameters."""
@@ -252,7 +253,7 @@ class UnreachedInput(Additive):
     uses: tuple[Linear, ...]
     dimension: int
     number: int = 1
-    kind = "unreached"
+    kind = UNREACHED
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -262,7 +263,7 @@ class UnreachedInput(Additive):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
-        return {"inputs that never occur": self.dimension}
+        return {self.kind: self.dimension}
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less the answer to what never occurs."""

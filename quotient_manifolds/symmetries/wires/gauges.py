@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,9 @@ from torch import Tensor
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
+from quotient_manifolds.symmetries.wires.labels import Roles
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -23,13 +24,6 @@ from quotient_manifolds.symmetries.wires.walk import Walk
 SWEEPS, SETTLED = 50, 1e-14
 RANK = 1e-10  # relative, of singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
-FAMILIES = {
-    "orthogonal": "rotation of the residual stream",
-    "centred": "rotation of the residual stream",
-    "mean": "mean of the residual stream",
-    "linear": "change of basis of a stream",
-    "complex": "phase of a plane",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,20 +76,26 @@ class Part:
 
         read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
-        W = self.read(params) if read is None else read
-        for copy in self.out:
-            rows = W.index_select(1, copy.places) / copy.weights[:, None]
-            yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
-        for copy in self.into:
-            columns = W.index_select(2, copy.places) * copy.weights
-            yield columns.reshape(-1, len(copy.places))[:, copy.channels.argsort()], not copy.dual
+        for copy, axis in (*((copy, 1) for copy in self.out), *((copy, 2) for copy in self.into)):
+            weights, order = copy.weights if axis == 2 else 1 / copy.weights, copy.channels.argsort()
+            dual = copy.dual if axis == 1 else not copy.dual
+            for W in self._parts(params, axis) if read is None else (read,):
+                rows = W.index_select(axis, copy.places[order]).movedim(axis, -1).reshape(-1, len(order))
+                yield rows * weights[order], dual
+
+    def _parts(self, params: Mapping[str, Tensor], axis: int) -> Iterator[Tensor]:
+        """Yield the numbers (taps, out, in), all of them along an axis, a part at a time along the other one."""
+        (entries,) = [self.entries] if not self.constant else self.entries.apply(lambda layout: layout.mT[None])
+        width = entries.shape[axis]
+        for _, part in entries.parts(3 - axis, max(2 * width, CHUNK // max(1, width))):
+            yield part.read(params)
 
 
 @dataclass(frozen=True, eq=False)
 class Gauge(Reparameterization):
     """Describe a block of channels that mix: (A W, W' A^-1) for all W that write to them and all W' that read them.
 
-    group: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
+    acts: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
     is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
     an element acts, and back after it.
 
@@ -105,7 +105,8 @@ class Gauge(Reparameterization):
     what reads are diagonal and proportional.
     """
 
-    group: str
+    kind: str
+    acts: str
     n: int
     parts: tuple[Part, ...]
     scalings: tuple[Scaling, ...]
@@ -113,12 +114,6 @@ class Gauge(Reparameterization):
     partners: Partners
     dimension: int  # but for what is unseen, unreached or shifted as well
     number: int = 1
-    kind = "gauge"
-
-    @property
-    def label(self) -> str:
-        """Return the name of the first parameter that writes, and of the group."""
-        return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,18 +123,30 @@ class Gauge(Reparameterization):
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the dimension of the group by what it is about."""
-        return {FAMILIES[self.group]: self.dimension}
+        """Return the dimension of the group by its kind."""
+        return {self.kind: self.dimension}
+
+    @property
+    def group(self) -> str:
+        """Return the name of the group."""
+        if self.acts in ("complex", "mean"):
+            return {"complex": "U(1)", "mean": "I + 1 w^T"}[self.acts]
+        return f"{'SL' if self.acts == 'linear' else 'SO'}({self.n - (self.acts == 'centred')})"
 
     @property
     def multiplies(self) -> bool:
         """Return whether elements may be ill-conditioned: those of rotations are not."""
-        return self.group in ("linear", "mean")
+        return self.acts in ("linear", "mean")
+
+    @property
+    def mixes(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
-        return max(self.dimension, self.n**2 - 1) if self.group == "linear" else self.dimension
+        return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone.
@@ -159,11 +166,11 @@ class Gauge(Reparameterization):
         """Act with exp(size X), X a Gaussian element of the Lie algebra with entries of about n^-1/2, in place."""
         n = self.n
         X = gaussian(torch.empty(n, n), generator) / n**0.5
-        if self.group == "mean":
+        if self.acts == "mean":
             X = torch.outer(1 / self.weights, X[0])
-        elif self.group == "complex":
+        elif self.acts == "complex":
             X = X[0, 0] * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-        elif self.group == "linear":
+        elif self.acts == "linear":
             X = X - torch.eye(n, dtype=torch.float64) * X.trace() / n
         else:
             B = self.basis()
@@ -174,14 +181,14 @@ class Gauge(Reparameterization):
     def canonicalize(self, params: Params) -> None:
         """Go to the one place in the orbit, in place; with scales at theirs."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        for _ in range(SWEEPS if self.group == "mean" else 1):  # a mean follows what pairs measure, which follows it
+        for _ in range(SWEEPS if self.acts == "mean" else 1):  # a mean follows what pairs measure, which follows it
             found = self._to_place(params)
             if found is None or float((found[0] - eye).abs().max()) <= SETTLED:
                 return
             self.act(params, *found)
 
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
-        if self.group in ("orthogonal", "centred"):
+        if self.acts in ("orthogonal", "centred"):
             B, S = self.basis(), self.weights
             *_, moment = self._moments(params, S)
             V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
@@ -190,9 +197,9 @@ class Gauge(Reparameterization):
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             A = R * S / S[:, None]
             return A, torch.linalg.inv(A)
-        if self.group == "mean":
+        if self.acts == "mean":
             return self._mean(params)
-        if self.group == "linear":
+        if self.acts == "linear":
             return self._balance(params)
         return None
 
@@ -203,19 +210,19 @@ class Gauge(Reparameterization):
                 yield v / S if dual else v * S
 
     def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
-        """Yield the sum of r r^T over more and more rows, as many as there are channels at least, up to all of them."""
+        """Yield the sum of r r^T over more and more rows, twice as many as channels at least, up to all of them."""
         moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
         for each in self._rows(params, S):
             moment += each.mT @ each
             more += len(each)
-            if more >= self.n:
+            if more >= 2 * self.n:
                 yield moment
                 more = 0
         yield moment
 
     def tells(self, params: Mapping[str, Tensor]) -> bool:
         """Say whether the second moment has eigenvalues that are apart: some of its summands suffice for that."""
-        if self.group not in ("orthogonal", "centred"):
+        if self.acts not in ("orthogonal", "centred"):
             return True
         B = self.basis()
         for moment in self._moments(params, self.weights):
@@ -287,7 +294,7 @@ class Gauge(Reparameterization):
     def basis(self) -> Tensor:
         """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
         eye = torch.eye(self.n, dtype=torch.float64)
-        if self.group != "centred":
+        if self.acts != "centred":
             return eye
         w = torch.full((self.n,), self.n**-0.5, dtype=torch.float64)
         w[0] += 1.0
@@ -300,21 +307,25 @@ def _triangle(rows: Tensor) -> Tensor:
 
 
 def gauges(
-    walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], partners: Partners, own: Mapping[Any, int]
+    walk: Walk,
+    roles: Roles,
+    blocks: Iterable[Block],
+    scalings: Sequence[Scaling],
+    partners: Partners,
+    own: Mapping[Any, int],
 ) -> Iterator[Gauge]:
     """Yield blocks as records.
 
-    scalings: those that are folded before; the blocks' weights are those at the point where they are. partners: pairs,
-    of whose channels directions tell nothing until these measure them. own: dimensions of some, by their roots.
+    roles: what channels are for. scalings: those that are folded before; the blocks' weights are those at the point
+    where they are. partners: pairs, of whose channels directions tell nothing until these measure them. own: dimensions
+    of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
-    nodes = {
-        id(each): frozenset(np.flatnonzero(np.isin(each.classes.find(every)[0], each.roots)).tolist())
-        for each in left
-        if each.kind != "mean"
-    }
     while left:
-        mixed = frozenset().union(*(nodes.get(id(each), ()) for each in left))
+        mixed = np.zeros(walk.count, bool)  # by any of them
+        for classes in {id(each.classes): each.classes for each in left if each.kind != "mean"}.values():
+            roots = [root for each in left if each.kind != "mean" and each.classes is classes for root in each.roots]
+            mixed |= np.isin(classes.find(every)[0], roots)
         parts = {id(each): [*_weights(walk, each, mixed, partners), *_biases(walk, each)] for each in left}
         told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
         for block in told:  # first those that others tell, which tell others then
@@ -323,11 +334,12 @@ def gauges(
             if joined and size > 0:
                 names = {part.entries.name for part in every_part}
                 met = tuple(each for each in scalings if not names.isdisjoint(each.names))
-                yield Gauge(block.kind, len(block.roots), every_part, met, block.weights, partners, size)
+                kind = roles.mixing(block)
+                yield Gauge(kind, block.kind, len(block.roots), every_part, met, block.weights, partners, size)
         left = [each for each in left if each not in told]
 
 
-def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partners) -> Iterator[Part]:
+def _weights(walk: Walk, block: Block, mixed: Array, partners: Partners) -> Iterator[Part]:
     done = set()
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
@@ -336,7 +348,7 @@ def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partne
         if out or into:
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
-            alone = bool(other) and mixed.isdisjoint(other)
+            alone = len(other) > 0 and not mixed[other].any()
             paired = partners.mix(each.entries, 2 if out else 1)
             yield Part(each.entries, out, into, alone and not paired, alone and paired)
 
@@ -346,9 +358,9 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
     for each in walk.vectors:
         if each.gain or each.entries.key in done or each.shared == "other":
             continue
-        about = np.stack(block.classes.find(np.array(each.outs)), 1)
+        about = np.stack(block.classes.find(each.outs), 1)
         alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
-        if places := copies(block, each.outs[0] if alike else [node for row in each.outs for node in row]):
+        if places := copies(block, each.outs[0] if alike else each.outs.reshape(-1)):
             done.add(each.entries.key)
             (line,) = [each.entries] if alike else each.entries.apply(lambda layout: layout.reshape(1, -1))
             yield Part(line, places)

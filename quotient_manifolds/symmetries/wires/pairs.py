@@ -28,7 +28,7 @@ from quotient_manifolds.symmetries.wires.constants import At, Constants, unreach
 from quotient_manifolds.symmetries.wires.labels import Labels
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.taken import Taken
-from quotient_manifolds.symmetries.wires.walk import Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
@@ -71,9 +71,14 @@ def pairs_of(walk: Walk, constants: Constants) -> Pairs:
             refused.append(Refused(labels.name(group[0], kind), kind, why))
     _tell_apart(found)
     kept: list[Found] = []
+    one_key, idle = _of_one_key(walk), list[Found]()
     owned: dict[str, list[Found]] = {}
     for each in sorted(found, key=lambda each: _FIRST.index(each.pair.kind)):
-        reason = _obstacle(walk, constants, each, owned)
+        if each.pair.kind == QUERY_KEY and any(one_key[bundle.nodes].any() for bundle in each.bundles):
+            reason = "softmax over one key is always 1: give inputs of at least 2 tokens"
+            idle.append(each)
+        else:
+            reason = _obstacle(walk, constants, each, owned)
         if reason:
             refused.append(Refused(each.pair.name, each.pair.kind, reason))
             continue
@@ -85,7 +90,7 @@ def pairs_of(walk: Walk, constants: Constants) -> Pairs:
         tuple(each.pair for each in kept),
         tuple(translations_of(constants, [(each.pair, each.views) for each in kept])),
         tuple(dict.fromkeys(refused)),
-        Taken.by(bundle for each in kept for bundle in each.bundles),
+        Taken.by(bundle for each in (*kept, *idle) for bundle in each.bundles),
     )
 
 
@@ -128,15 +133,15 @@ def _pair(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) ->
 
 def _first(parts: list[Part], group: list[Bundle], keys: Sequence[tuple[int, bool]]) -> Array:
     """Return the first entries (heads, g, h) of rows: g of them for each head."""
-    places = (np.array(bundle.places[key]) for bundle, key in zip(group, keys, strict=True))
-    rows = [parts[number].first[each] for (number, _), each in zip(keys, places, strict=True)]
+    rows = [parts[key[0]].first[bundle.places[key]] for bundle, key in zip(group, keys, strict=True)]
     return np.stack(rows).swapaxes(1, 2)
 
 
 def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView] | None:
     """Return the view of all rows (heads, g, h), or one for each g."""
     part, rows = parts[0], parts[0].rows
-    if rows is None or any(not np.array_equal(rows, each.rows) for each in parts[1:] if each.rows is not None):
+    others = {id(each.rows): each.rows for each in parts if each.rows is not None}
+    if rows is None or not all(np.array_equal(rows, each) for each in others.values()):
         return None
     numel, behind = walk.shapes[part.name].numel(), torch.from_numpy(rows)
 
@@ -162,6 +167,18 @@ def _tell_apart(found: Sequence[Found]) -> None:
         each.pair = replace(each.pair, name=name)
 
 
+def _of_one_key(walk: Walk) -> Array:
+    """Say of channels whether they are of queries and keys of which softmax makes 1, as each query has one key."""
+    root, found = walk.turns.find(np.arange(walk.count))[0], np.zeros(walk.count, bool)
+    if walk.single:
+        scores = root[np.concatenate(walk.single)]
+        for flow in walk.flows:
+            if flow.kind == "dot" and np.isin(root[flow.outs], scores).all():
+                found[np.concatenate(flow.terms)] = True
+        found[: FIXED + 1] = False
+    return found
+
+
 def _obstacle(walk: Walk, constants: Constants, found: Found, owned: dict[str, list[Found]]) -> str:
     """Say why a pair may not be moved; "" if it may."""
     pair = found.pair
@@ -173,10 +190,10 @@ def _obstacle(walk: Walk, constants: Constants, found: Found, owned: dict[str, l
     for name in dict.fromkeys(pair.names):
         own, count = _held(walk, found, name)
         if count > np.count_nonzero(own):
-            return f"parameter {name!r} plays two parts"
+            return f"parameter {name!r} is used twice in it (see the reparameterizations)"
         for other in owned.get(name, ()):
             if (own & _held(walk, other, name)[0]).any():
-                return f"parameter {name!r} plays two parts: it is in {other.pair.name!r} too"
+                return f"parameter {name!r} is shared with {other.pair.name!r} (see the reparameterizations)"
     return ""
 
 

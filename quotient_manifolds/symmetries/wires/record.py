@@ -6,8 +6,11 @@ by its identity: neither views nor buffers that are used again can be confused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +20,46 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.outputs import Evaluate
+
+
+class ModelError(ValueError):
+    """Say in one sentence where and why a model does not run on its inputs."""
+
+
+@contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """Turn what the code of a model raises, inside, into a ModelError that names the module and the operation."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        names, where, operation = {id(each): name for name, each in model.named_modules()}, "", ""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module, func = frame.f_locals.get("self"), frame.f_locals.get("func")
+            if isinstance(module, nn.Module) and id(module) in names:
+                name = names[id(module)]
+                where, operation = f"module {name!r} ({type(module).__name__})" if name else "its forward", ""
+            elif isinstance(func, torch._ops.OpOverload):
+                operation = f"{func.overloadpacket.__name__} in "
+        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+        raise ModelError(
+            f"{type(model).__name__} must run on the inputs to show its symmetries. "
+            f"Found that {operation}{where or 'its code'} raises {said}"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """Hold one call of an ATen operation."""
+    """Hold one call of an ATen operation, and the path of the module that makes it."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any
+    module: str = ""
 
     @property
     def name(self) -> str:
@@ -70,6 +102,20 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.kept = kept
+        self.modules = [""]
+        """Paths of the modules that are running, the innermost last."""
+
+    def watch(self, model: nn.Module) -> None:
+        """Follow which module of a model is running."""
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name))
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, name: str, *_: Any) -> None:
+        self.modules.append(name)
+
+    def _leave(self, *_: Any) -> None:
+        self.modules.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default and id(args[0]) in self.kept:
@@ -80,7 +126,7 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
             return out  # every entry stays where it is: a mean over pixels for another order in memory
-        self.operations.append(Operation(func, args, kwargs or {}, out))
+        self.operations.append(Operation(func, args, kwargs or {}, out, self.modules[-1]))
         return out
 
 
@@ -110,8 +156,8 @@ def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Return the operations by which `evaluate(model, batch)` is computed, in the model's own dtype and on its device.
 
-    Attention is computed by its formula. Raises ValueError where the pass has operations that functionalization does
-    not know.
+    Attention is computed by its formula. Raises ModelError for what the model raises, and where the pass has operations
+    that functionalization does not know.
     """
     parameters = {name: w.detach() for name, w in model.named_parameters()}
     buffers = {name: w.detach() for name, w in model.named_buffers()}
@@ -122,13 +168,15 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
             self.inner = model
 
         def forward(self, given: Any) -> Any:
-            return evaluate(self.inner, given)
+            with running(model):
+                return evaluate(self.inner, given)
 
     def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor], given: Any) -> Any:
         state = {f"inner.{name}": w for name, w in {**parameters, **buffers}.items()}
         return torch.func.functional_call(called, state, (given,))
 
     called, recorder = Called(), _Recorder({id(w) for w in parameters.values()})
+    recorder.watch(model)
     apply = torch.autograd.Function.__dict__["apply"]
     fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
     torch.backends.mha.set_fastpath_enabled(False)

@@ -20,6 +20,7 @@ from quotient_manifolds.symmetries.wires.constants import (
 )
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Owner, Partners
@@ -44,7 +45,7 @@ def reparameterizations(
     partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
     constants = constants.beside(biases, partners, offset_channels(walk))
     _free_offsets(constants)
-    blocks = find_blocks(walk)
+    blocks, roles = find_blocks(walk), Roles(walk)
     at, found = constants.at(walk.parameters), Solved.at(constants, walk.parameters)
     gone = {block.roots for block in taken.blocks}
     linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
@@ -60,14 +61,14 @@ def reparameterizations(
     for block in linear:  # it scales its channels against each other
         first, rest = block.roots[0], np.array(block.roots[1:])
         walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    scaled = scalings(walk, walk.scales.components(), partners, constants)
+    scaled = scalings(walk, roles, walk.scales.components(), partners, constants)
     scales = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
     _settle(walk, scales)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     told = [each for each in scales if each.tells]
-    turns = list(gauges(walk, left, told, partners, own))
-    means = [each for each in turns if each.group == "mean"]
-    others = [each for each in turns if each.group != "mean"]
+    turns = list(gauges(walk, roles, left, told, partners, own))
+    means = [each for each in turns if each.acts == "mean"]
+    others = [each for each in turns if each.acts != "mean"]
     lengths = [each for each in scales if each not in told]
     return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
 

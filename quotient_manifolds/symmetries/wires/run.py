@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, answer, check_outputs, doubled, floating
 from quotient_manifolds.symmetries.wires import rules  # noqa: F401  fills the table of rules
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.generic import Generic
-from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.record import ModelError, record
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
@@ -24,7 +24,8 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
 class Run:
     """Hold the walk through one run of a model, and what of its parameters did not run.
 
-    In the model's own precision, or in float64 where it does not run on the inputs in its own.
+    In the model's own precision, or in float64 where it does not run on the inputs in its own. Raises ModelError where
+    it runs in neither.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
@@ -37,8 +38,15 @@ class Run:
 
         try:
             recording = record(replica(model, own), private_batch(inputs, unchanged), outputs)
-        except RuntimeError:  # inputs of another precision than the weights
-            recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
+        except ModelError as error:
+            try:  # inputs may be of another precision than the weights
+                recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
+            except ModelError:
+                raise error from error.__cause__
+        try:
+            check_outputs(recording.outputs)
+        except ValueError as error:
+            raise ModelError(str(error)) from None
         self.walk = Walk(recording, Generic(own))
         self.constants = Constants(self.walk)
         self._ran = dict(self.walk.ran)

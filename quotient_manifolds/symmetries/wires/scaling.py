@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component, alike
@@ -103,16 +104,15 @@ class Scaling(Reparameterization):
     weights: tuple[ScaledWeight, ...]
     vectors: tuple[ScaledVector, ...]
     components: tuple[Component, ...]
-    family: str
+    kind: str
     offsets: Offsets | None = None
     shifted: tuple[str, ...] = ()
     number: int = 1
-    kind = "scale"
 
     @property
-    def label(self) -> str:
-        """Return the name of the first parameter that is scaled, and what it is about."""
-        return f"{self.names[0]} {self.family}"
+    def group(self) -> str:
+        """Return the name of the group, such as GL+(1)^32."""
+        return f"GL+(1)^{self.dimension}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,8 +134,8 @@ class Scaling(Reparameterization):
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the number of log-scales by what they are about."""
-        return {self.family: self.dimension}
+        """Return the number of log-scales by their kind."""
+        return {self.kind: self.dimension}
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -232,16 +232,16 @@ class Scaling(Reparameterization):
 
 
 def scalings(
-    walk: Walk, components: Iterable[Component], partners: Partners, constants: Constants
+    walk: Walk, roles: Roles, components: Iterable[Component], partners: Partners, constants: Constants
 ) -> Iterator[Scaling]:
     """Yield the scales of a walk: the components that change the same parameters together.
 
-    components: solutions of the equations of log-scales, those that pairs have left.
+    roles: what channels are for. components: solutions of the equations of log-scales, those that pairs have left.
     partners: lengths of what pairs mix. constants: what shifts beside scales where constants are added to channels.
     """
     touched = _Touched(walk, partners)
     for several in touched.groups(list(components)):
-        yield _scaling(walk, several, touched, constants)
+        yield _scaling(roles, several, touched, constants)
 
 
 class _Touched:
@@ -296,8 +296,8 @@ class _Touched:
 def _scaled(part: Linear | Vector) -> Array:
     """Return the nodes, or the unknowns, whose log-scales change the numbers of a part."""
     if isinstance(part, Linear):
-        return np.array([*part.takes, *part.outs[0]])
-    return np.array(part.unknowns[0] if part.gain else part.outs).reshape(-1)
+        return np.concatenate([part.takes, part.outs[0]])
+    return (part.unknowns if part.gain else part.outs).reshape(-1)
 
 
 def _distinct(parts: Iterable[Any]) -> list[Any]:
@@ -308,7 +308,7 @@ def _distinct(parts: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
+def _scaling(roles: Roles, components: Sequence[Component], touched: _Touched, constants: Constants) -> Scaling:
     start = 0
     names, places, values = [], [], []
     for each in components:
@@ -327,7 +327,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, con
         return B[np.where(known, row, len(order))]
 
     scaled = touched.by(order)
-    weights, vectors = [], []
+    weights, vectors, gains = [], [], []
     for each in touched.weights:
         if scaled(each):
             weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes), touched.partners))
@@ -335,30 +335,24 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched, con
         if not scaled(each):
             continue
         if each.gain:
-            index = each.index
-            place, first = np.unique(index, return_index=True)
+            place, first = np.unique(each.index, return_index=True)
             entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
-            vectors.append(ScaledVector(entries, exponents(np.asarray(each.unknowns[0])[first]), True))
+            vectors.append(ScaledVector(entries, exponents(each.unknowns[0][first]), True))
+            gains.append(each)
         else:
             (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
-            nodes = [node for row in each.outs for node in row]
-            vectors.append(ScaledVector(line, exponents(nodes), False))
+            vectors.append(ScaledVector(line, exponents(each.outs.reshape(-1)), False))
     vectors = [each for each in vectors if each.exponents.nnz]
     weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
-    made = Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+    used = np.concatenate([each.unknowns[np.any(np.abs(each.basis) > NULL, axis=1)] for each in components])
+    kind = roles.scaling(used, gains, bool(weights))
+    made = Scaling(tuple(weights), tuple(vectors), tuple(components), kind)
     turns = exponents([next(iter(each.offsets)) for each in constants.scaled])
     turned = np.flatnonzero(np.diff(turns.indptr))
     if not len(turned):
         return made
     offsets = Offsets(constants, turned, turns[turned])
-    return replace(made, offsets=offsets, shifted=offsets.names(walk.parameters))
-
-
-def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:
-    gains = [each for each in vectors if each.gain]
-    if not gains:
-        return "neuron scale"
-    return "norm gain" if weights else "gain against gain"
+    return replace(made, offsets=offsets, shifted=offsets.names(roles.walk.parameters))
 
 
 def _log(sizes: Array) -> Array:

@@ -16,9 +16,10 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
-from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.labels import SHIFTED
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
-from quotient_manifolds.symmetries.wires.relations import alike, linked, parts_of
+from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
@@ -47,7 +48,11 @@ class Shift(Reparameterization):
     changed: tuple[str, ...]
     readers: tuple[tuple[int, Linear], ...] = ()  # that have no bias, each with the place of its first pivot
     number: int = 1
-    kind = "shift"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Return what the first pivot is about."""
+        return SHIFTED[self.pivots[0][0]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +62,7 @@ class Shift(Reparameterization):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+        return dict(Counter(SHIFTED[kind] for kind, _, _ in self.pivots))
 
     @property
     def constant(self) -> tuple[str, ...]:
@@ -143,14 +148,18 @@ class Shift(Reparameterization):
             for unknowns, own, D in found.groups(pivots):
                 owners = found.sources.owners(unknowns)
                 t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-                MD = self.constants.partners.gram(params, owners) @ D if len(own) < len(owners) else D
-                z.update(zip(own, np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0].tolist(), strict=True))
+                if len(own) == len(owners):
+                    size = np.linalg.solve(D, -t)
+                else:
+                    MD = self.constants.partners.gram(params, owners) @ D
+                    size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
+                z.update(zip(own, size.tolist(), strict=True))
             change = np.array([*z.values()])
-            size = float((np.abs(change) / self._sizes(params, pivots)).max())
-            if size <= SETTLED or (last <= SMALL and size > last / 2):  # no smaller than rounding leaves it
+            most = float((np.abs(change) / self._sizes(params, pivots)).max())
+            if most <= SETTLED or (last <= SMALL and most > last / 2):  # no smaller than rounding leaves it
                 return
             self._shift(params, pivots, change)
-            last = size
+            last = most
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
@@ -271,7 +280,7 @@ class Sources:
         self.factor = np.ones(shifts.count + 1)
         """How a total grows with the number that sets it."""
         for number, vector in reversed([*enumerate(vectors)]):  # what is shared belongs to the first
-            nodes = np.array(vector.outs)[::-1]
+            nodes = vector.outs[::-1]
             unknown = shifts.total(nodes)
             self.part[unknown], self.factor[unknown] = number, shifts.factor[nodes]
             self.place[unknown] = vector.entries.index().numpy().reshape(nodes.shape)[::-1]
@@ -403,12 +412,11 @@ def _first(linear: Linear) -> tuple[str, int]:
 
 def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
     """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
-    _, part = linked(solutions)
-    alone = np.bincount(part, minlength=1)[part] == 1 if len(part) else np.zeros(0, bool)
-    single = solutions[:, alone].tocoo()
+    lone = alone(solutions)
+    single = solutions[:, lone].tocoo()
     parts = [(unknowns[single.row], single.col, single.data)]
     width = single.shape[1]
-    for component in parts_of(unknowns, solutions[:, ~alone].tocsr()):
+    for component in parts_of(unknowns, solutions[:, ~lone].tocsr()):
         basis = _reduced(component.basis)
         row, column = np.nonzero(np.abs(basis) > TINY)
         parts.append((component.unknowns[row], width + column, basis[row, column]))
@@ -426,9 +434,11 @@ def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     most = SMALL * max(1.0, float(np.abs(basis).max()))
-    head = basis[np.flatnonzero(np.abs(basis).max(1) > most)[:width]]
-    if len(head) == width and np.abs(np.diag(np.linalg.qr(head, mode="r"))).min() > SURE * most / SMALL:
-        return np.linalg.solve(head.T, basis.T).T
+    first = np.flatnonzero(np.abs(basis).max(1) > most)[:width]
+    if invertible(basis[first]):
+        found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
+        found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
+        return found
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
@@ -483,7 +493,7 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     targets = (0.0,) * len(pivots)
     readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
-        scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+        scale = constants.walk.notes["source", "size"][answers[0].ins[0]]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
         targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
         readers = ((0, answers[0]),)
@@ -501,6 +511,3 @@ def common(at: At, linear: Linear) -> Array:
             "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )
     return np.asarray(c @ U / (c @ c))
-
-
-FAMILY = {"bias": "bias that others hold as well", "weight": "constant that a weight adds"}

@@ -132,6 +132,8 @@ def _affine(walk: Walk, operation: Operation, label: Tensor, weight: Tensor | No
     for step, (numbers, func) in enumerate(((weight, torch.ops.aten.mul.Tensor), (bias, torch.ops.aten.add.Tensor))):
         if numbers is None:
             continue
+        if step == 0:
+            walk.about("gated")[walk.nodes(label)] = True
         after = torch.empty(out.shape, device="meta")
         walk.notes["kept", walk.at, step] = after
         (mul if step == 0 else add)(walk, Operation(func, (between, numbers), {}, after))
@@ -146,6 +148,8 @@ def softmax(walk: Walk, operation: Operation) -> None:
     tensor, axis = operation.args[:2]
     axis = axis[0] if isinstance(axis, (list, tuple)) else axis
     label = walk.label(tensor)
+    if tensor.shape[axis] == 1:
+        walk.single.append(walk.nodes(label))
     if bool((label == ZERO).any()):  # a score that is known is one, unless it is masked
         label = torch.where((label == ZERO) & (tensor > MASKED).to(label.device), FIXED, label)
     hidden = walk.hidden(tensor)

@@ -1,0 +1,126 @@
+"""How much of the loss barrier between two networks trained from different seeds alignment takes away, by symmetry."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from quotient_manifolds.messages import Progress
+from quotient_manifolds.orbit import align, descend_orbit, loss_along_path
+from quotient_manifolds.symmetries import Scaling, Symmetries, find_permutations, find_symmetries
+from studies.common import Record, Tables, power, resume
+from studies.networks import Batch, Kind, accuracy, data, loss, trained
+
+PAIRS, STEPS, REFINED, POINTS = 5, 4000, 300, 21
+WAYS = ("none", "permuted", "rotated", "whole group", "refined", "refined alone")
+NAMES = {
+    "none": "as trained",
+    "permuted": "heads and neurons permuted",
+    "rotated": "and the stream rotated, gains folded",
+    "whole group": "and GL(h) of heads, scales, shifts",
+    "refined": "and 300 steps on the loss along the path",
+    "refined alone": "control: 300 such steps, nothing matched before",
+}
+
+
+def run(out: Path, *, fast: bool = False, progress: Progress | None = None) -> Record:
+    """Return a row for each pair of seeds, kind of network and way to align."""
+    steps, pairs, refined = (60, 2, 3) if fast else (STEPS, PAIRS, REFINED)
+    kinds: list[Kind] = list(get_args(Kind))[: 1 if fast else 3]
+    cells = {f"{kind} {pair}": partial(_rows, kind, pair, steps, refined) for kind in kinds for pair in range(pairs)}
+    settings = {"steps": steps, "refined": refined}
+    found = resume(out / "pairs", cells, what="pairs", settings=settings, progress=progress)
+    return {"rows": [row for rows in found for row in rows], **settings}
+
+
+def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any]]:
+    """Align two networks in every way, and return barriers and accuracies on held-out data."""
+    a, b = (trained(kind, 2 * pair + each, steps) for each in range(2))
+    train, test, _ = data(kind)
+    inputs, batches = (train[0][:256],), _parts(train)
+    every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
+    none = Symmetries(())
+    folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
+    options: dict[str, dict[str, Any]] = {
+        "permuted": {"symmetries": none},
+        "rotated": {"symmetries": folded},
+        "whole group": {"symmetries": every},
+        "refined": {"symmetries": every, "loss": loss, "batches": batches, "steps": refined},
+    }
+    rows = [_row(kind, pair, "none", a, b, 0.0, test)]
+    for way, given in options.items():
+        found = align(b, a, inputs, **{"permutations": permutations, **given})
+        rows.append(_row(kind, pair, way, a, found.model, found.change, test))
+    control: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
+    alone = descend_orbit(b, partial(_on_path, a, batches), inputs, **control)
+    rows.append(_row(kind, pair, "refined alone", a, alone.model, alone.change, test))
+    return rows
+
+
+def _on_path(a: nn.Module, batches: Sequence[Batch], params: dict[str, Tensor]) -> Tensor:
+    """Return the mean loss at three points inside of the path from a to the parameters."""
+    own = {name: w.detach() for name, w in a.named_parameters()}
+    losses = []
+    for t in (0.25, 0.5, 0.75):
+        between = {name: own[name].lerp(w, t) for name, w in params.items()}
+        losses += [F.cross_entropy(functional_call(a, between, x).flatten(0, -2), y.flatten()) for x, y in batches]
+    return torch.stack(losses).mean()
+
+
+def _folds(record: Any) -> bool:
+    """Return whether a symmetry is a rotation of the stream, or of gains, which are folded before it."""
+    return bool(getattr(record, "mixes", False)) or (isinstance(record, Scaling) and record.tells)
+
+
+def _parts(batch: Batch, size: int = 256, most: int = 4) -> list[Batch]:
+    return list(zip(*(each[: size * most].split(size) for each in batch), strict=True))
+
+
+@torch.no_grad()
+def _row(kind: Kind, pair: int, way: str, a: nn.Module, b: nn.Module, change: float, test: Batch) -> dict[str, Any]:
+    path = loss_along_path(a, b, loss, [test], points=POINTS)
+    mean = trained_mean(a, b)
+    scores = {"a": accuracy(a, test), "b": accuracy(b, test), "mean": accuracy(mean, test)}
+    return {"kind": kind, "pair": pair, "way": way, "barrier": path.barrier, "change": change, **scores}
+
+
+def trained_mean(a: nn.Module, b: nn.Module) -> nn.Module:
+    """Return a copy of a with the mean of both models' parameters."""
+    mean = copy.deepcopy(a)
+    with torch.no_grad():
+        for w, v in zip(mean.parameters(), b.parameters(), strict=True):
+            w.add_(v).div_(2)
+    return mean
+
+
+def tables(record: Record) -> Tables:
+    """Return medians and ranges over pairs by kind of network and way to align."""
+    rows = pd.DataFrame(record["rows"])
+    shown = []
+    for kind in dict.fromkeys(rows.kind):
+        own = rows[rows.kind == kind]
+        before = own[own.way == "none"].set_index("pair").barrier
+        for way in WAYS:
+            some = own[own.way == way].set_index("pair")
+            left = (some.barrier / before).to_numpy()
+            barrier = f"{some.barrier.median():.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
+            mean = f"{some['mean'].median():.3f} [{some['mean'].min():.3f}, {some['mean'].max():.3f}]"
+            shown.append([kind, NAMES[way], barrier, f"{100 * float(np.median(left)):.0f} %", mean])
+    columns = ["Networks", "Alignment", "Barrier, median [range]", "of it left", "Accuracy of the mean model"]
+    count = rows.groupby("kind").pair.nunique()
+    ends = [
+        [kind, str(count[kind]), f"{own.a.min():.3f}", f"{own.a.max():.3f}", power(float(own.change.max()))]
+        for kind, own in rows.groupby("kind", sort=False)
+    ]
+    named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Largest change of the function"]
+    return {"barriers": pd.DataFrame(shown, columns=columns), "networks": pd.DataFrame(ends, columns=named)}

@@ -1,0 +1,91 @@
+"""What symmetries are called: by what is done to the channels on which they act, in words of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import find_symmetries
+from quotient_manifolds.symmetries.example_inputs import example_inputs
+from tests.symmetries.nets import GIVEN, TOKENS, D, Net
+from tests.symmetries.small_models import build
+
+UNREAD, CONSTANT, REDUNDANT = "unread output direction", "constant input direction", "redundant bias"
+PAIRS = {"query/key", "value/output"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gpt2", PAIRS | {"key bias", "value/output bias", "norm gain", UNREAD, CONSTANT, REDUNDANT}),
+        ("gemma3_text", {"value/output", "gated neuron", "norm gain", "query/key norm gain"}),
+        ("bitnet", {"query/key", "norm gain", "relu neuron", "value/output rotation"}),
+        ("deepseek_v3", PAIRS | {"gated neuron", "norm gain", "hidden rotation"}),
+        ("t5", PAIRS | {"relu neuron", "norm gain", REDUNDANT}),
+        ("beit", PAIRS | {"value/output bias", "norm gain", "channel gain", UNREAD, CONSTANT, REDUNDANT}),
+        ("mpt", PAIRS | {"norm gain", UNREAD, "unreached input direction"}),
+    ],
+)
+def test_kinds_of_a_model(name: str, kinds: set[str]) -> None:
+    model = build(name)
+    assert set(find_symmetries(model, example_inputs(model)).families) == kinds
+
+
+def _attends(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return (queries @ keys.mT / 3).softmax(-1) @ values
+
+
+def _normalised_heads(s: Net, x: Tensor) -> Tensor:
+    q, k = (F.normalize(each(x), dim=-1) for each in (s.a_8_6, s.b_8_6))
+    return x + s.o_4_8(_attends(q, k, s.v_8_4(x)))
+
+
+def _normalised_values(s: Net, x: Tensor) -> Tensor:
+    values = s.v_8_4(x)
+    return x + s.o_4_8(_attends(s.a_8_6(x), s.b_8_6(x), values / (values.square().mean(-1, keepdim=True) + 1).sqrt()))
+
+
+def _chain(s: Net, x: Tensor) -> Tensor:
+    return s.c_7_8(s.b_6_7(s.a_8_6(x).relu()).relu())
+
+
+def _normed_hidden(s: Net, x: Tensor) -> Tensor:
+    hidden = s.a_8_6(x)
+    return s.b_6_8(hidden / (hidden.square().mean(-1, keepdim=True) + 1).sqrt())
+
+
+@pytest.mark.parametrize(
+    ("body", "some"),
+    [
+        (_normalised_heads, {"query/key rotation", "query/key scale"}),
+        (_normalised_values, {"query/key", "value/output rotation"}),
+        (_chain, {"relu neuron"}),
+        (_normed_hidden, {"hidden rotation"}),
+    ],
+)
+def test_kinds_follow_what_is_done_to_channels(body: Callable[[Net, Tensor], Tensor], some: set[str]) -> None:
+    torch.manual_seed(0)
+    net, x = Net(body, bias=False, pooled=True, words=False), torch.randn(4, TOKENS, GIVEN)
+    net(x)
+    kinds = set(find_symmetries(net.eval().double(), x.double()).families)
+    assert some <= kinds
+    assert not {f"{where} rotation" for where in ("residual", "hidden", "query/key", "value/output")} & kinds - some
+
+
+def test_a_language_model_has_residual_rotations() -> None:
+    found = find_symmetries(model := build("llama", model_class="LlamaForCausalLM"), example_inputs(model))
+    assert found.families["residual rotation"] == 32 * 31 // 2
+    assert [each.group for each in found.reparameterizations if each.kind == "residual rotation"] == ["SO(32)"]
+
+
+def test_printed_symmetries_begin_with_a_summary() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, D)).eval()
+    first, *lines = str(find_symmetries(model, torch.randn(4, 5))).splitlines()
+    assert first == "symmetries of 10 dimensions: relu neuron 10"
+    assert "relu neuron     GL+(1)^4  6 x 1  6 x 1  3" in lines
+    assert "2.bias relu neuron  GL+(1)^6" in lines
+    assert "  2 relu neuron: parameter '2.weight' is shared with 'relu neuron' (see the reparameterizations)" in lines
