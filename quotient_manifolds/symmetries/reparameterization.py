@@ -140,5 +140,5 @@ def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
 
 def typical(numbers: Tensor) -> float:
     """Return the root mean square of numbers, and 1 if all of them are 0."""
-    size = torch.linalg.vector_norm(numbers.detach(), dtype=torch.float64)
-    return float(size) / max(1, numbers.numel()) ** 0.5 or 1.0
+    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
+    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0

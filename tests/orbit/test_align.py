@@ -89,7 +89,7 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
         torch.testing.assert_close(found.params[key], applied[key], rtol=1e-12, atol=1e-12 * float(w.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["encoder", "gelu", "relu", "lora", "ln res", "bilinear", "squared relu"])
+@pytest.mark.parametrize("name", ["encoder", "gelu", "lora", "ln res", "squared relu"])
 def test_elements_are_recovered_in_small_nets(name: str) -> None:
     model, x, symmetries = found_in(name, True)
     x = shown(name, x)
@@ -131,11 +131,11 @@ def test_a_path_begins_and_ends_at_the_models() -> None:
     b, _, _ = trained(1, 20)
     path = loss_along_path(a, b, loss, batches, points=5)
     assert path.t == (0, 0.25, 0.5, 0.75, 1)
-    assert path.losses[0] == pytest.approx(float(loss(a, batches[0])))
-    assert path.losses[-1] == pytest.approx(float(loss(b, batches[0])))
+    assert path.losses[0] == pytest.approx(loss(a, batches[0]).item())
+    assert path.losses[-1] == pytest.approx(loss(b, batches[0]).item())
     assert loss_along_path(a, a, loss, batches).barrier == pytest.approx(0, abs=1e-12)
     pytest.importorskip("matplotlib")
-    assert "barrier" in path.plot().alt
+    assert path.plot().alt.startswith("Loss along the straight path between two models")
 
 
 def test_whether_two_models_are_one_function() -> None:

@@ -61,8 +61,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
         "albert bert big_bird camembert clip_text_model data2vec-text deberta-v2 distilbert dpr electra ernie esm "
-        "flaubert ibert layoutlm megatron-bert mpnet rembert roberta roberta-prelayernorm splinter squeezebert tapas "
-        "tipsv2_text_model visual_bert xlm xlm-roberta",
+        "flaubert ibert layoutlm megatron-bert mobilebert mpnet rembert roberta roberta-prelayernorm splinter "
+        "squeezebert tapas tipsv2_text_model visual_bert xlm xlm-roberta",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
         translations="key bias; value/output bias",
     ),
@@ -110,12 +110,6 @@ TABLE: tuple[Row, ...] = (
         "encoder",
         "longformer",
         pairs="query/key GL(8)^4",
-    ),
-    Row(
-        "encoder",
-        "mobilebert",
-        pairs="query/key GL(32)^4; value/output GL(32)^4",
-        translations="key bias; value/output bias",
     ),
     Row(
         "encoder",

@@ -91,6 +91,7 @@ RELATIVE = {
     "max_relative_positions": 8,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
+    "mobilebert": {"intra_bottleneck_size": 32, "num_feedforward_networks": 2},
     "lilt": {"hidden_size": 48, "num_hidden_layers": 2},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},

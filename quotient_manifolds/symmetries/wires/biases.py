@@ -53,8 +53,8 @@ def _candidates(walk: Walk, pair: SymmetricPair, views: Views, added: dict[int, 
 
 def _added(walk: Walk) -> dict[int, Vector]:
     """Return the bias that is added to what a linear map answers, by the first node of the answer."""
-    biases = {n: vector for vector in walk.vectors if not vector.gain for n in vector.outs[0]}
-    answers = {linear.outs[0][0] for linear in walk.linears}
+    biases = {n: vector for vector in walk.vectors if not vector.gain for n in vector.outs[0].tolist()}
+    answers = {int(linear.outs[0][0]) for linear in walk.linears}
     found: dict[int, Vector] = {}
     for flow in walk.flows:
         if flow.kind == "sum":
@@ -66,7 +66,7 @@ def _added(walk: Walk) -> dict[int, Vector]:
 
 def _output_bias(walk: Walk, reader: Linear | Vector, added: dict[int, Vector]) -> StridedView | None:
     """Return the view (1, d, 1) of what is added to the answer of the second map of a pair."""
-    bias = added.get(reader.outs[0][0])
+    bias = added.get(int(reader.outs[0][0]))
     if bias is None or len(bias.outs) > 1 or len(bias.outs[0]) != len(reader.outs[0]):
         return None
     numbers, name = bias.entries.index().reshape(-1), bias.entries.name
@@ -113,7 +113,7 @@ def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tens
             (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).numpy()
             for each in (biases, changes)
         )
-        nodes = np.array(vector.outs)
+        nodes = vector.outs
         size = np.where(shifts.claimed[nodes] > 0, one * shifts.factor[nodes], all_of_it)
         unknown = shifts.total(nodes)
         found[unknown[unknown > 0]] = size[unknown > 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,11 @@ class Block:
 
 def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
     """Return the blocks of channels that may mix: those without constants that are added to them, or those with."""
-    found = [*_blocks(walk, walk.turns, mean=False), *_blocks(walk, walk.means, mean=True)]
-    return [each for each in found if offset == bool(np.isin(each.classes.find(walk.offsets())[0], each.roots).any())]
+    found = list[Block]()
+    for classes, mean in ((walk.turns, False), (walk.means, True)):
+        added = set(classes.find(walk.offsets())[0].tolist())
+        found += [each for each in _blocks(walk, classes, mean=mean) if offset != added.isdisjoint(each.roots)]
+    return found
 
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
@@ -63,14 +67,21 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     touched[norms.owner] = True
     for owner, turned, ratio in classes.cycles:
         cycles[owner].append((turned, ratio))
+    owners, related = np.flatnonzero(touched & ~bad), {*cycles, *planes}
     groups: dict[Any, list[int]] = defaultdict(list)
-    for owner in np.flatnonzero(touched & ~bad).tolist():
+    for owner in owners[np.isin(owners, [*related])].tolist():
         around = norms.around(owner, cycles[owner]) if owner in cycles else ()
         flat = tuple(sorted({tuple(sorted(pair)) for pair in planes[owner]})) if owner in planes else ()
         groups[int(total[owner]), int(norms.code[owner]), around, flat].append(owner)
-    for (_, _, around, plane), roots in groups.items():
-        if len(roots) < 2:
-            continue
+    rest = owners[~np.isin(owners, [*related])]
+    order = np.lexsort((norms.code[rest], total[rest]))
+    same = np.stack([total, norms.code])[:, rest[order]]
+    bounds = np.array([0, *(1 + np.flatnonzero((same[:, 1:] != same[:, :-1]).any(0))), len(rest)])
+    wide = np.diff(bounds) > 1
+    every = [(around, flat, roots) for (_, _, around, flat), roots in groups.items() if len(roots) > 1]
+    for start, stop in zip(bounds[:-1][wide].tolist(), bounds[1:][wide].tolist(), strict=True):
+        every.append(((), (), rest[order[start:stop]].tolist()))
+    for around, plane, roots in sorted(every, key=itemgetter(2)):
         kind = _kind(norms.of(roots[0]), around, plane, roots, mean)
         if kind == "complex":
             roots = list(next(iter(planes[roots[0]])))

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import scipy.sparse
 import torch
 
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.relations import Component, alone
+from quotient_manifolds.symmetries.wires.relations import parts_of as components_of
 from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Vector, Walk, moving
 
 MOST = 64  # dimensions of a component of scales that is taken apart
@@ -46,11 +48,11 @@ class Part:
 
 @dataclass(eq=False)
 class Bundle:
-    """Hold channels that one group acts on: nodes, of which of them they are, and -1 where the inverse acts.
+    """Hold channels that one group acts on: nodes, ascending, of which of them they are, and -1 where the inverse acts.
 
     block: the block that they are, None if they are one channel with a scale. places: by part and side, 0 where the
-    group acts and 1 where its inverse does, for each channel where it stands in the part. bent: the group acts in other
-    ways in some places, by factors that differ.
+    group acts and 1 where its inverse does, where each channel stands in the part, (channels, copies). bent: the group
+    acts in other ways in some places, by factors that differ.
     """
 
     acts: Literal["linear", "complex", "scale"]
@@ -59,12 +61,12 @@ class Bundle:
     channel: Array
     sign: Array
     block: Block | None = None
-    places: dict[tuple[int, bool], list[list[int]]] = field(default_factory=dict)
+    places: dict[tuple[int, bool], Array] = field(default_factory=dict)
     bent: bool = False
 
     @property
     def start(self) -> int:
-        return int(self.nodes.min())
+        return int(self.nodes[0])
 
 
 def parts_of(walk: Walk) -> list[Part]:
@@ -84,13 +86,13 @@ def parts_of(walk: Walk) -> list[Part]:
                 about = each.entries.name, axis, each.at, each.shape
                 family = families.setdefault(about, len(families))
                 where = _elements(each.entries, axis)
-                found.append(Part(each, axis == 2, moving(np.array(rows)), *where, family))
+                found.append(Part(each, axis == 2, moving(rows), *where, family))
     return found
 
 
 def _vector_parts(walk: Walk, vector: Vector, family: int) -> list[Part]:
     """Return one part if all rows of a vector are the same channels, and one for each row otherwise."""
-    nodes = np.array(vector.outs)
+    nodes = vector.outs
     relation = np.stack(walk.turns.find(nodes), -1)
     if bool((relation == relation[:1]).all()):
         return [Part(vector, False, nodes[0], *_elements(vector.entries, 1), family)]
@@ -133,11 +135,12 @@ def find_bundles(walk: Walk, parts: list[Part]) -> list[Bundle]:
         written[part.nodes] |= isinstance(part.source, Linear) and not part.reads
     gains = np.zeros(walk.count, bool)
     for vector in walk.vectors:
-        gains[[n for row in vector.unknowns for n in row]] = True
-    components = walk.scales.components()
-    rounds = [list(_alone([each for each in components if each.dimension == 1], written & ~inside, gains | inside))]
-    for component in components:
-        if component.dimension == 1 or inside[component.unknowns].any():
+        gains[vector.unknowns] = True
+    unknowns, solutions = walk.scales.solutions()
+    lone = alone(solutions)
+    rounds = [list(_alone(unknowns, solutions[:, lone].tocsc(), written & ~inside, gains | inside))]
+    for component in components_of(unknowns, solutions[:, ~lone].tocsr()):
+        if inside[component.unknowns].any():
             continue
         for place, bundle in enumerate(_of_component(component, written, gains)):
             rounds += [[]] if place == len(rounds) else []
@@ -178,21 +181,23 @@ def _of_blocks(walk: Walk, blocks: list[Block], parts: list[Part]) -> list[Bundl
     return [each for each, is_free in zip(found, free.tolist(), strict=True) if is_free]
 
 
-def _alone(components: list[Component], written: Array, refused: Array) -> Iterator[Bundle]:
+def _alone(unknowns: Array, solutions: scipy.sparse.csc_matrix, written: Array, refused: Array) -> Iterator[Bundle]:
     """Yield what `_of_component` does of components of one dimension, all at once."""
-    if not components:
+    column = np.repeat(np.arange(solutions.shape[1]), np.diff(solutions.indptr))
+    there = np.abs(solutions.data) > SMALL
+    names, values, column = unknowns[solutions.indices[there]], solutions.data[there], column[there]
+    start = np.flatnonzero(np.diff(column, prepend=-1))
+    if not len(start):
         return
-    start = np.cumsum([0, *(len(each.unknowns) for each in components)])
-    names = np.concatenate([each.unknowns for each in components])
-    values = np.concatenate([each.basis[:, 0] for each in components])
-    there = np.abs(values) > SMALL
-    first = np.where(there & written[names], np.arange(len(names)), len(names))
-    first = np.minimum.reduceat(first, start[:-1])  # a row that is written, if one is
-    size = np.repeat(np.where(first < len(names), values[np.minimum(first, len(names) - 1)], 1.0), np.diff(start))
-    good = ~there | (~refused[names] & (np.abs(np.abs(values / size) - 1) < SMALL))
-    for k in np.flatnonzero(np.logical_and.reduceat(good, start[:-1]) & (first < len(names))).tolist():
-        here = start[k] + np.flatnonzero(there[start[k] : start[k + 1]])
-        yield Bundle("scale", 1, names[here], np.zeros(len(here), np.int64), np.sign(values[here] / size[here]))
+    stop = np.append(start[1:], len(names))
+    first = np.where(written[names], np.arange(len(names)), len(names))
+    first = np.minimum.reduceat(first, start)  # a row that is written, if one is
+    size = np.repeat(np.where(first < len(names), values[np.minimum(first, len(names) - 1)], 1.0), stop - start)
+    good = np.logical_and.reduceat(~refused[names] & (np.abs(np.abs(values / size) - 1) < SMALL), start)
+    sign, channel = np.sign(values / size), np.zeros(len(names), np.int64)
+    some = good & (first < len(names))
+    for a, b in zip(start[some].tolist(), stop[some].tolist(), strict=True):
+        yield Bundle("scale", 1, names[a:b], channel[a:b], sign[a:b])
 
 
 def _of_component(component: Component, written: Array, gains: Array) -> Iterator[Bundle]:
@@ -234,26 +239,26 @@ def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array |
     for number, part in enumerate(parts):
         inside = np.flatnonzero(owner[part.nodes] >= 0)
         nodes = part.nodes[inside]
-        sides = (sign[nodes] < 0) ^ part.reads
-        for place, own, side, node in zip(
-            inside.tolist(), owner[nodes].tolist(), sides.tolist(), nodes.tolist(), strict=True
-        ):
-            bundle = bundles[own]
-            if (number, side) not in bundle.places:
-                bundle.places[number, side] = [[] for _ in range(bundle.size)]
-            bundle.places[number, side][int(channel[node])].append(place)
-    weight = np.ones(walk.count) if weight is None else weight
-    for bundle in bundles:
-        bundle.bent = _is_bent(bundle, parts, weight)
+        key = 2 * owner[nodes] + ((sign[nodes] < 0) ^ part.reads)
+        order = np.lexsort((channel[nodes], key))
+        inside, own = inside[order], channel[nodes[order]]
+        keys, start, count = np.unique(key[order], return_index=True, return_counts=True)
+        for k, first, many in zip(keys.tolist(), start.tolist(), count.tolist(), strict=True):
+            bundle, here = bundles[k // 2], slice(first, first + many)
+            size = bundle.size if many % bundle.size == 0 else 1
+            regular = bundle.size == 1 or bool((own[here].reshape(size, -1) == np.arange(bundle.size)[:, None]).all())
+            bundle.bent |= part.rows is None or not regular
+            bundle.places[number, bool(k % 2)] = inside[here].reshape(size, -1)
+    if weight is not None:
+        for bundle in bundles:
+            bundle.bent = bundle.bent or _is_bent(bundle, parts, weight)
 
 
 def _is_bent(bundle: Bundle, parts: list[Part], weight: Array) -> bool:
     """Say whether the group acts in other ways on other parts, for their channels have factors that differ."""
     first, side = np.ones(bundle.size), -1
     for (number, here), places in bundle.places.items():
-        if parts[number].rows is None or len({len(each) for each in places}) > 1:
-            return True
-        size = weight[parts[number].nodes[np.array(places)]]  # (channels, copies)
+        size = weight[parts[number].nodes[places]]  # (channels, copies)
         acting = here ^ parts[number].reads
         if side < 0:
             first, side = size[:, 0], acting

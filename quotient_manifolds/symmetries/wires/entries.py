@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.generic import Generic
+
+CHUNK = 1 << 18  # entries of a weight that are read together
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,12 @@ class Entries:
         made = view(self.index().contiguous())
         return [replace(self, layout=part) for part in ([made] if isinstance(made, Tensor) else made)]
 
+    def parts(self, axis: int, step: int) -> Iterator[tuple[int, Entries]]:
+        """Yield so many of them along an axis after others, each time with the place of the first."""
+        for start in range(0, self.shape[axis], step):
+            (part,) = self.apply(methodcaller("narrow", axis, start, min(step, self.shape[axis] - start)))
+            yield start, part
+
     def viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entries]:
         """Return what a recorded view operation makes of them."""
         return self.apply(lambda layout: func(*tree_map_only(Tensor, lambda _: layout, args), **kwargs))
@@ -75,6 +84,14 @@ class Entries:
     def first(self) -> int:
         """Return the place of the first entry in the parameter."""
         return int(self.layout.storage_offset() if self.layout.is_meta else self.layout.reshape(-1)[0])
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Return the places of the first and of the last number in the parameter, as it is stored."""
+        if not self.layout.is_meta:
+            return (int(self.layout.min()), int(self.layout.max())) if self.layout.numel() else (0, -1)
+        axes = zip(self.layout.shape, self.layout.stride(), strict=True)
+        return self.first, self.first + sum((size - 1) * step for size, step in axes)
 
     def index(self) -> Tensor:
         """Return the place of each entry in the parameter, counted row by row, in the shape of the view."""
@@ -110,16 +127,15 @@ class Entries:
     def read(self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
         """Return the values of the entries as a new tensor on the CPU, where `index` is; autograd follows it."""
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
-        if place.is_meta:
-            start = self.first
-            stop = start + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        start, stop = self.span[0], self.span[1] + 1
+        if isinstance(parameters, Generic) and stop - start > 2 * place.numel():  # others stand between them
+            found = parameters.at(self.name, self.index())
         else:
-            start, stop = (int(place.min()), int(place.max()) + 1) if place.numel() else (0, 0)
-        if isinstance(parameters, Generic):
-            part = parameters.between(self.name, start, stop)
-        else:
-            part = parameters[self.name].reshape(-1)[start:stop]
-        part = part.cpu()
-        found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.to(dtype, copy=True)
+            if isinstance(parameters, Generic):
+                part = parameters.between(self.name, start, stop)
+            else:
+                part = parameters[self.name].reshape(-1)[start:stop]
+            part = part.cpu()
+            found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
+        found = found.cpu().to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

@@ -115,7 +115,7 @@ class Equations:
     def use(self, entries: Entries, *, asked: bool = False) -> Use:
         """Return the use of a parameter (taps, out, in); asked: by its columns, of which each is like none."""
         known = self._named.setdefault(entries.name, [])
-        low, high = _span(entries)
+        low, high = entries.span
         others = [each for each in known if each.low <= high and low <= each.high and _meet(each.entries, entries)]
         for other in others:
             if _equal(other.entries.layout, entries.layout) and not asked:
@@ -626,23 +626,21 @@ def _folded(rows: Tensor) -> Tensor:
 
 def _meet(one: Entries, other: Entries) -> bool:
     """Say whether two views of one parameter may have entries in common."""
-    (a0, a1), (b0, b1) = (_span(each) for each in (one, other))
+    (a0, a1), (b0, b1) = one.span, other.span
     if a1 < b0 or b1 < a0:
         return False
     return bool(np.isin(one.index().numpy(), other.index().numpy()).any())
-
-
-def _span(entries: Entries) -> tuple[int, int]:
-    layout = entries.layout
-    if not layout.is_meta:
-        return int(layout.min()), int(layout.max())
-    start = int(layout.storage_offset())
-    return start, start + sum((n - 1) * step for n, step in zip(layout.shape, layout.stride(), strict=True))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Say whether two layouts have the same entries in the same order."""
     if one.shape != other.shape:
         return False
+    if one.is_meta and other.is_meta:
+        return one.storage_offset() == other.storage_offset() and _steps(one) == _steps(other)
     a, b = (Entries("", each).index() for each in (one, other))
     return torch.equal(a, b)
+
+
+def _steps(layout: Tensor) -> list[int]:
+    return [step for n, step in zip(layout.shape, layout.stride(), strict=True) if n > 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,9 @@ from torch import Tensor
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.labels import Roles
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -76,13 +76,19 @@ class Part:
 
         read: the numbers, if they are not those of the parameters, which are read a part at a time.
         """
-        W = self.read(params) if read is None else read
-        for copy in self.out:
-            rows = W.index_select(1, copy.places) / copy.weights[:, None]
-            yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
-        for copy in self.into:
-            columns = W.index_select(2, copy.places) * copy.weights
-            yield columns.reshape(-1, len(copy.places))[:, copy.channels.argsort()], not copy.dual
+        for copy, axis in (*((copy, 1) for copy in self.out), *((copy, 2) for copy in self.into)):
+            weights, order = copy.weights if axis == 2 else 1 / copy.weights, copy.channels.argsort()
+            dual = copy.dual if axis == 1 else not copy.dual
+            for W in self._parts(params, axis) if read is None else (read,):
+                rows = W.index_select(axis, copy.places[order]).movedim(axis, -1).reshape(-1, len(order))
+                yield rows * weights[order], dual
+
+    def _parts(self, params: Mapping[str, Tensor], axis: int) -> Iterator[Tensor]:
+        """Yield the numbers (taps, out, in), all of them along an axis, a part at a time along the other one."""
+        (entries,) = [self.entries] if not self.constant else self.entries.apply(lambda layout: layout.mT[None])
+        width = entries.shape[axis]
+        for _, part in entries.parts(3 - axis, max(2 * width, CHUNK // max(1, width))):
+            yield part.read(params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,12 +207,12 @@ class Gauge(Reparameterization):
                 yield v / S if dual else v * S
 
     def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
-        """Yield the sum of r r^T over more and more rows, as many as there are channels at least, up to all of them."""
+        """Yield the sum of r r^T over more and more rows, twice as many as channels at least, up to all of them."""
         moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
         for each in self._rows(params, S):
             moment += each.mT @ each
             more += len(each)
-            if more >= self.n:
+            if more >= 2 * self.n:
                 yield moment
                 more = 0
         yield moment
@@ -316,13 +322,11 @@ def gauges(
     of some, by their roots.
     """
     left, every = list(blocks), np.arange(walk.count)
-    nodes = {
-        id(each): frozenset(np.flatnonzero(np.isin(each.classes.find(every)[0], each.roots)).tolist())
-        for each in left
-        if each.kind != "mean"
-    }
     while left:
-        mixed = frozenset().union(*(nodes.get(id(each), ()) for each in left))
+        mixed = np.zeros(walk.count, bool)  # by any of them
+        for classes in {id(each.classes): each.classes for each in left if each.kind != "mean"}.values():
+            roots = [root for each in left if each.kind != "mean" and each.classes is classes for root in each.roots]
+            mixed |= np.isin(classes.find(every)[0], roots)
         parts = {id(each): [*_weights(walk, each, mixed, partners), *_biases(walk, each)] for each in left}
         told = [each for each in left if each.kind == "mean" or any(part.alone for part in parts[id(each)])] or left
         for block in told:  # first those that others tell, which tell others then
@@ -336,7 +340,7 @@ def gauges(
         left = [each for each in left if each not in told]
 
 
-def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partners) -> Iterator[Part]:
+def _weights(walk: Walk, block: Block, mixed: Array, partners: Partners) -> Iterator[Part]:
     done = set()
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
@@ -345,7 +349,7 @@ def _weights(walk: Walk, block: Block, mixed: AbstractSet[int], partners: Partne
         if out or into:
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
-            alone = bool(other) and mixed.isdisjoint(other)
+            alone = len(other) > 0 and not mixed[other].any()
             paired = partners.mix(each.entries, 2 if out else 1)
             yield Part(each.entries, out, into, alone and not paired, alone and paired)
 
@@ -355,9 +359,9 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
     for each in walk.vectors:
         if each.gain or each.entries.key in done or each.shared == "other":
             continue
-        about = np.stack(block.classes.find(np.array(each.outs)), 1)
+        about = np.stack(block.classes.find(each.outs), 1)
         alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
-        if places := copies(block, each.outs[0] if alike else [node for row in each.outs for node in row]):
+        if places := copies(block, each.outs[0] if alike else each.outs.reshape(-1)):
             done.add(each.entries.key)
             (line,) = [each.entries] if alike else each.entries.apply(lambda layout: layout.reshape(1, -1))
             yield Part(line, places)

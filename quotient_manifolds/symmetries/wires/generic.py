@@ -11,6 +11,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.reparameterization import typical
 
 NOISE = 0.03  # relative to the typical size of a parameter
+PIECE = 1 << 15  # numbers that a processor keeps at hand
 PERIOD = 1048573  # of the noise: a prime, so that no two rows of a matrix have the same
 
 
@@ -31,18 +32,27 @@ class Generic(Mapping[str, Tensor]):
 
     def between(self, name: str, start: int, stop: int) -> Tensor:
         """Return some of the numbers of a parameter, counted row by row."""
-        w = self._params[name].detach()
-        found = w.reshape(-1)[start:stop].to(torch.float64, copy=True)
-        if name not in self._size:
-            self._size[name] = NOISE * typical(w)
-        noise, at, done = self._noise.to(w.device), (start + zlib.crc32(name.encode())) % PERIOD, 0
+        found = self._params[name].detach().reshape(-1)[start:stop].to(torch.float64, copy=True)
+        noise, at, done = self._noise.to(found.device), (start + zlib.crc32(name.encode())) % PERIOD, 0
         while done < len(found):
-            part = noise[at : at + len(found) - done]
-            own = found[done : done + len(part)]
-            most = own.abs().div_(2).masked_fill_(own == 0, torch.inf)  # a gain keeps its sign
-            own.add_(torch.clamp(self._size[name] * part, -most, most))
-            done, at = done + len(part), 0
+            part = noise[at : at + min(PIECE, len(found) - done)]
+            self._disturb(name, found[done : done + len(part)], part)
+            at, done = (at + len(part)) % PERIOD, done + len(part)
         return found
+
+    def at(self, name: str, places: Tensor) -> Tensor:
+        """Return the numbers of a parameter at some places."""
+        w = self._params[name].detach().reshape(-1)
+        found = w[places.to(w.device)].to(torch.float64)
+        self._disturb(name, found, self._noise[(places + zlib.crc32(name.encode())) % PERIOD].to(w.device))
+        return found
+
+    def _disturb(self, name: str, numbers: Tensor, noise: Tensor) -> None:
+        """Add noise, in place."""
+        if name not in self._size:
+            self._size[name] = NOISE * typical(self._params[name])
+        most = numbers.abs().div_(2).masked_fill_(numbers == 0, torch.inf)  # a gain keeps its sign
+        numbers += torch.minimum(torch.maximum(self._size[name] * noise, -most), most)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._params)

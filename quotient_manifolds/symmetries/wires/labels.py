@@ -50,10 +50,10 @@ class Roles:
     def scaling(self, nodes: Array, gains: Sequence[Vector], weights: bool) -> str:
         """Return how scales of channels are called: by the gains among them, if there are any."""
         if gains:
-            scaled = [n for each in gains for row in each.ins for n in row]
+            scaled = np.concatenate([each.ins.reshape(-1) for each in gains])
             normed = self.walk.about("normed")[scaled] | self.walk.about("gated")[scaled]
             kind = "norm gain" if normed.any() else "channel gain"
-            return kind if weights else f"{self._of([n for each in gains for n in each.outs[0]])} {kind}"
+            return kind if weights else f"{self._of(np.concatenate([each.outs[0] for each in gains]))} {kind}"
         neurons = self.neuron(nodes, one=True) if self._of(nodes) != QUERY_KEY else ""
         return neurons or f"{self._of(nodes)} scale"
 
@@ -63,7 +63,7 @@ class Roles:
             return RELU
         return GATED if one and self.walk.about("gated")[nodes].any() else ""
 
-    def _of(self, nodes: Array | Sequence[int]) -> str:
+    def _of(self, nodes: Array) -> str:
         return next((name for name, there in self._roles if there[nodes].any()), "hidden")
 
 
@@ -72,38 +72,46 @@ class Labels:
 
     def __init__(self, walk: Walk, parts: list[Part], bundles: Sequence[Bundle]) -> None:
         self.walk, self.parts, self.roles = walk, parts, Roles(walk)
+        self._number = {id(bundle): number for number, bundle in enumerate(bundles)}
+        self._start = np.cumsum([0, *(len(each.nodes) for each in bundles)])[:-1]
+        self._nodes = np.concatenate([np.zeros(0, np.int64), *(each.nodes for each in bundles)])
+        self._known: dict[str, list[bool]] = {}
+        self._ordered: dict[object, list[tuple[int, bool]]] = {}
         self._attention = self._modules_that_mix(bundles)
 
     def about(self, bundle: Bundle) -> object:
         """Return what heads of one pair have in common."""
-        where = tuple((self.parts[key[0]].family, key[1], len(bundle.places[key][0])) for key in self.places(bundle))
+        where = tuple((self.parts[key[0]].family, key[1], bundle.places[key].shape[1]) for key in self.places(bundle))
         return bundle.acts, bundle.size, self.kind(bundle), self.turned(bundle), self.positive(bundle), where
 
     def places(self, bundle: Bundle) -> list[tuple[int, bool]]:
         """Return the parts of a bundle with their sides, the first side first, and weights before biases."""
         turned = self.turned(bundle)
+        about = (turned, *bundle.places)
+        if about in self._ordered:
+            return self._ordered[about]
 
         def rank(key: tuple[int, bool]) -> tuple[bool, int, int, int]:
             part = self.parts[key[0]]
             return key[1] ^ turned, -part.length, part.family, key[0]
 
-        return sorted(bundle.places, key=rank)
+        self._ordered[about] = sorted(bundle.places, key=rank)
+        return self._ordered[about]
 
     def positive(self, bundle: Bundle) -> bool:
         return self._has(bundle, "positive")
 
     def turned(self, bundle: Bundle) -> bool:
         """Say whether queries, or what writes, are on the side of the inverse."""
-        queries = self.roles.left[bundle.nodes]
-        if queries.any():
-            return bool(bundle.sign[queries.argmax()] < 0)
-        return False
+        return self._has(bundle, "left") and bool(bundle.sign[self.roles.left[bundle.nodes].argmax()] < 0)
 
     def kind(self, bundle: Bundle) -> str:
-        if self.roles.left[bundle.nodes].any():
+        if self._has(bundle, "left"):
             return QUERY_KEY
-        if neuron := self.roles.neuron(bundle.nodes, one=bundle.acts == "scale"):
-            return neuron
+        if self.positive(bundle):
+            return RELU
+        if bundle.acts == "scale" and self._has(bundle, "gated"):
+            return GATED
         if self._has(bundle, "mixed"):
             return VALUE_OUTPUT
         return ADAPTER if self._is_adapter(bundle) else BOTTLENECK
@@ -127,8 +135,7 @@ class Labels:
         root = self.walk.turns.find(np.arange(self.walk.count))[0]
         mixed = np.zeros(self.walk.count, bool)
         mixed[root[self.walk.about("mixed")[: self.walk.count]]] = True
-        for each in bundles:
-            mixed[root[each.nodes]] = False
+        mixed[root[self._nodes]] = False
         where: dict[int, dict[int, bool]] = {}
         for number, part in enumerate(self.parts):
             for each in np.unique(root[part.nodes][mixed[root[part.nodes]]]).tolist():
@@ -141,7 +148,10 @@ class Labels:
         return [*found.values(), *rest.values()]
 
     def _has(self, bundle: Bundle, what: str) -> bool:
-        return bool(self.walk.about(what)[bundle.nodes].any())
+        if what not in self._known:
+            here = (self.roles.left if what == "left" else self.walk.about(what))[self._nodes]
+            self._known[what] = np.logical_or.reduceat(here, self._start).tolist()
+        return self._known[what][self._number[id(bundle)]]
 
     def _is_adapter(self, bundle: Bundle) -> bool:
         """Say whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
@@ -157,14 +167,15 @@ class Labels:
 
 def _inputs(linear: Linear) -> set[tuple[bool, int]]:
     """Return what a linear map reads: of a table how many words it has."""
-    return {(True, linear.shape[2])} if linear.table else {(False, n) for row in linear.ins for n in row}
+    return {(True, linear.shape[2])} if linear.table else {(False, n) for n in np.unique(linear.ins).tolist()}
 
 
 def _added(walk: Walk) -> Array:
     """Say of channels whether they are sums of two activations, such as of a stream and of what a block adds."""
     activation, found = np.ones(walk.count, bool), np.zeros(walk.count, bool)
     activation[: FIXED + 1] = False
-    activation[[n for each in walk.vectors if not each.gain for row in each.outs for n in row]] = False
+    for each in walk.vectors:
+        activation[each.outs] &= each.gain
     for flow in walk.flows:
         if flow.kind in ("sum", "offset", "token"):
             found[flow.outs[activation[flow.terms[0]].sum(1) > 1]] = True
@@ -175,7 +186,7 @@ def _summed(walk: Walk) -> list[tuple[Linear, Linear]]:
     """Return which linear maps have answers that are added, directly or with others."""
     origin: dict[int, frozenset[int]] = {}
     for number, linear in enumerate(walk.linears):
-        origin.update((row[0], frozenset([number])) for row in linear.outs)
+        origin.update((n, frozenset([number])) for n in linear.outs[:, 0].tolist())
     known = np.zeros(walk.count, bool)
     known[list(origin)] = True
     found = dict[tuple[int, int], None]()

@@ -8,6 +8,7 @@ import scipy.linalg
 Array = np.ndarray
 RELATIVE = 1e-11
 SURE = 1e-6  # a condition that leaves no doubt
+EVEN = 1e-3  # sizes of columns that differ by no more
 
 
 def kernel(matrix: Array, scale: float = 0.0) -> Array:
@@ -22,6 +23,8 @@ def kernel(matrix: Array, scale: float = 0.0) -> Array:
         return np.zeros((columns, 0))
     if rows > columns:
         matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
+        if invertible(matrix, scale):
+            return np.zeros((columns, 0))
     return np.linalg.qr(echelon(matrix, scale))[0]
 
 
@@ -46,14 +49,14 @@ def _rank(R: Array, scale: float = 0.0) -> int:
 
 
 def invertible(matrix: Array, scale: float = 0.0) -> bool:
-    """Say whether a matrix is square and surely of full rank."""
+    """Say whether a matrix is square and surely of full rank, with columns brought to one size."""
     if matrix.shape[0] != matrix.shape[1] or not matrix.size:
         return False
-    size = np.abs(matrix).sum(0).max()
-    if not np.isfinite(size) or SURE * size <= RELATIVE * scale:
+    size = np.abs(matrix).sum(0)
+    if not np.isfinite(size).all() or size.min() <= EVEN * size.max() or SURE * size.min() <= RELATIVE * scale:
         return False
-    parts, _, failed = scipy.linalg.lapack.dgetrf(matrix)
-    return not failed and bool(scipy.linalg.lapack.dgecon(parts, size)[0] > SURE)
+    parts, _, failed = scipy.linalg.lapack.dgetrf((matrix / size).T, overwrite_a=True)
+    return not failed and bool(scipy.linalg.lapack.dgecon(parts, 1.0, norm="I")[0] > SURE)
 
 
 def span(matrix: Array) -> Array:

@@ -133,15 +133,15 @@ def _pair(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) ->
 
 def _first(parts: list[Part], group: list[Bundle], keys: Sequence[tuple[int, bool]]) -> Array:
     """Return the first entries (heads, g, h) of rows: g of them for each head."""
-    places = (np.array(bundle.places[key]) for bundle, key in zip(group, keys, strict=True))
-    rows = [parts[number].first[each] for (number, _), each in zip(keys, places, strict=True)]
+    rows = [parts[key[0]].first[bundle.places[key]] for bundle, key in zip(group, keys, strict=True)]
     return np.stack(rows).swapaxes(1, 2)
 
 
 def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView] | None:
     """Return the view of all rows (heads, g, h), or one for each g."""
     part, rows = parts[0], parts[0].rows
-    if rows is None or any(not np.array_equal(rows, each.rows) for each in parts[1:] if each.rows is not None):
+    others = {id(each.rows): each.rows for each in parts if each.rows is not None}
+    if rows is None or not all(np.array_equal(rows, each) for each in others.values()):
         return None
     numel, behind = walk.shapes[part.name].numel(), torch.from_numpy(rows)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -38,7 +40,7 @@ class Partners:
         """
         name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
         for channels, R in self._of(name, params):
-            channel = channels[places].numpy()
+            channel = channels[places].long().numpy()
             inside = np.flatnonzero(channel >= 0)
             M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
         return M
@@ -53,7 +55,7 @@ class Partners:
         """
         W = entries.read(params)
         for channels, R in self._of(entries.name, by or params):
-            rows, columns = _along(channels[entries.index()])
+            rows, columns = _along(channels, entries)
             if rows is not None:
                 W[:, rows >= 0] = R[rows[rows >= 0]][:, rows[rows >= 0]] @ W[:, rows >= 0]
             elif columns is not None:
@@ -66,10 +68,17 @@ class Partners:
         if key not in self._mixed:
             sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
             there = [each for each in sides if any(view.name == entries.name for view in each.views)]
-            channels = (_channels(each, self.walk.shapes)[entries.name].reshape(-1) for each in there)
-            along = [_along(each[entries.index()])[axis - 1] for each in channels]
-            self._mixed[key] = any(each is not None and bool((each >= 0).any()) for each in along)
+            self._mixed[key] = any(self._stand(each, entries, axis) for each in there)
         return self._mixed[key]
+
+    def _stand(self, factor: Factor, entries: Entries, axis: int) -> bool:
+        """Say whether channels of a factor are rows (1) or columns (2) of a weight: by strides, where these tell."""
+        views = [view for view in factor.views if view.name == entries.name]
+        told = [k for k in (1, 2) if all(_has_lines(view, entries, k) for view in views)]
+        if len(told) == 1 and views[0].shape[0] * views[0].shape[2] > 1:
+            return told[0] == axis
+        found = _along(_channels(factor, self.walk.shapes)[entries.name], entries)[axis - 1]
+        return found is not None and bool((found >= 0).any())
 
     def _of(self, name: str, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the channel of each number of a parameter in a pair, -1 if it has none, and R with R^T R = H^T H."""
@@ -78,7 +87,7 @@ class Partners:
                 if any(view.name == name for view in own.views):
                     key = name, pair.name, own is pair.G
                     if key not in self._channels:
-                        self._channels[key] = _channels(own, self.walk.shapes)[name].reshape(-1)
+                        self._channels[key] = _channels(own, self.walk.shapes)[name]
                     views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
                     yield self._channels[key], _triangle(pair, Factor(views), params)
 
@@ -94,20 +103,50 @@ class Partners:
         return int(self._rows[key][place % ROWS])
 
 
-def _along(channel: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column."""
+def _has_lines(view: StridedView, entries: Entries, axis: int) -> bool:
+    """Say whether strides show that the channels of a view are whole lines of a weight, which an axis numbers."""
+    layout = entries.layout
+    if not layout.is_meta:
+        return False
+    axes = list(zip(layout.shape, layout.stride(), strict=True))
+    count, step = axes.pop(axis)
+    line, rows = _steps(axes), _steps(view.axes[1])
+    if not set(line) <= set(rows):
+        return False
+    start = np.array([view.offset - entries.first])
+    for size, stride in (*view.axes[0], *view.axes[2], *(part for part in rows if part not in line)):
+        start = (start[:, None] + stride * np.arange(size)).reshape(-1)
+    return bool(((start >= 0) & (start < count * step) & (start % max(step, 1) == 0)).all())
+
+
+def _steps(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sizes and strides as few as say the same, the largest stride first."""
+    found = list[tuple[int, int]]()
+    for size, stride in sorted((part for part in parts if part[0] > 1), key=itemgetter(1), reverse=True):
+        if found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        else:
+            found.append((size, stride))
+    return found
+
+
+def _along(channels: Tensor, entries: Entries) -> tuple[Tensor | None, Tensor | None]:
+    """Return the channel of each row (taps, out, in), if its numbers have one, or of each column; -1 if none."""
+    layout = entries.layout
+    channel = channels.as_strided(layout.shape, layout.stride(), entries.first) if layout.is_meta else channels[layout]
     rows, columns = channel[0, :, 0], channel[0, 0, :]
-    if bool((channel == rows[:, None]).all()):
-        return rows, None
-    return None, columns if bool((channel == columns).all()) else None
+    if torch.equal(channel, rows[:, None].expand_as(channel)):
+        return rows.long(), None
+    return None, columns.long() if torch.equal(channel, columns.expand_as(channel)) else None
 
 
 def _channels(factor: Factor, shapes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return for the numbers of each parameter the channel of a factor that they belong to; -1 if none."""
+    """Return for the numbers of each parameter, row by row, the channel of a factor that has them; -1 if none."""
     names = {view.name for view in factor.views}
-    found = {name: torch.full(tuple(shapes[name]), -1, dtype=torch.int64) for name in names}
+    found = {name: torch.full((shapes[name].numel(),), -1, dtype=torch.int32) for name in names}
     heads, _, h = factor.views[0].shape
-    factor.write(found, torch.arange(heads * h).view(heads, 1, h).expand(heads, factor.rows, h))
+    channels = torch.arange(heads * h, dtype=torch.int32).view(heads, 1, h)
+    factor.write(found, channels.expand(heads, factor.rows, h))
     return found
 
 

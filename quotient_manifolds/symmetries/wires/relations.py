@@ -174,7 +174,7 @@ class Scales:
         """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
         matrix.eliminate_zeros()
         length = np.diff(matrix.indptr)
-        wide = np.where(length <= SHORT, SHORT, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
+        wide = np.where(length <= SHORT, length, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
         for width in np.unique(wide[length > 0]).tolist():
             some = np.flatnonzero((wide == width) & (length > 0))
             at = matrix.indptr[some][:, None] + np.arange(width)
@@ -190,8 +190,12 @@ class Scales:
         """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         if not self._rows and not self._named:
             return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
-        unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
-        rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
+        several = [*(names[factors != 0] for names, factors in self._rows), *self._named]
+        there = np.zeros(1 + max(int(each.max(initial=0)) for each in several), bool)
+        for each in several:
+            there[each] = True
+        unknowns, place = np.flatnonzero(there), np.cumsum(there) - 1
+        rows = [(place[np.where(f != 0, n, unknowns[0])], f) for n, f in self._rows if f.any()]
         root, size, rest = _eliminated(len(unknowns), rows)
         live = np.flatnonzero(size != 0)
         roots, place = np.unique(root[live], return_inverse=True)
@@ -216,6 +220,14 @@ def alike(exponents: scipy.sparse.csr_matrix) -> tuple[list[int], Array]:
                 first.append(number)
             group[number] = known[key]
     return first, group
+
+
+def alone(solutions: scipy.sparse.csr_matrix) -> Array:
+    """Say of columns whether they share no row with others."""
+    found = np.ones(solutions.shape[1], bool)
+    shared = np.diff(solutions.indptr) > 1
+    found[solutions.indices[np.repeat(shared, np.diff(solutions.indptr))]] = False
+    return found
 
 
 def linked(solutions: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
@@ -310,7 +322,8 @@ def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Arr
     while len(names):
         names, factors = _merged(root[names], factors * size[names])
         terms = (factors != 0).sum(1)
-        names, factors, terms = names[terms > 0], factors[terms > 0], terms[terms > 0]
+        width = max(2, int(terms.max()))
+        names, factors, terms = names[terms > 0, :width], factors[terms > 0, :width], terms[terms > 0]
         one, two = terms == 1, terms == 2
         if not one.any() and not two.any():
             break
@@ -360,10 +373,10 @@ def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         by_width.setdefault(each[0].shape[1], []).append(each)
     made = []
     for width, some in by_width.items():
-        pad = (0, 0), (0, SHORT - width)
+        pad = (0, 0), (0, max(2, *by_width) - width)
         made.append([np.pad(np.concatenate(part), pad) for part in zip(*some, strict=True)])
     if not made:
-        return np.zeros((0, SHORT), np.int64), np.zeros((0, SHORT))
+        return np.zeros((0, 2), np.int64), np.zeros((0, 2))
     names, factors = (np.concatenate(each) for each in zip(*made, strict=True))
     return names, factors
 

@@ -296,8 +296,8 @@ class _Touched:
 def _scaled(part: Linear | Vector) -> Array:
     """Return the nodes, or the unknowns, whose log-scales change the numbers of a part."""
     if isinstance(part, Linear):
-        return np.array([*part.takes, *part.outs[0]])
-    return np.array(part.unknowns[0] if part.gain else part.outs).reshape(-1)
+        return np.concatenate([part.takes, part.outs[0]])
+    return (part.unknowns if part.gain else part.outs).reshape(-1)
 
 
 def _distinct(parts: Iterable[Any]) -> list[Any]:
@@ -335,15 +335,13 @@ def _scaling(roles: Roles, components: Sequence[Component], touched: _Touched, c
         if not scaled(each):
             continue
         if each.gain:
-            index = each.index
-            place, first = np.unique(index, return_index=True)
+            place, first = np.unique(each.index, return_index=True)
             entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
-            vectors.append(ScaledVector(entries, exponents(np.asarray(each.unknowns[0])[first]), True))
+            vectors.append(ScaledVector(entries, exponents(each.unknowns[0][first]), True))
             gains.append(each)
         else:
             (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
-            nodes = [node for row in each.outs for node in row]
-            vectors.append(ScaledVector(line, exponents(nodes), False))
+            vectors.append(ScaledVector(line, exponents(each.outs.reshape(-1)), False))
     vectors = [each for each in vectors if each.exponents.nnz]
     weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
     used = np.concatenate([each.unknowns[np.any(np.abs(each.basis) > NULL, axis=1)] for each in components])

@@ -17,9 +17,9 @@ from quotient_manifolds.symmetries.reparameterization import Reparameterization,
 from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
-from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
-from quotient_manifolds.symmetries.wires.relations import alike, linked, parts_of
+from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
@@ -280,7 +280,7 @@ class Sources:
         self.factor = np.ones(shifts.count + 1)
         """How a total grows with the number that sets it."""
         for number, vector in reversed([*enumerate(vectors)]):  # what is shared belongs to the first
-            nodes = np.array(vector.outs)[::-1]
+            nodes = vector.outs[::-1]
             unknown = shifts.total(nodes)
             self.part[unknown], self.factor[unknown] = number, shifts.factor[nodes]
             self.place[unknown] = vector.entries.index().numpy().reshape(nodes.shape)[::-1]
@@ -412,12 +412,11 @@ def _first(linear: Linear) -> tuple[str, int]:
 
 def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) -> tuple[scipy.sparse.csc_matrix, Array]:
     """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
-    _, part = linked(solutions)
-    alone = np.bincount(part, minlength=1)[part] == 1 if len(part) else np.zeros(0, bool)
-    single = solutions[:, alone].tocoo()
+    lone = alone(solutions)
+    single = solutions[:, lone].tocoo()
     parts = [(unknowns[single.row], single.col, single.data)]
     width = single.shape[1]
-    for component in parts_of(unknowns, solutions[:, ~alone].tocsr()):
+    for component in parts_of(unknowns, solutions[:, ~lone].tocsr()):
         basis = _reduced(component.basis)
         row, column = np.nonzero(np.abs(basis) > TINY)
         parts.append((component.unknowns[row], width + column, basis[row, column]))
@@ -435,9 +434,11 @@ def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     most = SMALL * max(1.0, float(np.abs(basis).max()))
-    head = basis[np.flatnonzero(np.abs(basis).max(1) > most)[:width]]
-    if len(head) == width and np.abs(np.diag(np.linalg.qr(head, mode="r"))).min() > SURE * most / SMALL:
-        return np.linalg.solve(head.T, basis.T).T
+    first = np.flatnonzero(np.abs(basis).max(1) > most)[:width]
+    if invertible(basis[first]):
+        found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
+        found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
+        return found
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
@@ -492,7 +493,7 @@ def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constan
     targets = (0.0,) * len(pivots)
     readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
-        scale = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
+        scale = constants.walk.notes["source", "size"][answers[0].ins[0]]
         u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
         targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
         readers = ((0, answers[0]),)

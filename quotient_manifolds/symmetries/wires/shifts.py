@@ -88,11 +88,12 @@ class Shifts:
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
+        self._keyed = np.zeros(walk.count, bool)
         self._soft, uses = _before_softmax(walk), _uses(walk)
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
         for flow in walk.flows:
-            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
+            if flow.kind == "bias" and flow.terms.shared != "other" and not len(flow.terms.like):
                 self._source[flow.outs] = True
         self._single = uses == 1
         self.gauges = list(gauges)
@@ -138,10 +139,10 @@ class Shifts:
 
     def read(self) -> Iterator[Vector]:
         """Yield the biases of which somebody sees a part, and to which a weight may answer."""
-        rows = {tuple(row) for each in self.virtual if not each.linear.table for row in each.linear.ins}
+        rows = {tuple(row.tolist()) for each in self.virtual if not each.linear.table for row in each.linear.ins}
         for vector in self.walk.vectors:
             if not vector.gain and len(vector.outs) == 1:
-                nodes = np.array(vector.outs[0])
+                nodes = vector.outs[0]
                 read = tuple(self.claimed[nodes].tolist()) in rows and bool(self.unseen.partly(nodes).any())
                 if read and self.unseen.common([nodes]).shape[1]:
                     yield vector
@@ -265,7 +266,7 @@ class Shifts:
         elif flow.kind in SUMS:
             self._sums(flow)
         elif flow.kind == "gain":
-            names, weights = np.array(flow.terms.ins[0]), self.values.vector(flow.terms)
+            names, weights = flow.terms.ins[0], self.values.vector(flow.terms)
             self._open(names)
             self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
@@ -298,7 +299,7 @@ class Shifts:
 
     def _bias(self, flow: Flow) -> None:
         vector, nodes = flow.terms, flow.outs
-        if vector.shared == "other" or vector.like:
+        if vector.shared == "other" or len(vector.like):
             return
         several = ~self._single[nodes] | bool(vector.shared)
         self._source[nodes[several]] = False
@@ -335,10 +336,10 @@ class Shifts:
             self._offset(flow)
         else:
             self._sum(flow.outs[~claims], names[~claims], factors[~claims])
-        if self._keys:
-            for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
-                if keys := [n for name in row for n in self._keys.get(name, ())]:
-                    self._keys[out] = tuple(keys)
+        keyed = self._keyed[names].any(1)
+        self._keyed[flow.outs[keyed]] = True
+        for out, row in zip(flow.outs[keyed].tolist(), names[keyed].tolist(), strict=True):
+            self._keys[out] = tuple(n for name in row for n in self._keys.get(name, ()))
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
@@ -347,7 +348,7 @@ class Shifts:
         self._open([*flow.terms[0], *flow.terms[1]])
         self.zero(flow.terms[0])
         if self._soft[out]:  # it ignores what all keys have in common
-            self._keys[out] = tuple(flow.terms[1])
+            self._keys[out], self._keyed[out] = tuple(flow.terms[1]), True
         else:
             self.zero(flow.terms[1])
 
@@ -364,21 +365,20 @@ class Shifts:
         for row in linear.ins:
             self._open(row)
         plain = not linear.taps and linear.shape[0] == 1
-        outs = [np.array(row) for row in linear.outs]
         answer = self._answer(linear) if plain and linear.shared != "other" else None
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
             own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
             plus = scipy.sparse.csr_matrix(own, shape=shape)
-            for row_in, out in zip(linear.ins, outs, strict=True):
-                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), plus))
+            for row_in, out in zip(linear.ins, linear.outs, strict=True):
+                self._define(Image(out, linear, np.arange(len(out)), row_in, plus))
             return
-        for row_in, out in zip(linear.ins, outs, strict=True):
+        for row_in, out in zip(linear.ins, linear.outs, strict=True):
             if not plain:
                 self.zero(row_in)
-            elif self._moves(np.array(row_in)).any():
+            elif self._moves(row_in).any():
                 rows = np.flatnonzero(self.unseen.partly(out))
-                self._define(Image(out[rows], linear, rows, np.array(row_in)))
+                self._define(Image(out[rows], linear, rows, row_in))
 
     def _answer(self, linear: Linear) -> Answer | None:
         """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
@@ -409,15 +409,15 @@ class Shifts:
             value[each.outs] = self._evaluated(each, value, coefficients)
         size = np.zeros(value.shape)
         for vector in self._vectors():
-            size[np.array(vector.outs)] = value[np.array(vector.outs)]
+            size[vector.outs] = value[vector.outs]
         for sources, outs, names, factors in self.claims:
             rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
         for answer in self.virtual:
             size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
-            if vector.like:  # rows that nobody asked for go with those that were
-                size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
+            if len(vector.like):  # rows that nobody asked for go with those that were
+                size[vector.outs[0]] = size[vector.like].mean(0)
         return size
 
     def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
@@ -448,7 +448,7 @@ class Shifts:
         whole: keys of entries of which all is given.
         """
         for vector in self._vectors():
-            change = size[np.array(vector.outs)]
+            change = size[vector.outs]
             if change.any():
                 if seen and vector.entries.key not in whole:
                     change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])

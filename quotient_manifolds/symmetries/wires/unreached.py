@@ -23,19 +23,19 @@ class Unreached:
         for place, flow in reversed(list(enumerate(walk.flows))):
             if flow.kind in (*SUMS, "linear", "gain", "bias", "norm", "centre"):
                 self.producer[flow.outs] = place
-        self.known: dict[tuple[int, ...], tuple[Array, Array]] = {}
+        self.known: dict[bytes, tuple[Array, Array]] = {}
 
     def of(self, row: Any) -> tuple[Array, Array]:
         """Return U (r, n) and c (r,)."""
         nodes = np.asarray(row, np.int64)
-        key = tuple(nodes.tolist())
+        key = nodes.tobytes()
         if key not in self.known:
             self.known[key] = _none(len(nodes))  # what asks for itself gets nothing
             U, c = self._of(nodes)
             self.known[key] = U, np.where(np.abs(c) > SMALL, c, 0.0)
         return self.known[key]
 
-    def common(self, rows: Sequence[Any]) -> tuple[Array, Array]:
+    def common(self, rows: Sequence[Any] | Array) -> tuple[Array, Array]:
         """Return what all kinds of tokens have in common: u . x = c in every row."""
         U, c = self.of(rows[0])
         for row in rows[1:]:
@@ -75,7 +75,7 @@ class Unreached:
             return _beside(len(nodes), parts)
         if flow.kind == "gain":
             places = _places(flow.outs, nodes)
-            V, d = self.of(np.array(flow.terms.ins[0])[places])
+            V, d = self.of(flow.terms.ins[0][places])
             gain = self.values.vector(flow.terms)[places]
             dead = np.flatnonzero(gain == 0)  # whatever goes into a gain of 0, it gives 0
             kept = ~V[:, dead].any(1)
@@ -95,7 +95,7 @@ class Unreached:
             if flow.kind == "bias":
                 still[here], value[here] = True, self.values.vector(flow.terms).reshape(-1)[at]
             elif flow.kind == "gain":
-                still[here], value[here] = self._still(np.array(flow.terms.ins[0])[at], place)
+                still[here], value[here] = self._still(flow.terms.ins[0][at], place)
                 value[here] *= self.values.vector(flow.terms)[at]
             elif flow.kind in SUMS:
                 names, factors = flow.terms[0][at], flow.terms[1][at]
@@ -122,7 +122,7 @@ class Unreached:
             V, d = (np.ones((1, linear.shape[2])), np.ones(1)) if linear.table else self.of(row_in)
             if len(nodes) <= linear.shape[2] and not len(V):
                 return none
-            N = self._images(linear, _places(np.array(row_out), nodes), V)
+            N = self._images(linear, _places(row_out, nodes), V)
             u, a = N[: len(nodes)], N[len(nodes) :]
             good = np.linalg.norm(u, axis=0) > 1e-9
             return u[:, good].T, d @ a[:, good]

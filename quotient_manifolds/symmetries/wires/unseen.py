@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, Flow, Linear, Walk
 
 SMALL = 1e-14
+FEW = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +89,13 @@ class Unseen:
             self.add(distinct, functionals[:, some])
             self.add(names[rest], functionals[:, rest])
             return
-        functionals = functionals[:, some]
-        kept = np.abs(functionals).max(0, initial=0) > SMALL
+        kept = _present(functionals)[some]
         if kept.any():
-            functionals = functionals[:, kept]
-            self._put(Cell(distinct[kept], functionals[np.abs(functionals).max(1) > SMALL], True))
+            functionals = (
+                functionals if np.array_equal(some[kept], np.arange(len(names))) else functionals[:, some[kept]]
+            )
+            rows = _present(functionals.T)
+            self._put(Cell(distinct[kept], functionals if rows.all() else functionals[rows], True))
 
     def leave(self, nodes: Any, directions: Array) -> None:
         """Say that of these nodes together nothing is unseen but these directions (n, u)."""
@@ -153,7 +156,7 @@ class Unseen:
             self.cell[cell.nodes] = -1
             keep = np.flatnonzero(~self.seen[cell.nodes])
             if cell.seen:
-                keep = keep[np.abs(cell.matrix[:, keep]).max(0, initial=0) > SMALL]
+                keep = keep[_present(cell.matrix)[keep]]
             if len(keep):
                 matrix = cell.matrix[:, keep] if cell.seen else cell.at(keep)
                 self._store(Cell(cell.nodes[keep], matrix, cell.seen))
@@ -209,7 +212,7 @@ class Unseen:
         for here, cell in self._cells_of(names):
             some = np.searchsorted(cell.nodes, names[here])
             if cell.seen:
-                found[here] = np.abs(cell.matrix[:, some]).max(0) > SMALL
+                found[here] = _present(cell.matrix)[some]
             else:
                 found[here] = (cell.matrix[some] ** 2).sum(1) < 1 - 1e-12
         return found
@@ -232,7 +235,7 @@ class Unseen:
             for row_in, row_out in zip(flow.terms.ins, flow.terms.outs, strict=True):
                 self._linear(flow.terms, row_in, row_out)
         elif flow.kind == "bias":
-            if flow.terms.like:  # what is seen of any row would be seen of these
+            if len(flow.terms.like):  # what is seen of any row would be seen of these
                 self.leave(flow.terms.outs[0], self.common(flow.terms.like))
         elif flow.kind == "gain":
             self._gain(flow)
@@ -288,7 +291,7 @@ class Unseen:
 
     def _gain(self, flow: Flow) -> None:
         weights = self.values.vector(flow.terms)
-        outs, ins = flow.outs, np.array(flow.terms.ins[0])
+        outs, ins = flow.outs, flow.terms.ins[0]
         whole = self.seen[outs] & (weights != 0)
         self.see(ins[whole])
         rest = np.flatnonzero(~whole)
@@ -321,6 +324,15 @@ class Unseen:
             part = rest[part]
             for nodes, size in zip(names[part].T, factors[part].T, strict=True):
                 self._scaled(nodes, flow.outs[part], size)
+
+
+def _present(matrix: Array) -> Array:
+    """Say of columns whether there is any number in them."""
+    found = (np.abs(matrix[:FEW]) > SMALL).any(0)  # most have one among the first
+    rest = np.flatnonzero(~found)
+    if len(rest):
+        found[rest] = np.abs(matrix[:, rest]).max(0, initial=0) > SMALL
+    return np.asarray(found)
 
 
 def _meet(one: Cell, other: Cell) -> Cell:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.sharded import Whole
-from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 T = TypeVar("T")
-CHUNK = 1 << 22  # entries of a weight that are read together
 
 
 class Values:
@@ -55,8 +55,7 @@ class Values:
         if id(vector) not in self._kept:
             entries = vector.entries
             if vector.gain:
-                index = vector.index
-                entries = Entries(entries.name, torch.tensor(index), entries.scale, entries.offset)
+                entries = replace(entries, layout=torch.from_numpy(vector.index))
             self._kept[id(vector)] = self._read(entries)
         return self._kept[id(vector)]
 

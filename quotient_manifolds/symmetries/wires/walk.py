@@ -48,8 +48,8 @@ class Linear:
     """Hold a linear map by a weight: the nodes it reads and those it writes, a row for each kind of token."""
 
     entries: Entries  # of shape (taps, out, in)
-    ins: list[list[int]]
-    outs: list[list[int]]
+    ins: Array  # (kinds of tokens, in)
+    outs: Array
     taps: Any = None  # how a convolution moves tokens, None for a plain matrix
     table: bool = False  # an embedding: its input is one of the rows
     at: int = 0  # which operation
@@ -60,9 +60,12 @@ class Linear:
         return tuple(self.entries.shape)
 
     @cached_property
-    def takes(self) -> list[int]:
+    def takes(self) -> Array:
         """Return the channels that it reads: of the first kind of token in which there is one."""
-        return moving(np.array(self.ins)).tolist()
+        return moving(self.ins)
+
+
+NONE = np.zeros((0, 0), np.int64)
 
 
 @dataclass(eq=False)
@@ -70,13 +73,12 @@ class Vector:
     """Hold a vector that is added or multiplied: a row for each place that has numbers of its own."""
 
     entries: Entries
-    ins: list[list[int]]  # of a gain; of a bias nothing
-    outs: list[list[int]]
+    ins: Array  # of a gain, (1, n); of a bias nothing
+    outs: Array  # (rows, n)
     gain: bool
-    unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
-    index: list[int] = field(default_factory=list)  # where these numbers are in the parameter
-    weights: list[float] = field(default_factory=list)  # and they themselves
-    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
+    unknowns: Array = field(default_factory=lambda: NONE)  # (1, n), log-scales of the numbers of a gain
+    index: Array = field(default_factory=lambda: NONE)  # (n,), where these numbers are in the parameter
+    like: Array = field(default_factory=lambda: NONE)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
@@ -374,7 +376,7 @@ class Walk:
         if len(rows.index().unique()) < len(nodes):
             self.fix(label)
             return label
-        self.vector(rows, [], nodes.view(rows.shape).tolist(), gain=False)
+        self.vector(rows, NONE, nodes.view(rows.shape).numpy(), gain=False)
         return label
 
     def thin(self, *labels: Tensor) -> tuple[Tensor, ...]:
@@ -548,20 +550,20 @@ class Walk:
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
         self.scales.name(both[both > FIXED])
         place = len(self.linears)
-        made = Linear(entries, ins.tolist(), outs.tolist(), at=self.at, **about)
+        made = Linear(entries, ins, outs, at=self.at, **about)
         self.linears.append(made)
         self.mark(ins.reshape(-1), "read", place)
         self.mark(outs.reshape(-1), "written", place)
-        self.flows.append(Flow("linear", outs.reshape(-1).tolist(), made))
+        self.flows.append(Flow("linear", outs, made))
         found = torch.from_numpy(outs)[inverse]
         return found.expand(*shape)
 
-    def vector(self, entries: Entries, ins: list[list[int]], outs: list[list[int]], *, gain: bool) -> Vector:
+    def vector(self, entries: Entries, ins: Array, outs: Array, *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)
         self.vectors.append(made)
         if not gain:  # a constant of some channels of a block is none of the others
             self.mark(outs, "bias", len(self.vectors))
-        self.flows.append(Flow("gain" if gain else "bias", [n for row in outs for n in row], made))
+        self.flows.append(Flow("gain" if gain else "bias", outs, made))
         return made
 
     # steps

@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
+    NONE,
     ZERO,
     Flow,
     Walk,
@@ -90,7 +91,7 @@ def by_weight(walk: Walk, tensor: Tensor, entries: Entries, out: Tensor, *, turn
             single = replace(entries, layout=layout[member][None])
             parts.append(walk.linear(single, label[member % label.shape[0]], shape[1:]))
             if len(walk.linears) > 1:
-                walk.mark(np.array(walk.linears[-1].outs).reshape(-1), "member", walk.at, member)
+                walk.mark(walk.linears[-1].outs, "member", walk.at, member)
         made = torch.stack(parts)
     walk.put(out, made.mT if turned else made)
 
@@ -198,7 +199,7 @@ def lookup(walk: Walk, weight: Tensor, ids: Tensor, out: Tensor) -> None:
         if key not in walk.notes:
             (part,) = entries.apply(lambda layout: layout[asked.to(layout.device)])
             walk.notes[key] = torch.from_numpy(walk.new(len(asked) * weight.shape[1])).view(len(asked), -1)
-            walk.vector(part, [], walk.notes[key].tolist(), gain=False)
+            walk.vector(part, NONE, walk.notes[key].numpy(), gain=False)
         walk.put(out, walk.notes[key][place])
         return
     table = replace(entries, layout=entries.layout.T[None])
@@ -237,7 +238,7 @@ def convolution(walk: Walk, operation: Operation) -> None:
             parts.append(walk.linear(part, channels, shape, taps=taps))
         else:  # an answer is made of tokens of several kinds
             walk.linear(part, channels, (*channels.shape[:-1], size), taps=taps)
-            parts.append(torch.tensor(walk.linears[-1].outs[0]).expand(shape))
+            parts.append(torch.from_numpy(walk.linears[-1].outs[0]).expand(shape))
     made = torch.cat(parts, -1).movedim(-1, 1)
     if bias is None:
         walk.put(out, made)

@@ -162,9 +162,8 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
     walk.same(a[kept], nodes[kept], weight[kept], scale=False)
     going = kept & ~walk.dead[a]
     walk.follow(nodes[going], a[going])
-    made = walk.vector(entries, [a.tolist()], [nodes.tolist()], gain=True)
-    made.unknowns = [g.tolist()]
-    made.index, made.weights = names.numpy()[place].tolist(), weight.tolist()
+    made = walk.vector(entries, a[None], nodes[None], gain=True)
+    made.unknowns, made.index = g[None], names.numpy()[place]
 
 
 @rule("square", "pow")

@@ -12,6 +12,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
 from quotient_manifolds.symmetries.wires.walk import (
+    NONE,
     Flow,
     Linear,
     Vector,
@@ -49,16 +50,16 @@ def _spare_rows(walk: Walk) -> None:
 
 def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
     """Add rows like others, if these are all alike."""
-    rows = [row for each in several for row in each.outs]
-    root, weight, dual = walk.turns.find(np.array(rows))
+    rows = np.concatenate([each.outs for each in several])
+    root, weight, dual = walk.turns.find(rows)
     if not bool(((root == root[0]) & (weight == weight[0]) & (dual == dual[0])).all()):
         return
     nodes = walk.new(index.shape[1])
     walk.same(rows[0], nodes)
     entries = replace(several[0].entries, layout=index)
-    made = Vector(entries, [], [nodes.tolist()] * len(index), gain=False, like=rows)
+    made = Vector(entries, NONE, np.broadcast_to(nodes, index.shape), gain=False, like=rows)
     walk.vectors.append(made)
-    walk.flows.insert(0, Flow("bias", nodes.tolist(), made))  # backward it comes last, when all is known of the others
+    walk.flows.insert(0, Flow("bias", nodes, made))  # backward it comes last, when all is known of the others
 
 
 def _ties(walk: Walk) -> None:
@@ -71,10 +72,8 @@ def _ties(walk: Walk) -> None:
             continue
         spans = []
         for each in several:
-            index = each.entries.index()
-            spans.append(
-                (int(index.min()), int(index.max()), set(index.reshape(-1).tolist()) if index.numel() < 1e5 else None)
-            )
+            few = each.entries.layout.numel() < 1e5
+            spans.append((*each.entries.span, set(each.entries.index().reshape(-1).tolist()) if few else None))
         for i, one in enumerate(several):
             for j in range(i):
                 (a0, a1, a), (b0, b1, b) = spans[i], spans[j]
@@ -90,8 +89,8 @@ def _tie(walk: Walk, one: Any, other: Any) -> None:
     if type(one) is type(other):
         if one.entries.key == other.entries.key:
             for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
-                if a and b:
-                    walk.same(moving(np.array(a)), moving(np.array(b)))
+                if len(a) and len(b):
+                    walk.same(moving(a), moving(b))
             return
         layout = other.entries.layout
         if isinstance(one, Linear) and replace(other.entries, layout=layout.mT).key == one.entries.key:
@@ -99,4 +98,5 @@ def _tie(walk: Walk, one: Any, other: Any) -> None:
                 walk.same(a, b, dual=True)
             return
     for each in (one, other):
-        walk.fix([n for row in (*each.ins, *each.outs, *getattr(each, "unknowns", [])) for n in row], seen=False)
+        rows = (*each.ins, *each.outs, *getattr(each, "unknowns", ()))
+        walk.fix(np.concatenate(rows), seen=False)
