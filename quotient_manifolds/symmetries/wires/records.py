@@ -70,7 +70,12 @@ def reparameterizations(
     means = [each for each in turns if each.acts == "mean"]
     others = [each for each in turns if each.acts != "mean"]
     lengths = [each for each in scales if each not in told]
-    return _told_apart([*told, *means, *_constant(constants), *lengths, *others])
+    # A mean goes by what its readers answer that somebody sees, and changes what writes to the stream, seen or not.
+    written = {part.entries.name for each in means for part in each.parts if part.out}
+    added = list(_constant(constants))
+    first = [each for each in added if isinstance(each, UnseenOutput) and written.isdisjoint(each.names)]
+    later = [each for each in added if each not in first]
+    return _told_apart([*told, *first, *means, *later, *lengths, *others])
 
 
 def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterization]:
