@@ -287,9 +287,12 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
 def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
     """Warn of changes of basis from which no canonical point is the same: a measure then depends on the basis."""
     own = {name: w.detach() for name, w in model.named_parameters()}
-    free = [each for each in symmetries.reparameterizations if not each.determined(own)]
+    measured = set(trained_parameters(model))
+    moving = [each for each in symmetries.reparameterizations if measured.issuperset(each.names)]
+    free = [each for each in moving if not each.determined(own)]
     if not free:
         return
+    symmetries = replace(symmetries, reparameterizations=tuple(moving))
     own = {name: w.double() if w.is_floating_point() else w for name, w in own.items()}
     try:
         here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))

@@ -72,7 +72,7 @@ def test_words_follow_every_figure(path: Path) -> None:
 
 
 def test_they_are_numbered_in_order_and_listed() -> None:
-    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("1234567")
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("12345678")
     page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in NOTEBOOKS if f"]({path.name})" not in page] == []
 
