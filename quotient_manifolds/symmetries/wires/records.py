@@ -73,9 +73,9 @@ def reparameterizations(
     # A mean goes by what its readers answer that somebody sees, and changes what writes to the stream, seen or not.
     written = {part.entries.name for each in means for part in each.parts if part.out}
     added = list(_constant(constants))
-    first = [each for each in added if isinstance(each, UnseenOutput) and written.isdisjoint(each.names)]
-    later = [each for each in added if each not in first]
-    return _told_apart([*told, *first, *means, *later, *lengths, *others])
+    early = [each for each in added if isinstance(each, UnseenOutput) and written.isdisjoint(each.names)]
+    later = [each for each in added if each not in early]
+    return _told_apart([*told, *early, *means, *later, *lengths, *others])
 
 
 def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterization]:
