@@ -72,7 +72,7 @@ def _of_language_model(seed: int, training: int, steps: int) -> list[dict[str, A
         return [after - before for after, before in zip(losses(params), base, strict=True)]
 
     x = test[0]
-    return _rows("language model", seed, model, (x[:4, :16],), (x[4:8],), error, steps)
+    return _rows("language model", seed, model, (test[0][:4],), (test[0][4:8],), error, steps)
 
 
 class _Called(nn.Module):
