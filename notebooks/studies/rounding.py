@@ -71,7 +71,6 @@ def _of_language_model(seed: int, training: int, steps: int) -> list[dict[str, A
     def error(params: Params) -> list[float]:
         return [after - before for after, before in zip(losses(params), base, strict=True)]
 
-    x = test[0]
     return _rows("language model", seed, model, (test[0][:4],), (test[0][4:8],), error, steps)
 
 
