@@ -36,7 +36,7 @@ NAMES = {
 def run(out: Path, *, fast: bool = False, progress: Progress | None = None) -> Record:
     """Return a row for each pair of seeds, kind of network and way to align."""
     steps, pairs, refined = (60, 2, 3) if fast else (STEPS, PAIRS, REFINED)
-    kinds: list[Kind] = list(get_args(Kind))[: 1 if fast else 2]
+    kinds: list[Kind] = list(get_args(Kind))[:1]
     cells = {f"{kind} {pair}": partial(_rows, kind, pair, steps, refined) for kind in kinds for pair in range(pairs)}
     settings = {"steps": steps, "refined": refined}
     found = resume(out / "pairs", cells, what="pairs", settings=settings, progress=progress)
