@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries import Params, balance, find_symmetries
 from studies.common import Record, Tables, power, resume
 from studies.networks import data, loss, paragraphs, trained
 
-SENTENCES, LANGUAGE_MODELS, TRAINING, STEPS, RATE = 96, 5, 2000, 200, 0.02
+SENTENCES, LANGUAGE_MODELS, TRAINING, STEPS, RATE = 96, 1, 2000, 200, 0.02
 SHARES = (0.3, 0.5, 0.7)
 Error = Callable[[Params], list[float]]
 WEIGHTS = {
@@ -148,15 +148,14 @@ def embedded(params: Params) -> Tensor:
 
 
 def tables(record: Record) -> Tables:
-    """Return errors by subject, way and point of the orbit; their ratio with an interval over sentences or models."""
+    """Return errors by subject, way and point of the orbit; their ratio with an interval over sentences or batches."""
     rows: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
     for row in record["rows"]:
         rows.setdefault((row["subject"], row["way"]), []).append(row["errors"])
     shown = []
     for (subject, way), several in rows.items():
         stored, balanced, low = (
-            np.array([np.mean(each[point]) for each in several]) if len(several) > 1 else np.array(several[0][point])
-            for point in ("as stored", "balanced", "descended")
+            np.concatenate([each[point] for each in several]) for point in ("as stored", "balanced", "descended")
         )
         means = [f"{part.mean():.2g}" for part in (stored, balanced, low)]
         shown.append([subject, way, *means, _less(stored, low)])
@@ -172,7 +171,7 @@ def tables(record: Record) -> Tables:
 
 
 def _less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:
-    """Return by how many per cent the mean error is less, with the interval over sentences or models."""
+    """Return by how many per cent the mean error is less, with the interval over sentences or batches."""
 
     def less(a: Any, b: Any, axis: int = -1) -> Any:
         return 100 * (1 - b.mean(axis) / a.mean(axis))
@@ -180,7 +179,5 @@ def _less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:
     value = less(stored, low)
     if stored.mean() < 2 * stored.std() / len(stored) ** 0.5:
         return "no error to lower"
-    if len(stored) < 3:
-        return f"{value:.0f} %"
     found = bootstrap((stored, low), less, paired=True, rng=0, method="percentile").confidence_interval
     return f"{value:.0f} % [{found.low:.0f}, {found.high:.0f}]".replace("-", "−")
