@@ -20,7 +20,7 @@ from studies.common import RECORDS, Tables, csv_files, fill_page, load, markdown
 from studies.convert import convert
 
 STUDIES: Final = {
-    "alignment": "Study how far symmetries lower the barrier between networks of different seeds. An hour.",
+    "alignment": "Study how far symmetries lower the barrier between networks of different seeds. Twenty minutes.",
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
     "audit": "Study how far optimizers started at different points of one orbit drift apart. Two minutes.",
     "diagonal": "Study how sharpness ranks diagonal networks, along geodesics of each order. An hour.",

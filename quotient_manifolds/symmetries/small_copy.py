@@ -119,14 +119,15 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Put batches together, example after example; return the first where they are not alike."""
+    """Put batches together, example after example; return the largest where they are not alike."""
     first, *others = (tree_flatten(batch) for batch in batches)
     tensors = [leaf for leaves, _ in (first, *others) for leaf in leaves if isinstance(leaf, Tensor)]
     alike = all(
         spec == first[1] and list(map(_shape, leaves)) == list(map(_shape, first[0])) for leaves, spec in others
     )
     if not alike or not all(tensor.ndim for tensor in tensors):
-        return batches[0]
+        sizes = [sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) for leaves, _ in (first, *others)]
+        return batches[sizes.index(max(sizes))]
     return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
 
 
