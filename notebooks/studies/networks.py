@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 from typing import Literal
@@ -16,18 +16,18 @@ from torch.nn import functional as F
 
 WIDTH, HEADS, NEURONS, LAYERS = 64, 4, 256, 2
 CONTEXT = 64  # characters of a language model
-Kind = Literal["RMSNorm, digits", "LayerNorm, digits", "language model"]
+Kind = Literal["RMSNorm, digits", "language model"]
 Batch = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
     """Attend, then apply an MLP, each to what a norm gives, and add to the stream."""
 
-    def __init__(self, norm: Callable[[int], nn.Module], bias: bool, causal: bool) -> None:
+    def __init__(self, causal: bool) -> None:
         super().__init__()
-        self.first, self.second, self.causal = norm(WIDTH), norm(WIDTH), causal
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(4))
-        self.up, self.down = nn.Linear(WIDTH, NEURONS, bias=bias), nn.Linear(NEURONS, WIDTH, bias=bias)
+        self.first, self.second, self.causal = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH), causal
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, NEURONS, bias=False), nn.Linear(NEURONS, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -41,12 +41,11 @@ class Transformer(nn.Module):
 
     def __init__(self, kind: Kind, outputs: int) -> None:
         super().__init__()
-        norm: Callable[[int], nn.Module] = nn.LayerNorm if kind.startswith("LayerNorm") else nn.RMSNorm
-        bias, self.language = kind.startswith("LayerNorm"), kind == "language model"
-        self.embed = nn.Embedding(outputs, WIDTH) if self.language else nn.Linear(4, WIDTH, bias=bias)
+        self.language = kind == "language model"
+        self.embed = nn.Embedding(outputs, WIDTH) if self.language else nn.Linear(4, WIDTH, bias=False)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT if self.language else 16, WIDTH))
-        self.blocks = nn.Sequential(*(Block(norm, bias, self.language) for _ in range(LAYERS)))
-        self.norm, self.head = norm(WIDTH), nn.Linear(WIDTH, outputs, bias=bias)
+        self.blocks = nn.Sequential(*(Block(self.language) for _ in range(LAYERS)))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.blocks(self.embed(x) + self.position[: x.shape[1]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ def descend(
     _check(target, model)
     if purpose == "sparsity" and (group_size or clip):
         raise common.BadInput("--group-size and --clip describe a quantiser. Found them with --for sparsity.")
+    import torch
+
     from quotient_manifolds.orbit import RoundingError, Sparsity, descend_orbit
 
     objective: WeightObjective = (
@@ -83,7 +86,7 @@ def descend(
             held_out=others,
             steps=steps,
             condition=condition,
-            dtype=_single(),
+            dtype=torch.float32,
             progress=progress,
         )
     record = {
@@ -114,7 +117,13 @@ def descend(
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Examples in a batch.")
 @click.option("--examples", type=click.IntRange(min=1), default=256, show_default=True, help="Use so many at most.")
-@click.option("--by", type=click.Choice(["activations", "weights"]), default="activations", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["activations", "weights"]),
+    default="activations",
+    show_default=True,
+    help="What rotations of the residual stream are fitted to.",
+)
 @click.option(
     "--refine", type=click.IntRange(min=0), default=0, show_default=True, help="Steps on the loss along the path."
 )
@@ -187,16 +196,8 @@ def _check(target: Path, *models: str) -> None:
             raise common.BadInput(f"Expected a Hugging Face directory. Found {model}.")
 
 
-def _single() -> Any:
-    import torch
-
-    return torch.float32
-
-
 def _loaded(model: str, references: Sequence[str]) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     """Return a model, a copy in float64, and inputs by what they are."""
-    import copy
-
     from quotient_manifolds.cli.subject import all_inputs
     from quotient_manifolds.load import load_model
 

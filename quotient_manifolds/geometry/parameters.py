@@ -116,7 +116,7 @@ def canonical_point(
 
 
 def stored(point: Params, like: Params) -> Params:
-    """Return parameters in the precision in which those of these types are measured, the same tensors where it is."""
+    """Return a point in the precision in which parameters are measured; what has not moved stays as it is."""
     return {name: w if w is like[name] else w.to(precise(like[name].dtype)) for name, w in point.items()}
 
 

@@ -82,8 +82,9 @@ def align(
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
     the continuous group. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
 
-    Two models of one function are aligned exactly. Two that were trained from different seeds get nearer, and the path
-    between them lower; their mean is in general worse than either, so this is no way to average models.
+    Two points of one orbit are aligned up to rounding, but where all biases are 0, and in some networks without norms.
+    Two models that were trained from different seeds get nearer, and the path between them lower; their mean is in
+    general worse than either, so this is no way to average models.
 
     ValueError for models of different architectures, and where the function changes on any of the inputs.
     """
@@ -130,7 +131,8 @@ def same_function(
 
     "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
     number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the
-    group was found that leads from one to the other, and the number is the distance that is left. options: of `align`.
+    group was found that leads from one to the other, and the number is the distance that is left. tolerance: that of
+    models in float64; in float32 rounding alone may exceed it, so give 1e-4. options: of `align`.
     """
     check_alike(a, b)
     change = output_change(a, inputs, parameters(a), parameters(b))
@@ -208,6 +210,8 @@ class _Aligner:
                 if gained < SLOW * before and polished < POLISHED:
                     polished += 1
                     self._polish()
+        if progress is not None:
+            progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
         for _ in range(SWEEPS):
             before = self._distance()

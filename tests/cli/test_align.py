@@ -59,6 +59,19 @@ def test_align_finds_the_other_point_of_one_orbit(models: Path, tmp_path: Path) 
     torch.testing.assert_close(logits(out), logits(models / "A"), atol=1e-4, rtol=1e-4)
 
 
+def test_align_goes_on_along_the_path(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "[{'input_ids': torch.arange(16).view(2, 8), 'labels': torch.arange(16).view(2, 8)}]"
+    (tmp_path / "text_of_mine.py").write_text(f"import torch\n\n\ndef batches():\n    return {words}\n")
+    given = ("--data", "text_of_mine:batches", "--refine", 2, "--out", "out")
+    done = call("align", models / "A", models / "B", *given)
+    assert done.exit_code == 0, done.output
+    record = json.loads(Path("out/orbit.json").read_text())
+    before, after = (max(losses) - min(losses) for losses in (record["path"]["before"], record["path"]["after"]))
+    assert after < 1e-6 < before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -64,7 +64,6 @@ def test_a_rotation_without_canonical_point_is_found_and_a_measure_warns() -> No
         model.down.weight.zero_()
     found = qm.find_symmetries(model, x)
     assert any(each.kind == "residual rotation" for each in found.reparameterizations)
-    torch.testing.assert_close(qm.balance(model, found)["embed.weight"], model.embed.weight, rtol=1, atol=3)
     torch.testing.assert_close(found.transformed(model, seed=1)(x), model(x))
     with pytest.warns(UserWarning, match=MESSAGE):
         qm.gradient_norm(model, squared, [x], geometry=Quotient("inv", verify="all"))
