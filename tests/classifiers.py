@@ -39,7 +39,7 @@ def shaken(model: Model, size: float) -> Model:
 def moved(model: nn.Module, inputs: Any, scale: float, seed: int = 0) -> nn.Module:
     """Return a copy of the model elsewhere on its orbit under its pairs."""
     other = copy.deepcopy(model)
-    pairs = find_symmetries(model, inputs).within("pairs")
-    elsewhere = random_representative(model, pairs, scale=scale, seed=seed, translations=False)
+    pairs = find_symmetries(model, inputs).within("paper")
+    elsewhere = random_representative(model, pairs, scale=scale, seed=seed)
     other.load_state_dict(elsewhere, strict=False)
     return other

@@ -35,7 +35,7 @@ class ModelCase:
         return model
 
     def found(self, model: nn.Module | None = None, scope: Scope = "pairs") -> Symmetries:
-        """What is found in the model, or in a new one: the pairs of attention and their translations, or all."""
+        """What is found in the model, or in a new one: the pairs of attention and their redundant biases, or all."""
         return find_symmetries(self.build() if model is None else model, self.inputs()).within(scope)
 
 

@@ -96,12 +96,7 @@ def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
 def group_dimension(symmetries: Symmetries) -> int:
     """Return the dimension of the group of all symmetries."""
     pairs = sum(pair.group_dimension for pair in symmetries.pairs)
-    translations = sum(shift.dimension for shift in symmetries.translations)
-    return (
-        pairs
-        + translations
-        + sum(sum(reparameterization.families.values()) for reparameterization in symmetries.reparameterizations)
-    )
+    return pairs + sum(each.group_dimension for each in symmetries.reparameterizations)
 
 
 def _cast(batch: Any, dtype: torch.dtype) -> Any:

@@ -147,7 +147,7 @@ def move(
     change = write_moved(network, moved, held_out, Path(source), target)
     if not quiet:
         common.show(
-            f"{target}: {len(holding.pairs)} pairs, {len(holding.translations)} translations and "
-            f"{len(holding.reparameterizations)} reparameterizations transformed; "
+            f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations "
+            "transformed; "
             f"the output changed by {change:.1e} of its size."
         )

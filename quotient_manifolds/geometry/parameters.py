@@ -19,7 +19,6 @@ from quotient_manifolds.symmetries import (
     Params,
     Reparameterization,
     SymmetricPair,
-    Translation,
 )
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize
 
@@ -96,21 +95,19 @@ def measured_pairs(
 
 def canonical_point(
     reparameterizations: Collection[Reparameterization],
-    translations: Collection[Translation],
     point: Params,
     frozen: Params,
     layouts: Layouts | None = None,
 ) -> Params:
-    """Return the parameters where reparameterizations are at their canonical point and redundant biases are 0.
+    """Return the parameters where reparameterizations are at their canonical point.
 
     Through float64. frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a
     sharded model, of which the dicts hold parts.
     """
     names = {name for each in reparameterizations for name in each.names}
-    names |= {name for each in translations for name in each.moved}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     params = params if layouts is None else Whole(params, layouts)
-    canonicalize(params, reparameterizations, translations)
+    canonicalize(params, reparameterizations)
     params = params.parts() if isinstance(params, Whole) else params
     return {name: params[name] if name in names else w for name, w in point.items()}
 

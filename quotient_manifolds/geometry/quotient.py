@@ -41,7 +41,7 @@ from quotient_manifolds.symmetries import (
     propose_symmetries,
     random_representative,
     verify_sharded,
-    without_biases,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
@@ -140,11 +140,8 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        names = {pair.name for pair in pairs}
-        own = (each for each in symmetries.translations if each.pair in names)
-        translations = [each for each in own if point.keys() >= {*each.moved}]
-        point = canonical_point(reparameterizations, translations, point, every, layouts)
-        return list(without_biases(pairs, translations)), reparameterizations, point
+        point, zeros = canonical_point(reparameterizations, point, every, layouts), zeros_of(reparameterizations)
+        return [pair.without(zeros) for pair in pairs], reparameterizations, point
 
     def _space(
         self, pairs: list[SymmetricPair], reparameterizations: list[Reparameterization], point: Params, start: Params
@@ -327,7 +324,7 @@ def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetr
 
 def _check_same(symmetries: Symmetries) -> None:
     """Raise unless all processes that share a model have the same symmetries of it."""
-    groups = symmetries.pairs, symmetries.translations, symmetries.reparameterizations
+    groups = symmetries.pairs, symmetries.reparameterizations
     named = tuple((each.name, each.names) for group in groups for each in group)
     if any(other != named for other in from_all(named)):
         raise ValueError(

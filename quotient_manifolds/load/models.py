@@ -108,7 +108,7 @@ def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
     """Return what the function `package.module:function` declares of the model, checked against its parameters.
 
     ValueError, in one sentence, where there is no such function, where it raises or returns anything but `Symmetries`,
-    and where a pair or a translation reads a parameter, or a shape of it, that the model does not have. Whether the
+    and where a pair reads a parameter, or a shape of it, that the model does not have. Whether the
     symmetries are true is for `verify_symmetries` to say.
     """
     declared = call_object(reference, "a function of the model that returns its Symmetries", model)
@@ -126,8 +126,6 @@ def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
     try:
         for pair in declared.pairs:
             pair.write(shapes, pair.read(shapes))
-        for shift in declared.translations:
-            shift.remove(shapes)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"{reference} declares a symmetry that does not fit {type(model).__name__}: {error}"

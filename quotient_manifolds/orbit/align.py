@@ -24,7 +24,7 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
     find_permutations,
-    without_biases,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
@@ -167,15 +167,14 @@ class _Aligner:
         self._scalings = [each for each in free if isinstance(each, Scaling)]
         lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
         mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
-        self._pairs = dict(
-            zip(symmetries.pairs, without_biases(symmetries.pairs, symmetries.translations), strict=True)
-        )
+        zeros = zeros_of(free)
+        self._pairs = {pair: pair.without(zeros) for pair in symmetries.pairs}
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
         self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
         left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
         both = [*together(left)]  # whose canonical points depend on each other
-        self._canonical: list[Record] = [*both, *symmetries.translations, *both]
-        self._added: list[Record] = [*left, *symmetries.translations]
+        self._canonical: list[Record] = [*both, *both]
+        self._added: list[Record] = [*left]
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
@@ -275,7 +274,7 @@ class _Aligner:
 
     def _try(self, record: Record, moving: Collection[str] | None) -> None:
         """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer."""
-        told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what translations move
+        told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
         try:
             value = closest(told, self._here, self._there, self._condition, moving=moving)
         except ValueError:  # of constants that vanish, so that weights cannot answer to them

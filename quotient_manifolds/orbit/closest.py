@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from quotient_manifolds.orbit.group import Record
-from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair, Translation
+from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
 from quotient_manifolds.symmetries.wires.constants import Additive
 from quotient_manifolds.symmetries.wires.gauges import Part
 
@@ -30,8 +30,6 @@ def closest(
     """
     if isinstance(record, SymmetricPair):
         return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)
-    if isinstance(record, Translation):
-        return record.bias.read(target).double() - record.bias.read(params).double()
     if isinstance(record, Scaling):
         here, there = ({**each, **{name: each[name].clone() for name in record.names}} for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))

@@ -19,12 +19,11 @@ from quotient_manifolds.symmetries import (
     Shift,
     SymmetricPair,
     Symmetries,
-    Translation,
 )
-from quotient_manifolds.symmetries.representatives import act, random_shift
+from quotient_manifolds.symmetries.representatives import act
 from quotient_manifolds.symmetries.wires.constants import Additive
 
-Record: TypeAlias = SymmetricPair | Translation | Reparameterization | Permutation
+Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
 CANONICAL = torch.zeros(0, dtype=torch.float64)
 """In place of an element: the one that brings parameters to the canonical point of a record's orbits."""
 CONDITION = 1e3  # of a group element, at most
@@ -34,8 +33,8 @@ CONDITION = 1e3  # of a group element, at most
 class GroupElement:
     """Hold an element of a model's symmetry group, as elements of the groups of its records that act one by one.
 
-    steps: records and what acts, in this order: A (heads, h, h) or (heads,) complex of a pair, c (heads, 1, h) of a
-    translation, log-scales z, A (n, n) of a gauge, the order of a permutation, what shifts and other constants add.
+    steps: records and what acts, in this order: A (heads, h, h) or (heads,) complex of a pair, log-scales z, A (n, n)
+    of a gauge, the order of a permutation, what shifts and other constants add.
     """
 
     steps: tuple[tuple[Record, Tensor], ...] = ()
@@ -95,23 +94,15 @@ class GroupElement:
 
 def names_of(records: Iterable[Record]) -> tuple[str, ...]:
     """Return the parameters that records change, each once."""
-    return tuple(
-        dict.fromkeys(
-            name for each in records for name in (each.moved if isinstance(each, Translation) else each.names)
-        )
-    )
+    return tuple(dict.fromkeys(name for each in records for name in each.names))
 
 
 def act_on(record: Record, value: Tensor, params: Params) -> None:
     """Act with an element of a record's group, in place."""
-    if value is CANONICAL and isinstance(record, Translation):
-        record.remove(params)
-    elif value is CANONICAL and isinstance(record, Reparameterization):
+    if value is CANONICAL and isinstance(record, Reparameterization):
         record.canonicalize(params)
     elif isinstance(record, SymmetricPair):
         record.write(params, act(record, value, record.read(params)))
-    elif isinstance(record, Translation):
-        record.shift(params, value)
     elif isinstance(record, Scaling):
         record.apply(params, value)
     elif isinstance(record, Gauge):
@@ -162,14 +153,9 @@ class Group:
         own = {name: params[name].detach() for each in folded for name in each.names}
         self.start = GroupElement(tuple((each, torch.from_numpy(each.by_gains(own))) for each in folded))
         # gauges act where gains are those of `start`, which autograd does not follow: scales come after them
-        found: list[Record] = [*gauges, *symmetries.pairs, *symmetries.translations]
+        found: list[Record] = [*gauges, *symmetries.pairs]
         found += [each for each in scalings if each not in folded]
         self.records = tuple(each for each in found if moves(each))
-        self._sizes = {
-            each.name: random_shift(each, params, torch.Generator().manual_seed(0)).abs().mean().detach().cpu()
-            for each in self.records
-            if isinstance(each, Translation)
-        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -191,8 +177,6 @@ class Group:
         return self.start.then(*steps)
 
     def _value(self, record: Record, s: Tensor) -> Tensor:
-        if isinstance(record, Translation):
-            return s * self._sizes[record.name].to(s.dtype)
         if isinstance(record, SymmetricPair):
             if record.acts == "GL(1, C)":
                 return torch.polar(self._scale(s[:, 0]), s[:, 1])
@@ -241,8 +225,6 @@ def cayley(M: Tensor) -> Tensor:
 
 
 def _shape(record: Record) -> tuple[int, ...]:
-    if isinstance(record, Translation):
-        return record.bias.shape
     if isinstance(record, SymmetricPair):
         return (record.heads, 2) if record.acts == "GL(1, C)" else (record.heads, record.h, record.h)
     if isinstance(record, Scaling):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.orbit.group import Group, Record
-from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair, Translation
+from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair
 
 Objective = Callable[[Params], Tensor]
 CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
@@ -28,7 +28,7 @@ class WeightObjective(ABC):
 
     def moves(self, record: Record) -> bool:
         """Say whether a symmetry changes what is measured, and not only its units."""
-        return not isinstance(record, Translation)
+        return True
 
     def on(self, model: nn.Module, group: Group) -> Objective:
         """Return the objective of a model's parameters."""
@@ -107,7 +107,7 @@ class RoundingError(WeightObjective):
 
     def moves(self, record: Record) -> bool:
         """Say whether a symmetry changes the error, and not only its units: scales of neurons without partners do."""
-        return not isinstance(record, (Translation, Scaling))
+        return not isinstance(record, Scaling)
 
     def _on(self, names: tuple[str, ...], group: Group) -> Objective:
         p = self.p or (6 if self.clip and self.group_size else 12)

@@ -9,14 +9,13 @@ from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.propose import find_permutations, propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, zeros_of
 from quotient_manifolds.symmetries.representatives import balance, random_representative
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
-from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.verify import (
     SymmetryCheck,
     Verification,
@@ -51,7 +50,6 @@ __all__ = [
     "SymmetricPair",
     "Symmetries",
     "SymmetryCheck",
-    "Translation",
     "UnreachedInput",
     "UnseenOutput",
     "Verification",
@@ -64,7 +62,6 @@ __all__ = [
     "find_permutations",
     "find_symmetries",
     "generic_inputs",
-    "key_bias",
     "make_generic",
     "optional_inputs",
     "output_change",
@@ -73,9 +70,8 @@ __all__ = [
     "singular_values",
     "small_copy",
     "spanned_dimension",
-    "value_output_bias",
     "verify_sharded",
     "verify_symmetries",
-    "without_biases",
     "without_layers",
+    "zeros_of",
 ]

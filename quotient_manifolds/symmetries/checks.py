@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.translations import Translation
 
 
 def check_model(model: Any) -> None:
@@ -126,10 +125,6 @@ class Movable(Protocol):
     @property
     def pairs(self) -> tuple[SymmetricPair, ...]:
         """Return the symmetric pairs."""
-
-    @property
-    def translations(self) -> tuple[Translation, ...]:
-        """Return the translations of their biases."""
 
     @property
     def reparameterizations(self) -> tuple[Reparameterization, ...]:

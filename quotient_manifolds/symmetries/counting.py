@@ -31,8 +31,8 @@ class Conditioning:
 class Count:
     """Count dimensions: of all parameters, and of the symmetries by family.
 
-    families: by the kind of pairs (h^2, 1 or 2 a head) and of translations, such as "query/key" and "key bias", and of
-    reparameterizations, such as "norm gain".
+    families: by the kind of pairs (h^2, 1 or 2 a head), such as "query/key", and of reparameterizations, such as "norm
+    gain".
     """
 
     parameters: int

@@ -33,8 +33,8 @@ def find_symmetries(
     """Return the symmetries of `model`, the parameters in no pair, and what is refused, from runs on the inputs.
 
     The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
-    output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), the translations of their biases, and
-    the reparameterizations, what norms and the streams they read leave free. So no class need be known. They
+    output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), and
+    reparameterizations: redundant biases, what norms and the streams they read leave free. So no class need be known. They
     are proposals, for `verify_symmetries` or a measure to verify.
 
     batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
@@ -44,7 +44,7 @@ def find_symmetries(
     Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
     computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
 
-    declared: pairs (see `declare_pair`) and translations that are known, in the place of what is found of the same
+    declared: pairs (see `declare_pair`) that are known, in the place of what is found of the same
     parameters. A module used twice is found once, under the first name of its parameters. A model without attention may
     have no pairs, which is no error. `unrecognised` lists modules that have the names of attention, and of which
     nothing was found or refused.

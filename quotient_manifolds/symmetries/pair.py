@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -109,6 +109,15 @@ class SymmetricPair:
     def names(self) -> tuple[str, ...]:
         """Return the parameters the pair touches, each once."""
         return tuple(dict.fromkeys(view.name for view in self.views))
+
+    def without(self, zeros: Mapping[str, Collection[int]]) -> SymmetricPair:
+        """Return the pair without rows that are 0; zeros: places of zeros by parameter."""
+
+        def left(factor: Factor) -> Factor:
+            rows = ((view, zeros.get(view.name, ()) if view.rows == 1 else ()) for view in factor.views)
+            return Factor(tuple(v for v, gone in rows if not gone or not {*v.places.flatten().tolist()} <= {*gone}))
+
+        return replace(self, G=left(self.G), H=left(self.H))
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""

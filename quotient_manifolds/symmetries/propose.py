@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.symmetries.checks import (
     check_eval,
@@ -21,11 +19,9 @@ from quotient_manifolds.symmetries.detect import looks_like_attention
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
-from quotient_manifolds.symmetries.wires.pairs import Pairs, pairs_of
-from quotient_manifolds.symmetries.wires.partners import Owner
+from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
 from quotient_manifolds.symmetries.wires.record import ModelError
 from quotient_manifolds.symmetries.wires.records import reparameterizations
@@ -44,7 +40,7 @@ def propose_symmetries(
     parameter is named like one of theirs, and so the first two examples suffice unless such a one is idle there.
     """
     for found, trace in proposals(model, batch, evaluate, declared):
-        idle = {each.name: trace.idle_like(each.names) for each in found.every if each not in found.translations}
+        idle = {each.name: trace.idle_like(each.names) for each in found.every}
         if not any(idle.values()):
             return found
     return found.refusing(
@@ -100,19 +96,6 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
     yield Run(model, batch, evaluate)
 
 
-def _reparameterizations(run: Run, pairs: Pairs) -> tuple[Reparameterization, ...]:
-    """Return the reparameterizations of a run beside pairs and their translations."""
-    biases = [owner for each in pairs.translations for owner in _numbers(each.bias, run.params)]
-    return tuple(reparameterizations(run.walk, pairs.taken, biases, pairs.pairs, run.constants))
-
-
-def _numbers(view: StridedView, params: Mapping[str, Tensor]) -> Iterator[Owner]:
-    """Yield the numbers of a view as what shifts start from."""
-    w = params[view.name]
-    places = view.read({view.name: torch.arange(w.numel()).view(w.shape)})
-    yield from (("bias", view.name, place) for place in places.reshape(-1).tolist())
-
-
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     """Return what a run leaves free."""
     params = dict(model.named_parameters())
@@ -120,16 +103,15 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     unknown = [Refused(f"{module} {name}".strip(), "operation", why) for module, name in run.walk.unknown]
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
-    match = Match(pairs.pairs, pairs.translations, pairs.refused).beside(declared)
-    shifts = (*pairs.translations, *declared.translations)  # a declared pair stands where one was found
-    free = _reparameterizations(run, replace(pairs, pairs=match.pairs, translations=shifts))
+    match = Match(pairs.pairs, pairs.refused).beside(declared)
+    free = tuple(reparameterizations(run.walk, pairs.taken, match.pairs, run.constants))
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
     unrecognised = _unfollowed(dict(model.named_modules()), match, free)
-    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), match.translations, free)
+    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), free)
 
 
 def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:

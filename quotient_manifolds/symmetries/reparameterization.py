@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -69,6 +70,11 @@ class Reparameterization(ABC):
         """Return the parameters that are the same numbers at every canonical point, such as gains of 1."""
         return ()
 
+    @property
+    def zeros(self) -> Mapping[str, Collection[int]]:
+        """Return by parameter the places of numbers that are 0 at every canonical point, counted row by row."""
+        return {}
+
     @abstractmethod
     def canonicalize(self, params: Params) -> None:
         """Go to the canonical point of the orbit, in place (clone the tensors first)."""
@@ -100,6 +106,15 @@ def together(reparameterizations: Iterable[Reparameterization]) -> Iterator[Repa
         last = both or each
     if last is not None:
         yield last
+
+
+def zeros_of(reparameterizations: Iterable[Reparameterization]) -> dict[str, set[int]]:
+    """Return by parameter the places of numbers that are 0 where all of these are at their canonical points."""
+    found = defaultdict[str, set[int]](set)
+    for each in reparameterizations:
+        for name, places in each.zeros.items():
+            found[name].update(places)
+    return found
 
 
 Act = Callable[[Params, torch.Generator, float, bool], None]

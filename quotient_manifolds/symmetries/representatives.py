@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from quotient_manifolds.symmetries.checks import (
 )
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
-from quotient_manifolds.symmetries.translations import Translation
-
-NOTHING = 1e-12  # what canonicalization leaves of a bias
 
 
 def random_representative(
@@ -29,17 +26,15 @@ def random_representative(
     scale: float = 1.0,
     log_scale: float = 1.0,
     seed: int = 0,
-    translations: bool = True,
 ) -> Params:
     """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
 
     All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
-    planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
-    of what their projections answer (`translations=False` leaves them alone). Reparameterizations act last: gains by
-    factors exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and
-    cast back to each parameter's dtype.
+    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: gains by factors
+    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and cast
+    back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
@@ -53,8 +48,6 @@ def random_representative(
         for pair in symmetries.pairs:
             A = scale * _gaussian_element(pair, generator)
             pair.write(moved, act(pair, A, pair.read(moved)))
-        for translation in symmetries.translations if translations else ():
-            translation.shift(moved, random_shift(translation, moved, generator))
         for reparameterization in together(symmetries.reparameterizations):
             reparameterization.transform(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
@@ -66,37 +59,22 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
 
     Where singular values coincide they are one of several.
 
-    Reparameterizations are at their canonical points, biases that translations can make 0 are 0; G^T G = H^T H is
-    diagonal in every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
+    Reparameterizations are at their canonical points, redundant biases among them at 0; G^T G = H^T H is diagonal in
+    every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
     in float64.
     """
     moved = _start(model_or_params, symmetries)
     with fitting():
-        canonicalize(moved, symmetries.reparameterizations, symmetries.translations)
+        canonicalize(moved, symmetries.reparameterizations)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")
     return moved
 
 
-def canonicalize(
-    params: Params, reparameterizations: Collection[Reparameterization], translations: Iterable[Translation] = ()
-) -> None:
-    """Bring reparameterizations to their canonical point and redundant biases to 0, in place (clone the tensors first).
-
-    Biases that were 0 stay so where no reparameterization writes to them; those that do not, and what takes them over,
-    come once more.
-    """
-    translations = list(translations)
-    for translation in translations:
-        translation.remove(params)
+def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> None:
+    """Bring reparameterizations to their canonical point, in place (clone the tensors first)."""
     for reparameterization in together(reparameterizations):
-        reparameterization.canonicalize(params)
-    left = [each for each in translations if float(each.bias.read(params).abs().max()) > NOTHING]
-    for translation in left:
-        translation.remove(params)
-    absorbers = {each.output.name for each in left if each.output is not None}
-    for reparameterization in together(each for each in reparameterizations if not absorbers.isdisjoint(each.names)):
         reparameterization.canonicalize(params)
 
 
@@ -132,14 +110,6 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
         return U * condition ** (larger.double() - 0.5)[:, None, None]
     exponents = torch.linspace(-0.5, 0.5, pair.h, dtype=torch.float64)
     return U * condition**exponents @ V.mT
-
-
-def random_shift(translation: Translation, params: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-    """Draw c (heads, 1, h), Gaussian, of the size of the projection's outputs for inputs of size one."""
-    heads, rows, h = translation.bias.shape
-    weight = translation.factor.read(params).double()
-    size = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True) / h**0.5
-    return size * torch.randn(heads, rows, h, generator=generator, dtype=torch.float64).to(size.device)
 
 
 def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor:

@@ -43,11 +43,6 @@ class StridedView:
         first, second, third, last = (axis or () for axis in axes)
         return StridedView(name, offset + int(rows[0]), (first, second + third, last), numel)
 
-    @staticmethod
-    def column(name: str, size: int) -> StridedView:
-        """Return the view of a whole vector as (1, size, 1), as an output bias is viewed."""
-        return StridedView(name, 0, ((), ((size, 1),), ()), size)
-
     def first(self, columns: int) -> StridedView:
         """Return the view of the first columns, whose last axis has to have one stride."""
         ((_, stride),) = self.axes[2]
@@ -63,6 +58,11 @@ class StridedView:
     def rows(self) -> int:
         """Return how many rows of the factor these are."""
         return self.shape[1]
+
+    @property
+    def places(self) -> Tensor:
+        """Return which numbers of the parameter the entries are, (heads, rows, h)."""
+        return self.read({self.name: torch.arange(self.numel)})
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""

@@ -1,4 +1,4 @@
-"""Hold what was found in a model, or in one module: pairs, translations, and what is neither, with the reason."""
+"""Hold what was found in a model, or in one module: pairs, reparameterizations, and what is refused, and why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.representatives import random_representative
-from quotient_manifolds.symmetries.translations import Translation
 
 Model = TypeVar("Model", bound=nn.Module)
 
 Scope = Literal["all", "pairs", "paper"]
-"""Which of a model's symmetries: all; pairs of attention and adapters with needless biases; or with biases as rows."""
+"""Which of a model's symmetries: all; pairs of attention and adapters with redundant biases; or with biases as rows."""
 
 HOW_TO = "docs/own_attention.md shows how to declare it"
 """Where to look when attention is not recognised."""
@@ -41,27 +40,24 @@ class Refused:
 
 @dataclass(frozen=True)
 class Match:
-    """Hold pairs, the translations of their biases, and what only looks like a pair."""
+    """Hold pairs, and what only looks like one."""
 
     pairs: tuple[SymmetricPair, ...] = ()
-    translations: tuple[Translation, ...] = ()
     refused: tuple[Refused, ...] = ()
 
     def beside(self, declared: Symmetries) -> Match:
         """Return these and, first, what is declared, in the place of pairs that have parameters in common with it."""
         kept = tuple(pair for pair in self.pairs if set(declared.moved).isdisjoint(pair.names))
-        names = {pair.name for pair in kept}
         others = {pair.name for pair in declared.pairs}
         return Match(
             (*declared.pairs, *kept),
-            (*declared.translations, *(each for each in self.translations if each.pair in names)),
             tuple(each for each in self.refused if each.name not in others),
         )
 
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
+    """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
     rest: the parameters in no pair. unrecognised: modules that look like attention and of which nothing is found or
     refused. refused: what has no continuous symmetry, with the reasons.
@@ -72,7 +68,6 @@ class Symmetries:
     rest: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
-    translations: tuple[Translation, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
 
     def within(self, scope: Scope) -> Symmetries:
@@ -80,7 +75,8 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        return replace(kept, reparameterizations=(), translations=() if scope == "paper" else kept.translations)
+        biases = (each for each in kept.reparameterizations if not each.zeros.keys().isdisjoint(kept.names))
+        return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
         """Return these symmetries without reparameterizations that touch frozen parameters and others, too.
@@ -91,16 +87,14 @@ class Symmetries:
         return replace(self, reparameterizations=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
-        """Return these symmetries without the pairs, translations and reparameterizations of these names.
+        """Return these symmetries without the pairs and reparameterizations of these names.
 
-        A pair takes its translations with it, and its parameters go to the rest where no other pair has them.
+        Parameters of a pair go to the rest where no other pair has them.
         """
         pairs = tuple(pair for pair in self.pairs if pair.name not in names)
-        gone = {pair.name for pair in self.pairs} - {pair.name for pair in pairs}
         kept = replace(
             self,
             pairs=pairs,
-            translations=tuple(each for each in self.translations if each.name not in names and each.pair not in gone),
             reparameterizations=tuple(each for each in self.reparameterizations if each.name not in names),
         )
         return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
@@ -110,9 +104,7 @@ class Symmetries:
         refused = (Refused(each.name, each.kind, reasons[each.name]) for each in self.every if each.name in reasons)
         return replace(self.without(reasons), refused=(*refused, *self.refused))
 
-    def transformed(
-        self, model: Model, *, scale: float = 1.0, log_scale: float = 1.0, seed: int = 0, translations: bool = True
-    ) -> Model:
+    def transformed(self, model: Model, *, scale: float = 1.0, log_scale: float = 1.0, seed: int = 0) -> Model:
         """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
 
         The parameters are those of `random_representative`, with the same arguments; buffers, ties, mode, hooks and
@@ -127,9 +119,7 @@ class Symmetries:
         (True, False)
         """
         check_model(model)
-        moved = random_representative(
-            model, self, scale=scale, log_scale=log_scale, seed=seed, translations=translations
-        )
+        moved = random_representative(model, self, scale=scale, log_scale=log_scale, seed=seed)
         twin = copy.deepcopy(model)
         with torch.no_grad():
             for name, w in twin.named_parameters():
@@ -137,9 +127,9 @@ class Symmetries:
         return twin
 
     @property
-    def every(self) -> tuple[SymmetricPair | Translation | Reparameterization, ...]:
-        """Return all pairs, translations and reparameterizations, in this order."""
-        return (*self.pairs, *self.translations, *self.reparameterizations)
+    def every(self) -> tuple[SymmetricPair | Reparameterization, ...]:
+        """Return all pairs and reparameterizations, in this order."""
+        return (*self.pairs, *self.reparameterizations)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,19 +138,16 @@ class Symmetries:
 
     @property
     def moved(self) -> tuple[str, ...]:
-        """Return the parameters that any pair or translation touches, each once."""
-        shifted = (name for translation in self.translations for name in translation.moved)
+        """Return the parameters that any of them touches, each once."""
         folded = (name for reparameterization in self.reparameterizations for name in reparameterization.names)
-        return tuple(dict.fromkeys((*self.names, *shifted, *folded)))
+        return tuple(dict.fromkeys((*self.names, *folded)))
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the dimensions of the symmetry group by kind: of pairs, translations and reparameterizations."""
+        """Return the dimensions of the symmetry group by kind: of pairs and reparameterizations."""
         found = Counter[str]()
         for pair in self.pairs:
             found[pair.kind] += pair.group_dimension
-        for translation in self.translations:
-            found[translation.kind] += translation.dimension
         for reparameterization in self.reparameterizations:
             found.update(reparameterization.families)
         return dict(found)
@@ -178,9 +165,6 @@ class Symmetries:
             "pairs": [
                 {**asdict(pair), "group": pair.group, "heads": pair.heads, "n": pair.n, "m": pair.m, "h": pair.h}
                 for pair in self.pairs
-            ],
-            "translations": [
-                {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
             ],
             "reparameterizations": [
                 {"name": each.name, "kind": each.kind, "names": list(each.names), "families": dict(each.families)}
@@ -201,9 +185,6 @@ class Symmetries:
         header = ("symmetric pair", "group", "G", "H", "tensors")
         if pairs:
             blocks.append(text_table(header, pairs))
-        if self.translations:
-            moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
-            blocks.append(text_table(("translation", "group", "of"), moves))
         if self.reparameterizations:
             free = [(each.name, each.group) for each in self.reparameterizations]
             blocks.append(text_table(("reparameterization", "group"), free))

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Act, central_difference, gaussian
-from quotient_manifolds.symmetries.representatives import act, random_shift
+from quotient_manifolds.symmetries.representatives import act
 from quotient_manifolds.symmetries.symmetries import Symmetries
-from quotient_manifolds.symmetries.translations import Translation
 
 RANK = 1e-7  # relative to the largest singular value: what is smaller is neither
 MORE = 3  # draws than dimensions
@@ -41,13 +40,12 @@ class Action:
 
 
 def actions(symmetries: Symmetries) -> list[Action]:
-    """Return the action of every pair, translation and reparameterization, in this order."""
-    found: list[tuple[SymmetricPair | Translation, int, Act]] = [
-        (each, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs
-    ]
-    found += [(each, each.dimension, partial(_on_bias, each)) for each in symmetries.translations]
-    acting = [Action(each.name, each.names, size, act, partial(_derived, act, each.names)) for each, size, act in found]
-    return acting + [
+    """Return the action of every pair and reparameterization, in this order."""
+    found = [(pair, partial(_on_pair, pair)) for pair in symmetries.pairs]
+    return [
+        Action(pair.name, pair.names, pair.group_dimension, act, partial(_derived, act, pair.names))
+        for pair, act in found
+    ] + [
         Action(each.name, each.names, each.group_dimension, each.transform, each.tangent)
         for each in symmetries.reparameterizations
     ]
@@ -103,11 +101,3 @@ def _on_pair(pair: SymmetricPair, params: Params, generator: torch.Generator, si
     pair.G.write(params, moved[:, : pair.n])
     if not control:
         pair.H.write(params, moved[:, pair.n :])
-
-
-def _on_bias(translation: Translation, params: Params, generator: torch.Generator, size: float, control: bool) -> None:
-    if control and translation.output is None:  # whatever else the keys are moved by is seen
-        keys = translation.factor.read(params).double()
-        translation.factor.write(params, keys + size * keys.std(unbiased=False) * gaussian(keys, generator))
-    else:
-        translation.shift(params, size * random_shift(translation, params, generator), compensate=not control)

@@ -281,7 +281,7 @@ def verify_on_batches(
     tolerances = list[float]()
     # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
     multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
-    sized = replace(symmetries, translations=(), reparameterizations=multiplied)
+    sized = replace(symmetries, reparameterizations=multiplied)
     params = jittered(balance(losses.params(), sized), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
@@ -408,7 +408,7 @@ def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) 
 
 
 def group_of(symmetry: Any) -> str:
-    """Return the name of the group of a pair, translation or reparameterization."""
+    """Return the name of the group of a pair or reparameterization."""
     return str(symmetry.group)
 
 

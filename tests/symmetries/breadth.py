@@ -5,21 +5,24 @@ Types are small models of tests/small_models.py; "type/variant" is a type with s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from quotient_manifolds.symmetries import Symmetries, zeros_of
 
 
 @dataclass(frozen=True)
 class Row:
     """Model types with the same symmetries.
 
-    pairs: "kind group", translations: "kind", refused: "kind reason", separated by semicolons, counts in front.
+    pairs: "kind group", biases: redundant rows of pairs, refused: "kind reason", separated by semicolons, counts in front.
     """
 
     domain: str
     types: str
     pairs: str = ""
-    translations: str = ""
+    biases: str = ""
     refused: str = ""
 
 
@@ -27,6 +30,13 @@ def counts(text: str) -> dict[str, int]:
     """Items and how many: "2 x a; b" as {"a": 2, "b": 1}."""
     items = (item.rpartition(" x ") for item in text.split("; ")) if text else ()
     return {name: int(count or 1) for count, _, name in items}
+
+
+def redundant(found: Symmetries) -> Counter[str]:
+    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values."""
+    zeros = zeros_of(found.reparameterizations)
+    less = [pair for pair in found.pairs if pair.without(zeros).views != pair.views]
+    return Counter("key bias" if pair.kind == "query/key" else "value/output bias" for pair in less)
 
 
 def cases() -> Iterator[tuple[str, Row]]:
@@ -44,7 +54,7 @@ def markdown() -> str:
         for item, count in counts(row.pairs).items():
             kind, _, group = item.partition(" ")
             groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")
-        biases = ", ".join(kind.removesuffix(" bias") for kind in counts(row.translations))
+        biases = ", ".join(kind.removesuffix(" bias") for kind in counts(row.biases))
         whys = [f"{item.replace(' ', ': ', 1)}" for item in counts(row.refused)]
         cells = (
             row.domain,
@@ -64,19 +74,19 @@ TABLE: tuple[Row, ...] = (
         "flaubert ibert layoutlm megatron-bert mobilebert mpnet rembert roberta roberta-prelayernorm splinter "
         "squeezebert tapas tipsv2_text_model visual_bert xlm xlm-roberta",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "encoder",
         "deberta deberta-v2/positions deberta-v2/shared deberta/positions",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "encoder",
         "esm/rotary gte jina_embeddings_v3 roformer",
         pairs="query/key GL(1, C)^16; value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "encoder",
@@ -92,19 +102,19 @@ TABLE: tuple[Row, ...] = (
         "encoder",
         "bert/cross",
         pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
-        translations="2 x key bias; 2 x value/output bias",
+        biases="2 x key bias; 2 x value/output bias",
     ),
     Row(
         "encoder",
         "convbert",
         pairs="query/key GL(1)^16; 2 x value/output GL(8)^2",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "encoder",
         "lilt",
         pairs="2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
-        translations="4 x key bias; 4 x value/output bias",
+        biases="4 x key bias; 4 x value/output bias",
     ),
     Row(
         "encoder",
@@ -115,7 +125,7 @@ TABLE: tuple[Row, ...] = (
         "encoder",
         "nystromformer",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="key bias",
+        biases="key bias",
     ),
     Row(
         "decoder",
@@ -138,7 +148,7 @@ TABLE: tuple[Row, ...] = (
         "decoder",
         "bert-generation biogpt bloom ctrl gpt-sw3 gpt2 gpt_bigcode/many imagegpt openai-gpt opt",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "decoder",
@@ -175,13 +185,13 @@ TABLE: tuple[Row, ...] = (
         "decoder",
         "glm glm4",
         pairs="query/key GL(1, C)^4; query/key GL(4)^2; value/output GL(8)^2",
-        translations="key bias",
+        biases="key bias",
     ),
     Row(
         "decoder",
         "jais2 starcoder2",
         pairs="query/key GL(1, C)^8; value/output GL(8)^2",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "decoder",
@@ -207,7 +217,7 @@ TABLE: tuple[Row, ...] = (
         "decoder",
         "gpt_bigcode",
         pairs="query/key GL(8)^1; value/output GL(8)^1",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "decoder",
@@ -218,7 +228,7 @@ TABLE: tuple[Row, ...] = (
         "decoder",
         "gpt_neox",
         pairs="query/key GL(1, C)^4; query/key GL(6)^4; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "decoder",
@@ -230,14 +240,14 @@ TABLE: tuple[Row, ...] = (
         "decoder",
         "persimmon",
         pairs="value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
         refused="query/key norm",
     ),
     Row(
         "decoder",
         "phi",
         pairs="query/key GL(1, C)^4; query/key GL(4)^2; value/output GL(8)^2",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "decoder",
@@ -253,7 +263,7 @@ TABLE: tuple[Row, ...] = (
         "encoder-decoder",
         "bart blenderbot blenderbot-small m2m_100 marian mbart mvp nllb-moe pegasus plbart speech_to_text",
         pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
-        translations="3 x key bias; 3 x value/output bias",
+        biases="3 x key bias; 3 x value/output bias",
     ),
     Row(
         "encoder-decoder",
@@ -274,7 +284,7 @@ TABLE: tuple[Row, ...] = (
         "encoder-decoder",
         "prophetnet",
         pairs="query/key GL(8)^4; value/output GL(8)^4; 2 x query/key GL(2)^16; 2 x value/output GL(2)^16",
-        translations="3 x key bias; 3 x value/output bias",
+        biases="3 x key bias; 3 x value/output bias",
     ),
     Row(
         "encoder-decoder",
@@ -285,38 +295,38 @@ TABLE: tuple[Row, ...] = (
         "encoder-decoder",
         "whisper",
         pairs="query/key GL(16)^2; value/output GL(16)^2; 2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
-        translations="3 x value/output bias",
+        biases="3 x value/output bias",
     ),
     Row(
         "vision",
         "chinese_clip_vision_model clip_vision_model deit dinov2 dinov2_with_registers dpt idefics3_vision ijepa "
         "pixio smolvlm_vision tipsv2_vision_model vit vit_msn vivit",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "vision",
         "dinov3_vit mlcd mlcd_vision_model",
         pairs="query/key GL(1, C)^16; value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "vision",
         "donut-swin maskformer-swin swin",
         pairs="2 x query/key GL(8)^2; 2 x value/output GL(8)^2; query/key GL(8)^4; value/output GL(8)^4",
-        translations="3 x key bias; 3 x value/output bias",
+        biases="3 x key bias; 3 x value/output bias",
     ),
     Row(
         "vision",
         "sam_hq_vision_model sam_vision_model",
         pairs="query/key GL(8)^1; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "vision",
         "beit",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "vision",
@@ -332,26 +342,26 @@ TABLE: tuple[Row, ...] = (
         "vision",
         "siglip_vision_model",
         pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
-        translations="2 x key bias; 2 x value/output bias",
+        biases="2 x key bias; 2 x value/output bias",
     ),
     Row(
         "vision",
         "swinv2",
         pairs="2 x value/output GL(8)^2; value/output GL(8)^4",
-        translations="3 x value/output bias",
+        biases="3 x value/output bias",
         refused="3 x query/key norm",
     ),
     Row(
         "audio",
         "audio-spectrogram-transformer data2vec-audio hubert unispeech unispeech-sat wav2vec2 wavlm",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "audio",
         "qwen2_audio_encoder voxtral_encoder",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
-        translations="value/output bias",
+        biases="value/output bias",
     ),
     Row(
         "audio",
@@ -362,13 +372,13 @@ TABLE: tuple[Row, ...] = (
         "multimodal",
         "altclip chinese_clip clip clipseg git metaclip_2 owlv2 owlvit tipsv2 vision-text-dual-encoder",
         pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
-        translations="2 x key bias; 2 x value/output bias",
+        biases="2 x key bias; 2 x value/output bias",
     ),
     Row(
         "multimodal",
         "aya_vision llava",
         pairs="query/key GL(8)^4; value/output GL(8)^4; query/key GL(1, C)^8; value/output GL(8)^2",
-        translations="key bias; value/output bias",
+        biases="key bias; value/output bias",
     ),
     Row(
         "multimodal",
@@ -379,7 +389,7 @@ TABLE: tuple[Row, ...] = (
         "multimodal",
         "siglip",
         pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
-        translations="3 x key bias; 3 x value/output bias",
+        biases="3 x key bias; 3 x value/output bias",
     ),
 )
 

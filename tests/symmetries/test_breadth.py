@@ -24,7 +24,7 @@ from quotient_manifolds.symmetries import (
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.pair import Group
-from tests.symmetries.breadth import TABLE, UNLIKE, Row, cases, counts, markdown
+from tests.symmetries.breadth import TABLE, UNLIKE, Row, cases, counts, markdown, redundant
 from tests.symmetries.small_models import build
 
 KINDS = ("query/key", "value/output")
@@ -43,9 +43,9 @@ def test_a_model_type_has_exactly_these_symmetries(name: str, row: Row) -> None:
     left_out = {pair.name for pair in found.pairs} - {pair.name for pair in kept.pairs}
     assert bool(left_out) == (name in REACHED)
     assert left_out == {each.name for each in kept.refused if "did not run" in each.reason and each.kind in KINDS}
-    pairs, translations = UNLIKE.get(name, (row.pairs, row.translations))
+    pairs, biases = UNLIKE.get(name, (row.pairs, row.biases))
     assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(pairs)
-    assert Counter(shift.kind for shift in found.translations) == counts(translations)
+    assert redundant(found) == counts(biases)
     assert bool(found.unrecognised) == (not pairs)  # attention of which nothing is left is named
     assert verify_symmetries(model, inputs, found).failed == {}
 

@@ -42,7 +42,7 @@ def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -
     count = count_symmetries(model, find_symmetries(model, (x, x, x)))
     assert count.parameters == len(flat)
     # 2 pairs x 2 heads x 2^2, and 2 biases x 4
-    assert count.families == {"query/key": 8, "value/output": 8, "key bias": 4, "value/output bias": 4}
+    assert count.families == {"query/key": 8, "value/output": 8, "redundant bias": 8}
     assert count.dimension == 24
     assert len(flat) - int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == count.dimension
     assert count.share == pytest.approx(24 / 80)

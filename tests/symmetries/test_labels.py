@@ -21,12 +21,12 @@ PAIRS = {"query/key", "value/output"}
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("gpt2", PAIRS | {"key bias", "value/output bias", "norm gain", UNREAD, CONSTANT, REDUNDANT}),
+        ("gpt2", PAIRS | {"norm gain", UNREAD, CONSTANT, REDUNDANT}),
         ("gemma3_text", {"value/output", "gated neuron", "norm gain", "query/key norm gain"}),
         ("bitnet", {"query/key", "norm gain", "relu neuron", "value/output rotation"}),
         ("deepseek_v3", PAIRS | {"gated neuron", "norm gain", "hidden rotation"}),
         ("t5", PAIRS | {"relu neuron", "norm gain", REDUNDANT}),
-        ("beit", PAIRS | {"value/output bias", "norm gain", "channel gain", UNREAD, CONSTANT, REDUNDANT}),
+        ("beit", PAIRS | {"norm gain", "channel gain", UNREAD, CONSTANT, REDUNDANT}),
         ("mpt", PAIRS | {"norm gain", UNREAD, "unreached input direction"}),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,9 +47,8 @@ class At:
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
-    def __init__(self, walk: Walk, still: Collection[Any] = (), partners: Partners | None = None) -> None:
-        """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
-        self.walk, self.still, self.partners = walk, frozenset(still), partners or Partners(walk, ())
+    def __init__(self, walk: Walk, partners: Partners | None = None) -> None:
+        self.walk, self.partners = walk, partners or Partners(walk, ())
         self.whole: frozenset[Any] = frozenset()
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
         self.scaled: tuple[Direction, ...] = ()
@@ -74,9 +73,9 @@ class Constants:
         """Let go of what was evaluated last."""
         self._last = None
 
-    def beside(self, still: Collection[Any], partners: Partners, scaled: Iterable[Direction] = ()) -> Constants:
-        """Return the same with biases from which no shift starts, what measures others, and what is scaled."""
-        made = Constants(self.walk, still, partners)
+    def beside(self, partners: Partners, scaled: Iterable[Direction] = ()) -> Constants:
+        """Return the same with what measures constants, and what is scaled."""
+        made = Constants(self.walk, partners)
         made.scaled, made.facing, made._seen = tuple(scaled), self.facing, self._seen
         made._last = replace(self._last, kept={}) if self._last and made.scaled else self._last
         return made

@@ -1,4 +1,4 @@
-"""Make symmetric pairs, and translations of their biases, of what a walk leaves free."""
+"""Make symmetric pairs of what a walk leaves free."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from quotient_manifolds.symmetries.pair import (
 )
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Refused
-from quotient_manifolds.symmetries.translations import Translation
-from quotient_manifolds.symmetries.wires.biases import translations_of
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bundles, parts_of
 from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import Labels
@@ -35,10 +33,9 @@ _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two p
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Hold pairs, translations of their biases, what is refused, and the blocks and scales that pairs use up."""
+    """Hold pairs, what is refused, and the blocks and scales that pairs use up."""
 
     pairs: tuple[SymmetricPair, ...] = ()
-    translations: tuple[Translation, ...] = ()
     refused: tuple[Refused, ...] = ()
     taken: Taken = field(default_factory=Taken)
 
@@ -53,7 +50,7 @@ class Found:
 
 
 def pairs_of(walk: Walk, constants: Constants) -> Pairs:
-    """Return the pairs of a model, the translations of their biases, what is refused, and what they use up.
+    """Return the pairs of a model, what is refused, and what they use up.
 
     Channels on which a group acts are a pair if they stand in rows and columns of parameters alone. Of two pairs with
     numbers in common the one that comes first by its kind is kept.
@@ -88,7 +85,6 @@ def pairs_of(walk: Walk, constants: Constants) -> Pairs:
     kept = [each for each in found if each in kept]
     return Pairs(
         tuple(each.pair for each in kept),
-        tuple(translations_of(constants, [(each.pair, each.views) for each in kept])),
         tuple(dict.fromkeys(refused)),
         Taken.by(bundle for each in (*kept, *idle) for bundle in each.bundles),
     )

@@ -28,7 +28,7 @@ class Partners:
 
     walk: Walk
     pairs: tuple[SymmetricPair, ...]
-    biases: frozenset[str] = frozenset()  # that translations move: they measure nothing
+    shifted: frozenset[str] = frozenset()  # biases from which shifts start: they measure nothing
     _mixed: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
     _channels: dict[tuple[str, str, bool], Tensor] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Partners:
                     key = name, pair.name, own is pair.G
                     if key not in self._channels:
                         self._channels[key] = _channels(own, self.walk.shapes)[name]
-                    views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.biases)
+                    views = tuple(view for view in other.views if view.rows > 1 or view.name not in self.shifted)
                     yield self._channels[key], _triangle(pair, Factor(views), params)
 
     def _place(self, owner: Owner) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.overlap import own_dimension
-from quotient_manifolds.symmetries.wires.partners import Owner, Partners
+from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.taken import Taken
@@ -31,22 +31,19 @@ from quotient_manifolds.symmetries.wires.walk import Walk
 
 
 def reparameterizations(
-    walk: Walk,
-    taken: Taken,
-    biases: Collection[Owner],
-    pairs: tuple[SymmetricPair, ...],
-    constants: Constants,
+    walk: Walk, taken: Taken, pairs: tuple[SymmetricPair, ...], constants: Constants
 ) -> list[Reparameterization]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; biases: numbers that
-    translations move; pairs: those that tell how constants of their channels are measured; constants: of the walk.
+    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; pairs: those that tell
+    how constants of their channels are measured; constants: of the walk.
     """
-    partners = Partners(walk, pairs, frozenset(name for _, name, _ in biases))
-    constants = constants.beside(biases, partners, offset_channels(walk))
+    partners = Partners(walk, pairs)
+    constants = constants.beside(partners, offset_channels(walk))
     _free_offsets(constants)
     blocks, roles = find_blocks(walk), Roles(walk)
     at, found = constants.at(walk.parameters), Solved.at(constants, walk.parameters)
+    partners.shifted = frozenset(name for kind, name, _ in found.column if kind == "bias")
     gone = {block.roots for block in taken.blocks}
     linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
     own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
@@ -100,7 +97,7 @@ def _free_offsets(constants: Constants) -> None:
     """Let channels be scaled to which constants are added, where shifts make up for that."""
     walk, params = constants.walk, constants.walk.parameters
     shifts = constants.at(params).shifts(walk, constants.scaled)
-    constants.whole = whole_biases(shifts, constants.still)
+    constants.whole = whole_biases(shifts)
     if constants.scaled:
         free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn].offsets]
         left = np.setdiff1d(walk.offsets(), free)

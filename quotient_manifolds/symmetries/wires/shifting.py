@@ -65,13 +65,19 @@ class Shift(Reparameterization):
         return dict(Counter(SHIFTED[kind] for kind, _, _ in self.pivots))
 
     @property
+    def zeros(self) -> dict[str, set[int]]:
+        """Return by bias the places of numbers that are 0 at the one place."""
+        found = defaultdict[str, set[int]](set)
+        for (kind, name, place), to in zip(self.pivots, self.targets, strict=True):
+            if kind == "bias" and not to:
+                found[name].add(place)
+        return found
+
+    @property
     def constant(self) -> tuple[str, ...]:
         """Return the biases all of whose numbers are 0 at the one place."""
-        zero = Counter(
-            name for (kind, name, _), to in zip(self.pivots, self.targets, strict=True) if kind == "bias" and not to
-        )
         shapes = self.constants.walk.shapes
-        return tuple(name for name, count in zero.items() if count == shapes[name].numel())
+        return tuple(name for name, places in self.zeros.items() if len(places) == shapes[name].numel())
 
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both as one, for which equations are solved once."""
@@ -300,18 +306,6 @@ class Sources:
             for part, place in places
         ]
 
-    def of(self, owners: Collection[Owner]) -> Array:
-        """Return the unknowns that belong to numbers of vectors."""
-        places: dict[str, list[int]] = defaultdict(list)
-        for _, name, place in owners:
-            places[name].append(place)
-        found = [np.zeros(0, np.int64)]
-        for number, part in enumerate(self.parts):
-            if isinstance(part, Vector) and part.entries.name in places:
-                own = np.flatnonzero(self.part == number)
-                found.append(own[np.isin(self.place[own], places[part.entries.name])])
-        return np.concatenate(found)
-
     def like(self, key: tuple[Any, ...]) -> Array:
         """Return the unknowns of numbers of one bias, or of rows of one weight."""
         kind, name, *first = key
@@ -358,16 +352,14 @@ class Solved:
         at = constants.at(params)
         if "shifts" not in at.kept:
             shifts = at.shifts(constants.walk, constants.scaled)
-            at.kept["shifts"] = Solved.of(shifts, constants.still, constants.whole)
+            at.kept["shifts"] = Solved.of(shifts, constants.whole)
         found: Solved = at.kept["shifts"]
         return found
 
     @staticmethod
-    def of(shifts: Shifts, still: Collection[Owner] = (), whole: Collection[Any] = ()) -> Solved:
+    def of(shifts: Shifts, whole: Collection[Any] = ()) -> Solved:
         """Solve the equations, with directions that start where nothing stands before."""
         sources, system = Sources(shifts), shifts.apart(whole)
-        held = sources.of(still)
-        system.equal(held[:, None], np.ones((len(held), 1)))
         directions, first = _echelon(*system.solutions(), shifts.count + 1)
         alone = np.flatnonzero(np.isin(first, shifts.turns))
         alone = alone[np.diff(directions[shifts.turns][:, alone].tocsc().indptr) == 1]
@@ -458,12 +450,12 @@ def _reduced(basis: Array) -> Array:
     return np.linalg.solve(chosen.T, basis.T).T if len(chosen) == width else basis @ np.linalg.pinv(chosen)
 
 
-def whole_biases(shifts: Shifts, still: Collection[Owner]) -> frozenset[Any]:
+def whole_biases(shifts: Shifts) -> frozenset[Any]:
     """Return the keys of biases that weights have to answer to, so that they are never 0: all of those shifts."""
     some = list(shifts.read())
     if not some:
         return frozenset()
-    found = Solved.of(shifts, still, {each.entries.key for each in some})
+    found = Solved.of(shifts, {each.entries.key for each in some})
     answers = found.directions[np.concatenate([each.unknowns for each in shifts.virtual])]
     answered = set(found.first[np.unique(answers.nonzero()[1])].tolist())
     return frozenset(each.entries.key for each in some if not answered.isdisjoint(shifts.total(each.outs[0]).tolist()))

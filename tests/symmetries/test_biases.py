@@ -1,9 +1,11 @@
-"""Translations of biases: found, verified, refused where they are none; a measure that does not see them."""
+"""Redundant biases: found, verified, refused where they are none; a measure that does not see them."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,13 @@ from quotient_manifolds.sharpness import worst_case_sharpness
 from quotient_manifolds.symmetries import (
     Symmetries,
     find_symmetries,
-    key_bias,
+    random_representative,
     verify_symmetries,
-    without_biases,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, IDS, claimed, llama, noise
+from tests.symmetries.breadth import redundant
 
 EVERYWHERE = (
     "torch",
@@ -36,37 +39,38 @@ EVERYWHERE = (
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_plain_attention_has_two_translations(name: str) -> None:
+def test_plain_attention_has_two_redundant_biases(name: str) -> None:
     case = BY_NAME[name]
     model = case.build()
     found = case.found(model)
-    kinds = {"query/key": "key bias", "value/output": "value/output bias"}
-    pairs = {pair.name: pair for pair in found.pairs}
-    assert len(found.translations) == len(pairs)
-    for shift in found.translations:
-        pair = pairs[shift.pair]
-        assert (shift.kind, shift.dimension) == (kinds[pair.kind], pair.heads * pair.h)
-    checks = verify_symmetries(model, case.inputs(), replace(found, reparameterizations=())).checks
-    assert [check.name for check in checks] == [each.name for each in (*found.pairs, *found.translations)]
-    assert {check.verdict for check in checks} == {"holds"}
+    assert redundant(found) == Counter(
+        "key bias" if pair.kind == "query/key" else "value/output bias" for pair in found.pairs
+    )
+    own = {view.name for pair in found.pairs for view in pair.views if view.rows == 1}
+    assert {each.names[0] for each in found.reparameterizations} <= own
+    heads = sum(pair.heads * pair.h for pair in found.pairs)
+    assert sum(each.group_dimension for each in found.reparameterizations) == heads
+    checks = verify_symmetries(model, case.inputs(), found).checks
+    assert [check.name for check in checks] == [each.name for each in found.every]
+    assert {check.verdict for check in checks} <= {"holds", "unused"}  # nothing reads a key bias
 
 
 def test_grouped_value_heads_share_their_shift() -> None:
     """Rotary attention keeps its key bias as a row; every output head of a group answers its value head's shift."""
     model = llama(attention_bias=True)
     found = find_symmetries(model, IDS).within("pairs")
-    (shift,) = found.translations
-    assert (shift.kind, shift.dimension, shift.group) == ("value/output bias", 12, "R^12")
-    assert shift.moved == ("model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.bias")
+    (shift,) = found.reparameterizations
+    assert (shift.kind, shift.group) == ("redundant bias", "R^12")
+    assert shift.names == ("model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.bias")
     assert verify_symmetries(model, IDS, found).all_hold
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
-def test_no_translation_is_claimed_where_there_is_none(options: dict[str, bool]) -> None:
+def test_no_bias_is_redundant_where_there_is_none(options: dict[str, bool]) -> None:
     model, x = nn.MultiheadAttention(12, 3, **options).eval(), noise(5, 2, 12)
     found = find_symmetries(model, (x, x, x))
     assert len(found.pairs) == 2
-    assert found.translations == ()
+    assert not redundant(found)
 
 
 def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
@@ -80,15 +84,14 @@ def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
         num_key_value_heads=2,
     )
     found = find_symmetries(transformers.Qwen2ForCausalLM(config).eval(), IDS)
-    assert found.translations == ()
+    assert not redundant(found)
     assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.views)
 
 
-def test_a_tied_bias_is_no_translation() -> None:
+def test_a_tied_bias_makes_up_for_none() -> None:
     model = BY_NAME["BERT"].build()
     model.encoder.layer[1].attention.output.dense.bias = model.encoder.layer[0].attention.output.dense.bias
-    kept = {shift.name for shift in BY_NAME["BERT"].found(model).translations}
-    assert kept == {"encoder.layer.0.attention key bias", "encoder.layer.1.attention key bias"}
+    assert redundant(BY_NAME["BERT"].found(model)) == {"key bias": 2}
 
 
 # --- false claims ----------------------------------------------------------------------------------------------------
@@ -121,31 +124,28 @@ def squared(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
-def test_a_key_bias_behind_a_cap_fails_and_stays_a_row() -> None:
+def test_a_key_bias_behind_a_cap_stays_a_row() -> None:
     model, x = bounded(), noise(4, 5, 12)
     found = find_symmetries(model, x)
-    assert [shift.kind for shift in found.translations] == ["value/output bias"]
-    keys = key_bias(found.pairs[0], found.pairs[0].H.views[1])
-    wrong = replace(found, translations=(keys, *found.translations))
-    verification = verify_symmetries(model, x, wrong)
-    assert [check.verdict for check in verification.checks[:4]] == ["holds", "holds", "fails", "holds"]
-    assert verification.holding(wrong).translations == found.translations
-    with pytest.raises(ValueError, match="Found 0 key bias: the output on batch 0 changes along its orbit"):
-        Quotient(symmetries=wrong).verified(model, squared, [x])
+    assert redundant(found) == {"value/output bias": 1}
+    assert verify_symmetries(model, x, found).failed == {}
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
     assert result.batches[0].base_loss == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
 
 def test_a_shift_that_is_not_made_up_for_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = BY_NAME["BERT"].found()
-    kind = type(found.translations[0])
-    right = kind.shift
-    monkeypatch.setattr(
-        kind, "shift", lambda self, params, c, compensate=True: right(self, params, c, compensate=False)
-    )
-    checks = verify_symmetries(BY_NAME["BERT"].build(), BY_NAME["BERT"].inputs(), found).checks
-    shifts = checks[len(found.pairs) : len(found.pairs) + len(found.translations)]
-    assert [shift.verdict for shift in shifts] == ["holds", "fails"] * 2
+    found = BY_NAME["torch with separate weights, the whole model"].found()
+    (kind,) = {type(each) for each in found.reparameterizations}
+    right = kind.tangent
+
+    def alone(self: Any, *args: Any) -> dict[str, Tensor]:
+        return {name: w if name == self.names[0] else 0 * w for name, w in right(self, *args).items()}
+
+    monkeypatch.setattr(kind, "tangent", alone)
+    model = BY_NAME["torch with separate weights, the whole model"]
+    checks = verify_symmetries(model.build(), model.inputs(), found).checks
+    assert "fails" in {check.verdict for check in checks[len(found.pairs) :]}
+    assert {check.verdict for check in checks[: len(found.pairs)]} == {"holds"}
 
 
 def rotated(heads: Tensor) -> Tensor:
@@ -207,12 +207,9 @@ def test_a_loss_with_weights_and_rows_of_its_own_is_verified_in_float64() -> Non
 
 def translated(model: nn.Module, size: float) -> nn.Module:
     """The same function with other biases."""
-    found = BY_NAME["torch encoder"].found(model)
-    params = {name: w.detach().clone() for name, w in model.named_parameters()}
-    for shift in found.translations:
-        shift.shift(params, size * torch.randn(shift.bias.shape, dtype=torch.float64))
+    found = replace(BY_NAME["torch encoder"].found(model), pairs=())
     other = copy.deepcopy(model)
-    other.load_state_dict(params, strict=False)
+    other.load_state_dict(random_representative(model, found, log_scale=size), strict=False)
     return other
 
 
@@ -221,7 +218,7 @@ def sharpness(model: nn.Module, geometry: object, x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_sharpness_does_not_change_under_translations_unless_biases_are_rows(metric: str) -> None:
+def test_sharpness_does_not_change_with_redundant_biases_unless_they_are_rows(metric: str) -> None:
     model, x = BY_NAME["torch encoder"].build().double(), noise(2, 5, 12).double()
     other = translated(model, 2.0)
     torch.testing.assert_close(other(x), model(x), rtol=1e-12, atol=1e-12)
@@ -240,11 +237,11 @@ def test_sharpness_does_not_change_under_everything_at_once() -> None:
     assert sharpness(other, Quotient(), x) == pytest.approx(sharpness(model, Quotient(), x), rel=1e-8)
 
 
-def test_needless_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
+def test_redundant_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
     model = BY_NAME["BERT"].build()
     found = BY_NAME["BERT"].found(model)
-    left = without_biases(found.pairs, found.translations)
-    assert [(pair.n, pair.m) for pair in left] == [(13, 12), (12, 12)] * 2
+    zeros = zeros_of(found.reparameterizations)
+    assert [(pair.without(zeros).n, pair.without(zeros).m) for pair in found.pairs] == [(13, 12), (12, 12)] * 2
     space = Quotient(symmetries=found).at(model)
     moved = space.move(space.sample(torch.Generator().manual_seed(0)))
     for name, w in moved.items():
@@ -279,8 +276,8 @@ def test_biases_is_one_of_two() -> None:
     assert Quotient().name != Quotient(symmetries="paper").name
 
 
-def test_translations_are_printed_and_plain_data() -> None:
+def test_redundant_biases_are_printed_and_plain_data() -> None:
     found = BY_NAME["BERT"].found()
-    assert "encoder.layer.0.attention value/output bias" in str(found)
-    assert found.to_dict()["translations"][0]["group"] == "R^12"
-    assert Symmetries(()).to_dict()["translations"] == []
+    assert "encoder.layer.0.attention.self.value.bias redundant bias" in str(found)
+    assert {"redundant bias": 12} in [each["families"] for each in found.to_dict()["reparameterizations"]]
+    assert Symmetries(()).to_dict()["reparameterizations"] == []
