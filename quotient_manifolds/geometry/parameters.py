@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries import (
     Params,
     Reparameterization,
     SymmetricPair,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize
 
@@ -98,8 +99,8 @@ def canonical_point(
     point: Params,
     frozen: Params,
     layouts: Layouts | None = None,
-) -> Params:
-    """Return the parameters where reparameterizations are at their canonical point.
+) -> tuple[Params, dict[str, set[int]]]:
+    """Return the parameters where reparameterizations are at their canonical point, and what these brought to 0.
 
     Through float64. frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a
     sharded model, of which the dicts hold parts.
@@ -108,8 +109,9 @@ def canonical_point(
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     params = params if layouts is None else Whole(params, layouts)
     canonicalize(params, reparameterizations)
+    zeros = zeros_of(reparameterizations, params)
     params = params.parts() if isinstance(params, Whole) else params
-    return {name: params[name] if name in names else w for name, w in point.items()}
+    return {name: params[name] if name in names else w for name, w in point.items()}, zeros
 
 
 def stored(point: Params, like: Params) -> Params:

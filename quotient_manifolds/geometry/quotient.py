@@ -41,7 +41,6 @@ from quotient_manifolds.symmetries import (
     propose_symmetries,
     random_representative,
     verify_sharded,
-    zeros_of,
 )
 from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
 
@@ -140,7 +139,7 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point, zeros = canonical_point(reparameterizations, point, every, layouts), zeros_of(reparameterizations)
+        point, zeros = canonical_point(reparameterizations, point, every, layouts)
         return [pair.without(zeros) for pair in pairs], reparameterizations, point
 
     def _space(

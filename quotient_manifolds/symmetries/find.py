@@ -33,9 +33,9 @@ def find_symmetries(
     """Return the symmetries of `model`, the parameters in no pair, and what is refused, from runs on the inputs.
 
     The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
-    output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), and
-    reparameterizations: redundant biases, what norms and the streams they read leave free. So no class need be known. They
-    are proposals, for `verify_symmetries` or a measure to verify.
+    output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), and reparameterizations: redundant
+    biases, and what norms and the streams they read leave free. So no class need be known. They are proposals, for
+    `verify_symmetries` or a measure to verify.
 
     batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
     examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs;

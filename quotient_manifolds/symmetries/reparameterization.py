@@ -72,7 +72,7 @@ class Reparameterization(ABC):
 
     @property
     def zeros(self) -> Mapping[str, Collection[int]]:
-        """Return by parameter the places of numbers that are 0 at every canonical point, counted row by row."""
+        """Return by parameter the places of numbers that are brought as near to 0 as they can, counted row by row."""
         return {}
 
     @abstractmethod
@@ -108,12 +108,13 @@ def together(reparameterizations: Iterable[Reparameterization]) -> Iterator[Repa
         yield last
 
 
-def zeros_of(reparameterizations: Iterable[Reparameterization]) -> dict[str, set[int]]:
-    """Return by parameter the places of numbers that are 0 where all of these are at their canonical points."""
+def zeros_of(reparameterizations: Iterable[Reparameterization], canonical: Mapping[str, Tensor]) -> dict[str, set[int]]:
+    """Return by parameter the places of numbers that these bring to 0 at their canonical points."""
     found = defaultdict[str, set[int]](set)
     for each in reparameterizations:
         for name, places in each.zeros.items():
-            found[name].update(places)
+            zero = (canonical[name] == 0).flatten().tolist()
+            found[name].update(place for place in places if zero[place])
     return found
 
 

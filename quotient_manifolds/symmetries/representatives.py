@@ -48,6 +48,7 @@ def random_representative(
         for pair in symmetries.pairs:
             A = scale * _gaussian_element(pair, generator)
             pair.write(moved, act(pair, A, pair.read(moved)))
+        _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
         for reparameterization in together(symmetries.reparameterizations):
             reparameterization.transform(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")

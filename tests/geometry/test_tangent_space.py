@@ -177,7 +177,7 @@ def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest
     z = space.sample(generator())
     point = space.point
     if scope == "pairs":  # rows that are zero: they stay, and change no other row's metric
-        zeros = zeros_of(symmetries.reparameterizations)
+        zeros = zeros_of(symmetries.reparameterizations, point)
         symmetries = replace(symmetries, pairs=tuple(pair.without(zeros) for pair in symmetries.pairs))
     moved = space.move(z)
     xi = {name: moved[name] - w for name, w in point.items()}  # first order: gamma(1) - w

@@ -15,7 +15,7 @@ import torch
 from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.sharpness import next_token_cross_entropy, worst_case_sharpness
-from quotient_manifolds.symmetries import Symmetries, zeros_of
+from quotient_manifolds.symmetries import Symmetries
 from tests.sharded.made import ELSEWHERE, FEW, Numbers, batch, frozen, half, llama, measured
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def symmetries() -> Symmetries:
     found = find_symmetries(llama(torch.float64), batch(), evaluate=next_token_cross_entropy)
-    assert zeros_of(found.reparameterizations)
+    assert any(each.zeros for each in found.reparameterizations)
     return found
 
 

@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quotient_manifolds.symmetries import Symmetries, zeros_of
+from torch import nn
+
+from quotient_manifolds.symmetries import Symmetries, balance, zeros_of
 
 
 @dataclass(frozen=True)
 class Row:
     """Model types with the same symmetries.
 
-    pairs: "kind group", biases: redundant rows of pairs, refused: "kind reason", separated by semicolons, counts in front.
+    pairs: "kind group", biases: redundant rows, refused: "kind reason", separated by semicolons, counts in front.
     """
 
     domain: str
@@ -32,9 +34,9 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(count or 1) for count, _, name in items}
 
 
-def redundant(found: Symmetries) -> Counter[str]:
+def redundant(model: nn.Module, found: Symmetries) -> Counter[str]:
     """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values."""
-    zeros = zeros_of(found.reparameterizations)
+    zeros = zeros_of(found.reparameterizations, balance(model, found))
     less = [pair for pair in found.pairs if pair.without(zeros).views != pair.views]
     return Counter("key bias" if pair.kind == "query/key" else "value/output bias" for pair in less)
 
