@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         hessian_trace,
         legacy_sharpness,
         next_token_cross_entropy,
+        suggest_radius,
         top_eigenvalue,
         worst_case_profile,
         worst_case_sharpness,
@@ -59,8 +60,8 @@ __all__ = [
     "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
     "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm",
     "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters", "next_token_cross_entropy",
-    "orbit_audit", "random_representative", "read_text_labels", "same_function", "tokenised_batches", "top_eigenvalue",
-    "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
+    "orbit_audit", "random_representative", "read_text_labels", "same_function", "suggest_radius", "tokenised_batches",
+    "top_eigenvalue", "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
 
