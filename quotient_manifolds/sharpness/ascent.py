@@ -289,7 +289,8 @@ BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBal
 def check_radius(radius: float, name: str = "radius") -> None:
     """Raise ValueError unless the radius, or what else is called so, is a positive finite number."""
     if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
-        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}")
+        several = "; use worst_case_profile for several radii" if isinstance(radius, (list, tuple)) else ""
+        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}{several}")
 
 
 def check_whole(name: str, value: int, least: int) -> None:
