@@ -118,7 +118,7 @@ class SAMTrainerMixin:
     ) -> None:
         super().__init__(*arguments, **settings)
         _check_whole(self, "train it by SAM in a loop of your own")
-        self._ball = {"geometry": as_geometry(geometry), "radius": radius}
+        self._ball: dict[str, Any] = {"geometry": as_geometry(geometry), "radius": radius}
         self._sam: SAM | None = None
 
     def training_step(self, model: nn.Module, inputs: Any, *others: Any, **named: Any) -> Tensor:

@@ -368,5 +368,6 @@ def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
     own = {each.name for each in fields(kind)} - {"metric"}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         near = meant(foreign[0], own)
-        raise ValueError(f"The geometry {geometry} has the options {', '.join(sorted(own))}. Found {foreign[0]!r}{near}")
+        listed = ", ".join(sorted(own))
+        raise ValueError(f"The geometry {geometry} has the options {listed}. Found {foreign[0]!r}{near}")
     return kind(**({"metric": geometry} if kind is Quotient else {}), **options)
