@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from quotient_manifolds.check import meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
@@ -108,9 +108,8 @@ def measures_of(
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     if foreign := sorted(given - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
-        near = difflib.get_close_matches(foreign[0], [*names, *GEOMETRY_OPTIONS], n=1, cutoff=0.8)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{foreign[0]} is no option of {kind}{meant}; it has {allowed}")
+        near = meant(foreign[0], [*names, *GEOMETRY_OPTIONS], cutoff=0.8)
+        raise ValueError(f"{foreign[0]} is no option of {kind}, which has {allowed}{near}")
     if lacking := sorted({each.name for each in fields(made) if each.default is MISSING} - given):
         raise ValueError(f"{kind} needs a {lacking[0]}")
     if warm_start and "after" not in names:

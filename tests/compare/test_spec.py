@@ -127,7 +127,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "geometry: euclidean",
         "geometri: inv",
-        "measures.1: geometri is no option of gradient-norm (did you mean geometry?)",
+        "measures.1: geometri is no option of gradient-norm, which has none; did you mean 'geometry'?",
     ),
     ("  path: train.npz\n", "", "data.path is missing"),
     (
@@ -157,7 +157,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("[0.1, 0.2]", "0", "measures.0: radius must be a positive finite number. Found 0"),
     ("    radius: [0.1, 0.2]\n", "", "measures.0: worst-case needs a radius"),
     ("geometry: euclidean", "geometry: inv\n    radius: 1", "measures.1: radius is no option of gradient-norm"),
-    ("geometry: euclidean", "geometry: inv\n    eta: 0.1", "eta is no option of the geometry inv; it has eps"),
+    (
+        "geometry: euclidean",
+        "geometry: inv\n    eta: 0.1",
+        "The geometry inv has the options eps, geodesic, ",
+    ),
     ("geometry: euclidean", "geometry: inv\n    warm_start: true", "gradient-norm has no warm_start"),
     ("[0.1, 0.2]", "[0.1, 0.1]", "measures must have names of their own. Found inv .*, radius 0.1 twice"),
     # YAML.
