@@ -137,7 +137,8 @@ def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tupl
             known = {"radius": suggested(prepared), "checkpoint": job.checkpoint.name}
             if store is not None:
                 store.remember(key, known)
-        chosen = MeasureEntry(replace(entry.measure, radius=known["radius"]), entry.warm_start)
+        own: Any = entry.measure  # a worst case, which has a radius
+        chosen = MeasureEntry(replace(own, radius=known["radius"]), entry.warm_start)
         measures.append(chosen)
         said.append(f"The radius of {chosen.label} was suggested on {known['checkpoint']} (suggest_radius).")
     return replace(spec, measures=measures), tuple(said)
