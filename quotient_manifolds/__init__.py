@@ -14,7 +14,7 @@ from quotient_manifolds.version import VERSION as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds the same objects on first use
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
-    from quotient_manifolds.callbacks import SharpnessCallback
+    from quotient_manifolds.callbacks import SAMTrainerMixin, SharpnessCallback
     from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
     from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
     from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, Recipe, RotaryQuotient
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         hessian_trace,
         legacy_sharpness,
         next_token_cross_entropy,
+        suggest_radius,
         top_eigenvalue,
         worst_case_profile,
         worst_case_sharpness,
@@ -55,12 +56,12 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 # fmt: off
 __all__ = [
     "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
-    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SharpnessCallback", "Sparsity",
-    "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
+    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SAMTrainerMixin", "SharpnessCallback",
+    "Sparsity", "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
     "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm",
     "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters", "next_token_cross_entropy",
-    "orbit_audit", "random_representative", "read_text_labels", "same_function", "tokenised_batches", "top_eigenvalue",
-    "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
+    "orbit_audit", "random_representative", "read_text_labels", "same_function", "suggest_radius", "tokenised_batches",
+    "top_eigenvalue", "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
+from quotient_manifolds.optim import SAM
 from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, Result, WorstCase
 from quotient_manifolds.sharpness.ascent import check_whole
@@ -26,7 +27,7 @@ except ImportError as error:
         'A callback of Hugging Face\'s Trainer needs its library: pip install "quotient-manifolds[transformers]".'
     ) from error
 
-__all__ = ["SharpnessCallback"]
+__all__ = ["SAMTrainerMixin", "SharpnessCallback"]
 
 
 @final
@@ -59,11 +60,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         **options: Any,
     ) -> None:
         check_whole("every", every, 1)
-        spread = getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)
-        if spread or is_sharded(trainer.model):
-            raise ValueError(
-                "The model must be whole. Found a trainer that spreads this one over processes; measure its checkpoints"
-            )
+        _check_whole(trainer, "measure its checkpoints")
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._sharpness = WorstCase(as_geometry(geometry), radius, **options)
         self._every = every
@@ -101,3 +98,50 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.results[state.global_step] = found
         errors = {} if found.standard_error is None else {f"{self.name}_standard_error": found.standard_error}
         self._trainer.log({self.name: found.mean, **errors})
+
+
+class SAMTrainerMixin:
+    """Train by sharpness-aware minimisation, `SAM`, in Hugging Face's Trainer: a base class to stand before it.
+
+        class SAMTrainer(qm.SAMTrainerMixin, transformers.Trainer): ...
+
+        trainer = SAMTrainer(model, arguments, train_dataset=data, geometry="adaptive", radius=0.05)
+
+    geometry, radius: those of `SAM`; all other arguments are the trainer's. Each training step takes two forward and
+    backward passes, and the trainer's optimizer, schedule, clipping and scaling go on from the gradients of the second.
+    With gradient accumulation each micro-batch has a perturbation of its own. The loss that is logged is that at the
+    weights, before the perturbation. ValueError for models that are spread over processes.
+    """
+
+    def __init__(
+        self, *arguments: Any, geometry: Geometry | str | float = "euclidean", radius: float, **settings: Any
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        _check_whole(self, "train it by SAM in a loop of your own")
+        self._ball: dict[str, Any] = {"geometry": as_geometry(geometry), "radius": radius}
+        self._sam: SAM | None = None
+
+    def training_step(self, model: nn.Module, inputs: Any, *others: Any, **named: Any) -> Tensor:
+        """Compute the loss and, in the gradients, those at the perturbed weights, added to what was there."""
+        trainer: Any = self
+        step: Any = super().training_step  # type: ignore[misc]
+        own: nn.Module = trainer.accelerator.unwrap_model(trainer.model)
+        base = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        if self._sam is None or self._sam.base is not base:
+            self._sam = SAM(base, own, **self._ball)
+        before = {p: p.grad for p in own.parameters() if p.grad is not None}  # of earlier micro-batches
+        own.zero_grad()
+        loss: Tensor = step(model, {**inputs}, *others, **named)
+        with self._sam.perturbed():
+            own.zero_grad()
+            step(model, {**inputs}, *others, **named)
+        for p, grad in before.items():
+            p.grad = grad if p.grad is None else p.grad.add_(grad)
+        return loss
+
+
+def _check_whole(trainer: Any, instead: str) -> None:
+    """Raise ValueError where a trainer spreads its model over processes."""
+    spread = getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)
+    if spread or is_sharded(trainer.model):
+        raise ValueError(f"The model must be whole. Found a trainer that spreads this one over processes; {instead}")

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from numbers import Real
 from typing import Any
@@ -22,6 +22,7 @@ from quotient_manifolds.messages import brief, shown
 __all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]
 
 SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
+MODULES_SHOWN = 10
 TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have updates
 
 
@@ -55,8 +56,8 @@ class MergedAdapter:
     became of each module's updates. weights: those of the adapters.
     """
 
-    settings: dict[str, Any]
-    tensors: dict[str, Tensor]
+    settings: dict[str, Any] = field(repr=False)
+    tensors: dict[str, Tensor] = field(repr=False)
     modules: tuple[MergedModule, ...]
     weights: tuple[float, ...]
 
@@ -65,6 +66,15 @@ class MergedAdapter:
         """Return which part of the mean of all updates together is lost by truncation (Frobenius)."""
         norm = math.hypot(*(module.norm for module in self.modules))
         return math.hypot(*(module.lost for module in self.modules)) / norm if norm else 0.0
+
+    def __str__(self) -> str:
+        weights = ", ".join(f"{weight:g}" for weight in self.weights)
+        head = f"{len(self.weights)} adapters merged with weights {weights}; {self.relative_error:.2%} lost in all"
+        shown = self.modules[:MODULES_SHOWN]
+        width = max((len(module.name) for module in shown), default=0)
+        lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in shown]
+        more = [f"and {len(self.modules) - len(shown)} more"] if len(self.modules) > len(shown) else []
+        return "\n".join([head, *lines, *more])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the adapter to a new directory, as peft does: `PeftModel.from_pretrained` and `load_model` read it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,90 @@ def test_settings_are_refused_before_training(
     trainer.is_fsdp_enabled = "fsdp" in settings
     with pytest.raises((ValueError, TypeError), match=message):
         added(trainer, **{name: value for name, value in settings.items() if name != "fsdp"})
+
+
+class SAMTrainer(qm.SAMTrainerMixin, transformers.Trainer):  # type: ignore[misc, unused-ignore]
+    pass
+
+
+def by_sam(start: nn.Module, folder: Path, radius: float, **settings: Any) -> nn.Module:
+    rows = [{"input_ids": ids, "labels": ids} for ids in sequences(16)]
+    chosen = {"max_steps": 3, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(folder), seed=0, save_strategy="no", **{**chosen, **settings})
+    model = copy.deepcopy(start)
+    trainer = SAMTrainer(model, arguments, train_dataset=rows, geometry="adaptive", radius=radius)
+    trainer.train()
+    return model
+
+
+def without_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
+    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **none, eos_token_id=1))
+    return model
+
+
+def furthest(one: nn.Module, other: nn.Module) -> float:
+    return max(float((p - other.get_parameter(name)).detach().abs().max()) for name, p in one.named_parameters())
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_trainer_with_sam_does_what_a_loop_with_sam_does(tmp_path: Path, accumulated: int) -> None:
+    start = without_dropout()
+    settings = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+    rows = sequences(1).repeat(16, 1)  # one micro-batch, whatever the order
+    labels = rows.clone()
+    labels[:, 0] = -100  # which is never predicted, and a trainer counts it as if it were
+    model, twin = copy.deepcopy(start), copy.deepcopy(start).train()
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        seed=0,
+        save_strategy="no",
+        max_steps=3,
+        per_device_train_batch_size=16,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        gradient_accumulation_steps=accumulated,
+        **settings,
+    )
+    data = [{"input_ids": ids, "labels": to} for ids, to in zip(rows, labels, strict=True)] * accumulated
+    SAMTrainer(model, arguments, train_dataset=data, geometry="adaptive", radius=0.05).train()
+    sam = qm.SAM(torch.optim.SGD(twin.parameters(), lr=0.1), twin, geometry="adaptive", radius=0.05)
+
+    def closure() -> torch.Tensor:
+        sam.zero_grad()
+        loss: torch.Tensor = twin(input_ids=rows, labels=labels).loss
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(3):
+        sam.step(closure)
+    assert furthest(start, twin) > 1e-3
+    assert furthest(model, twin) < 1e-6
+
+
+def test_sam_changes_a_run_and_radius_0_does_not(tmp_path: Path) -> None:
+    start = without_dropout()
+    plain = copy.deepcopy(start)
+    trainer_of(plain, tmp_path, max_steps=3).train()
+    assert furthest(by_sam(start, tmp_path, 0.0), plain) == 0
+    assert furthest(by_sam(start, tmp_path, 0.05), plain) > 1e-6
+
+
+@pytest.mark.parametrize("clipped", [1.0, 0.0])
+def test_the_trainers_clipping_is_said_of_optimizers_that_it_makes_depend_on_factors(
+    start: nn.Module, tmp_path: Path, clipped: float
+) -> None:
+    model = copy.deepcopy(start)
+    found = qm.find_symmetries(model.eval(), {"input_ids": sequences(4)})
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=1e-3)
+    trainer = trainer_of(model, tmp_path, max_grad_norm=clipped)
+    trainer.create_optimizer_and_scheduler = lambda num_training_steps: None
+    trainer.optimizer, trainer.lr_scheduler = optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    said = [str(each.message) for each in caught if "clipped to norm 1" in str(each.message)]
+    assert len(said) == (clipped == 1.0)

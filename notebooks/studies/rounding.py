@@ -147,6 +147,10 @@ def embedded(params: Params) -> Tensor:
     return nn.functional.normalize((hidden * mask).sum(1), dim=-1)
 
 
+MAIN = ("4 bits", "3 bits, groups and clipping", "50 % pruned")
+"""The ways that the page shows; all are in a file beside it."""
+
+
 def tables(record: Record) -> Tables:
     """Return errors by subject, way and point of the orbit; their ratio with an interval over sentences or batches."""
     rows: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
@@ -167,7 +171,8 @@ def tables(record: Record) -> Tables:
          ["Largest condition of a group element", f"{max(conditions):.0f}"]],
         columns=["Descents", ""],
     )  # fmt: skip
-    return {"errors": pd.DataFrame(shown, columns=columns), "descents": said}
+    errors = pd.DataFrame(shown, columns=columns)
+    return {"errors": errors, "main": errors[errors["Way"].isin(MAIN)], "descents": said}
 
 
 def _less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:

@@ -125,7 +125,7 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
     type=float,
     multiple=True,
     help="Of the balls of geometries without radii of their own, in the metric's norm over all parameters; give it "
-    "again for another.",
+    "again for another.  [default: one suggested for each geometry]",
 )
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
 @click.option("--symmetries", help="all, pairs or paper: which are quotiented out.  [default: all]")
@@ -219,12 +219,10 @@ def _balls(
         own = [float(each) for each in listed.split(",")] if colon else radii
     except ValueError:
         raise common.BadInput(f"Expected a geometry and its radii, as inv:0.1,0.2. Found {word!r}") from None
-    if not own:
-        raise common.BadInput(f"The geometry {word} has no radius: give --radius, or --geometry {word}:0.1")
     options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
     number = name.lstrip("-").replace(".", "", 1).isdigit()
     geometry: str | float = float(name) if number else name
-    return list(measures_of("worst-case", [geometry], {"radius": list(own)}, options=options))
+    return list(measures_of("worst-case", [geometry], {"radius": list(own)} if own else {}, options=options))
 
 
 @common.command

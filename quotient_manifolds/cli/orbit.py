@@ -23,7 +23,7 @@ FIGURES = (".svg", ".pdf", ".png")
 
 @common.command
 @click.argument("model")
-@click.option("--radius", type=float, default=0.3, show_default=True, help="Of the ball, in the metric's norm.")
+@click.option("--radius", type=float, help="Of the ball.  [default: one suggested for each geometry]")
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Of ascent.")
 @click.option("--scale", "scales", type=float, multiple=True, default=SCALES, show_default=True, help="Of the move.")
 @common.inputs_option
@@ -33,7 +33,7 @@ FIGURES = (".svg", ".pdf", ".png")
 @common.run_options
 def orbit(
     model: str,
-    radius: float,
+    radius: float | None,
     steps: int,
     scales: tuple[float, ...],
     inputs: str | None,
@@ -59,9 +59,10 @@ def orbit(
         common.check_output(file, model)
     if figure is not None and figure.suffix not in FIGURES:
         raise common.BadInput(f"A figure must be {', '.join(FIGURES)}. Found {figure.name!r}.")
-    from quotient_manifolds.cli.subject import along_orbit, distance_batch, inputs_for, symmetries_of
+    from quotient_manifolds.cli.subject import along_orbit, distance, distance_batch, inputs_for, symmetries_of
     from quotient_manifolds.geometry import Adaptive, Quotient
     from quotient_manifolds.load import load_model
+    from quotient_manifolds.sharpness import suggest_radius
 
     network = load_model(model).to(device=device)
     with inputs_for(network, inputs, seed=seed) as given:
@@ -72,7 +73,10 @@ def orbit(
     found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     quotiented: Any = found if symmetries else "all"
     geometries = (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented))
-    ascent = {"radius": radius, "steps": steps, "seed": seed}
+    at = {
+        each.name: suggest_radius(network, distance, [batch], each) if radius is None else radius for each in geometries
+    }
+    ascent = {"radius": at, "steps": steps, "seed": seed}
     with common.progress_bars(quiet=quiet) as progress:
         rows = list(along_orbit(network, found, geometries, batch, scales, ascent=ascent, progress=progress))
     lines: dict[str, list[float]] = {}
@@ -89,7 +93,8 @@ def orbit(
     if not quiet:
         cells = [[name, *(f"{ratio - 1:+.1e}" for ratio in ratios)] for name, ratios in lines.items()]
         columns = ["measure", *(f"a = {scale:g}" for scale in scales)]
-        caption = f"{model}: relative change of sharpness, radius {radius:g}"
+        radii = ", ".join(f"{name} at radius {each:g}" for name, each in at.items())
+        caption = f"{model}: relative change of sharpness, {radii}"
         common.show(Table("changes", caption, columns, cells, [False] + [True] * len(scales)))
 
 

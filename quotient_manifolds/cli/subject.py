@@ -124,13 +124,14 @@ def along_orbit(
                 moved.load_state_dict(there, strict=False)  # buffers stay
             here = [like(batch, next(moved.parameters()))]
             for geometry in geometries:
-                value = worst_case_sharpness(moved, distance, here, geometry=geometry, **ascent).mean
+                settings = {**ascent, "radius": ascent["radius"][geometry.name]}
+                value = worst_case_sharpness(moved, distance, here, geometry=geometry, **settings).mean
                 done += 1
                 progress("moving along the orbit", done, total)
                 if scale is None and not value > 0:
                     raise ValueError(
-                        f"The loss of the model must rise within radius {ascent['radius']:g} of {geometry.name}. Found "
-                        f"no rise in {precision}: choose more steps, or another radius."
+                        f"The loss of the model must rise within radius {settings['radius']:g} of {geometry.name}. "
+                        f"Found no rise in {precision}: choose more steps, or another radius."
                     )
                 ratio = value / before.setdefault(geometry.name, value)
                 yield {"precision": precision, "measure": geometry.name, "scale": scale, "value": value, "ratio": ratio}

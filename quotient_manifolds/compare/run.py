@@ -35,8 +35,9 @@ from quotient_manifolds.compare.worker import (
     tasks_of,
 )
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import HessianTrace, Measure, TopEigenvalue
+from quotient_manifolds.sharpness import HessianTrace, Measure, PreparedModel, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
+from quotient_manifolds.sharpness.suggest import suggested
 from quotient_manifolds.version import MEANING, VERSION
 
 # What a tick is taken to need: a product with the Hessian two passes, and an eigenvalue 40 products, or many more.
@@ -89,6 +90,7 @@ def run_comparison(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
         store = stack.enter_context(Store(folder / "store.sqlite"))
+        wanted, said = with_radii(wanted, device, store)
         jobs = jobs_of(wanted, device)
         left = [job for job in jobs if _left(job, store)]
         made: dict[str, Measured] = {}  # by checkpoint
@@ -103,9 +105,43 @@ def run_comparison(
         redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
         failures = [row for job in left for row in made[job.checkpoint.name][1]]
         found = analyse(wanted, jobs, failures, store, command=redo, progress=progress)
+        found = replace(found, notes=(*said, *found.notes))
         if out is not None:
             write_comparison(found, folder)
     return replace(found, measured_now=sum(count for count, _ in made.values()))
+
+
+def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tuple[str, ...]]:
+    """Return the spec with a radius wherever one is to be suggested, and a sentence on each of those.
+
+    It is suggested on the first checkpoint and its first batch, once: a store keeps it for all runs. Raises ValueError
+    where that checkpoint cannot be measured.
+    """
+    if not any(each.suggested for each in spec.measures):
+        return spec, ()
+    job, measures, said = jobs_of(spec, device)[0], list[MeasureEntry](), list[str]()
+    loaded: Loaded | None = None
+    for entry in spec.measures:
+        if not entry.suggested:
+            measures.append(entry)
+            continue
+        key = repr(("suggested radius", entry.measure.geometry, spec.loss, spec.dtype, VERSION))
+        known = None if store is None else store.recall(key)
+        if known is None:
+            if loaded is None:
+                loaded = load(job)
+            batches = loaded.batches["data"][:1]
+            prepared = PreparedModel.of(
+                loaded.model, spec.loss_of(), batches, entry.measure.geometry, known=loaded.known
+            )
+            known = {"radius": suggested(prepared), "checkpoint": job.checkpoint.name}
+            if store is not None:
+                store.remember(key, known)
+        own: Any = entry.measure  # a worst case, which has a radius
+        chosen = MeasureEntry(replace(own, radius=known["radius"]), entry.warm_start)
+        measures.append(chosen)
+        said.append(f"The radius of {chosen.label} was suggested on {known['checkpoint']} (suggest_radius).")
+    return replace(spec, measures=measures), tuple(said)
 
 
 def jobs_of(spec: Spec, device: str) -> list[Job]:
@@ -229,6 +265,10 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     On its first batch one pass is timed in every geometry, whose symmetries are verified there, as they will be for
     every other. One that was never loaded is taken to have as many batches as the first. Nothing is measured or kept.
     """
+    place = Path(out) / "store.sqlite"
+    with ExitStack() as stack:
+        kept = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
+        spec, said = with_radii(spec, str(device), kept)
     jobs, start, columns = jobs_of(spec, str(device)), time.perf_counter(), ["tasks", "left", "passes", "seconds"]
     name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
     loading, rows, to_load = time.perf_counter() - start, list[tuple[str, bool]](), 0
@@ -236,7 +276,6 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
         empty = pd.DataFrame(columns=[*columns, "time"], dtype=float)
         return Forecast(empty, None, 0.0, len(jobs), (f"{name}: {loaded}",), ())
     with ExitStack() as stack:
-        place = Path(out) / "store.sqlite"
         store = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
         for job in jobs:
             record = None if store is None else store.recall(job.fingerprint)
@@ -254,7 +293,8 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
             passes = entry.measure.ticks(loaded.model) * PASSES.get(type(entry.measure), 1)
             measures.loc[entry.label, ["passes", "seconds"]] = passes, seconds
     measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
-    notes = [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
+    notes = [*said]
+    notes += [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
     notes += unmatched([each.name for each in spec.checkpoints], spec.scores)
     return Forecast(measures, name, loading, to_load, tuple(failures), tuple(notes))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from quotient_manifolds.check import meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
@@ -43,10 +43,15 @@ Scores = dict[str, float | str | None]
 
 @dataclass(frozen=True)
 class MeasureEntry:
-    """Say how tables call a measure; warm_start: the ascent begins where that at the next smaller radius ended."""
+    """Say how tables call a measure; warm_start: the ascent begins where that at the next smaller radius ended.
+
+    suggested: the radius is not chosen, and that of `measure` stands in for the one that `run_comparison` suggests on
+    the first checkpoint, by the rule of `suggest_radius`, and takes for all.
+    """
 
     measure: Measure
     warm_start: bool = False
+    suggested: bool = False
 
     @property
     def label(self) -> str:
@@ -67,7 +72,7 @@ class MeasureEntry:
     @property
     def radius(self) -> float | None:
         """Return the radius of the ball; None where the measure has none."""
-        return getattr(self.measure, "radius", None)
+        return None if self.suggested else getattr(self.measure, "radius", None)
 
     @property
     def setting(self) -> str:
@@ -100,7 +105,7 @@ def measures_of(
     """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
 
     kind: a key of `MEASURES`. options: of the measure and of its geometries. Raises ValueError or TypeError for what
-    does not go together.
+    does not go together. A worst case without a radius gets the one that is suggested.
     """
     made = MEASURES[kind]
     names = {each.name for each in fields(made)} - {"progress"}
@@ -108,9 +113,11 @@ def measures_of(
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     if foreign := sorted(given - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
-        near = difflib.get_close_matches(foreign[0], [*names, *GEOMETRY_OPTIONS], n=1, cutoff=0.8)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{foreign[0]} is no option of {kind}{meant}; it has {allowed}")
+        near = meant(foreign[0], [*names, *GEOMETRY_OPTIONS], cutoff=0.8)
+        raise ValueError(f"{foreign[0]} is no option of {kind}, which has {allowed}{near}")
+    suggested = made is WorstCase and "radius" not in given
+    sizes = {"radius": [1.0]} if suggested else sizes
+    given |= set(sizes)
     if lacking := sorted({each.name for each in fields(made) if each.default is MISSING} - given):
         raise ValueError(f"{kind} needs a {lacking[0]}")
     if warm_start and "after" not in names:
@@ -123,7 +130,7 @@ def measures_of(
     for name in geometries:
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         for ball in balls or [{}]:
-            yield MeasureEntry(made(geometry, **ball, **own), warm_start)
+            yield MeasureEntry(made(geometry, **ball, **own), warm_start, suggested)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +13,7 @@ import pandas as pd
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.compare.spec import MEASURES, BatchFunction, MeasureEntry, Scores, Spec, measures_of
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load import DataSource, find_checkpoints, load_object
@@ -86,9 +86,8 @@ def _checked(place: str, section: Any, keys: Collection[str], needed: Collection
     above = f"{place}." if place else ""
     for key in section:  # before those that are missing: a key that is misspelt is missing too
         if key not in keys:
-            near = difflib.get_close_matches(str(key), keys, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"unknown key '{above}{key}'{meant} The keys here: {', '.join(keys)}")
+            near = meant(key, keys) or "."
+            raise ValueError(f"unknown key '{above}{key}'{near} The keys here: {', '.join(keys)}")
     if lacking := [key for key in needed if key not in section]:
         raise ValueError(f"{above}{lacking[0]} is missing")
     return section
@@ -108,8 +107,7 @@ def _measures(section: Any) -> list[MeasureEntry]:
     """Return the measures that a section asks for, in each of its geometries and at each of its sizes."""
     given = dict(section)
     kind, geometries = given.pop("measure", None), _numbers(given.pop("geometry", []))
-    if kind not in MEASURES:
-        raise ValueError(f"measure must be one of {', '.join(MEASURES)}. Found {kind!r}")
+    check_one_of("measure", kind, MEASURES)
     sizes = {name: _numbers(given.pop(name)) for name in SIZES if name in given}
     if not isinstance(warm_start := given.pop("warm_start", False), bool):
         raise ValueError(f"warm_start must be true or false. Found {warm_start!r}")

@@ -11,6 +11,7 @@ from typing import Any, Literal, final, get_args
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
@@ -359,9 +360,10 @@ def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
     kinds: dict[str | float, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
     kind = kinds.get(geometry, Quotient)
     if kind is Quotient and isinstance(geometry, str) and geometry not in METRICS:
-        known = ", ".join(map(str, [*kinds, *METRICS]))
-        raise ValueError(f"geometry must be one of {known}, or a number t. Found {geometry!r}")
+        check_one_of("geometry", geometry, [*kinds, *METRICS], ", or a number t")
     own = {each.name for each in fields(kind)} - {"metric"}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
-        raise ValueError(f"{foreign[0]} is no option of the geometry {geometry}; it has {', '.join(sorted(own))}")
+        near = meant(foreign[0], own)
+        listed = ", ".join(sorted(own))
+        raise ValueError(f"The geometry {geometry} has the options {listed}. Found {foreign[0]!r}{near}")
     return kind(**({"metric": geometry} if kind is Quotient else {}), **options)

@@ -122,7 +122,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise ValueError(
             f"No model at {path}: expected a directory with config.json and safetensors weights, or "
-            "package.module:function."
+            "package.module:function. Nothing is downloaded: save a model of the Hugging Face Hub first, by "
+            "its class's from_pretrained(name) and save_pretrained(directory)."
         )
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")

@@ -42,6 +42,12 @@ class OrbitAudit:
         """Return the median drift; what is not finite counts as infinite."""
         return statistics.median(each if math.isfinite(each) else math.inf for each in self.drifts)
 
+    def __str__(self) -> str:
+        rows = zip(self.starts, self.drifts, self.moved_losses, strict=True)
+        lines = [f"{start:14.1e}  {drift:14.1e}  {loss:.6g}" for start, drift, loss in rows]
+        head = f"{self.optimizer}: median drift {self.drift:.1e} of the distance trained; loss {self.loss:.6g}"
+        return "\n".join([head, "at the start     after training  loss", *lines])
+
 
 def orbit_audit(
     make_optimizer: MakeOptimizer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ Closure = Callable[[], Any]
 Parameters = Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Named parameters, as `model.named_parameters()` gives them, or groups of them with their own settings."""
 
+CLIPPED, WARNED = 1e-5, 2  # how near to 1 a clipped norm is; how many in a row are no coincidence
 _OF_EVERY_GROUP = ("params", "param_names", "pairs", "initial_lr", "foreach", "capturable", "differentiable", "fused")
 """What a group may say besides: schedulers write one of these, and the others choose how parameters of no pair go."""
 
@@ -73,7 +75,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         groups: list[Any] = [dict(each) if isinstance(each, Mapping) else each for each in params]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
-        self._settings, self._ready = {*defaults, "metric"}, False
+        self._settings, self._ready, self._clipped = {*defaults, "metric"}, False, 0
         super().__init__(groups, self._plain.defaults | {"metric": metric})
         self._ready = True
         self._batches = self._batched()
@@ -228,13 +230,27 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if not named:
             return
         sizes = torch._foreach_norm([grad for _, grad in named])
-        finite = torch.stack([size.float().to(sizes[0].device) for size in sizes]).isfinite().tolist()
+        numbers = torch.stack([size.float().to(sizes[0].device) for size in sizes]).tolist()
+        self._warn_of_clipping(math.hypot(*numbers))
+        finite = [math.isfinite(size) for size in numbers]
         for (name, grad), fine in zip(named, finite, strict=True):
             if not fine and not bool(grad.isfinite().all()):  # a norm may overflow where no entry does
                 raise ValueError(
                     f"gradients must be finite. Found that of {name} holds NaN or infinity, and nothing was changed: "
                     "skip this batch, or take a smaller lr"
                 )
+
+    def _warn_of_clipping(self, size: float) -> None:
+        """Warn once if the gradients have norm 1 at two steps in a row, as those have that a trainer clips to 1."""
+        clipped = abs(size - 1) < CLIPPED and len(self._of_pairs) > 0
+        self._clipped = self._clipped + 1 if clipped else min(self._clipped, WARNED) * (self._clipped >= WARNED)
+        if clipped and self._clipped == WARNED:
+            warnings.warn(
+                "gradients were clipped to norm 1 before the step, so the run depends on how pairs are factored: give "
+                "max_norm= to the optimizer instead, and max_grad_norm=0 to Hugging Face's TrainingArguments, whose "
+                "default is 1.0",
+                stacklevel=5,
+            )
 
     def _with_requirement(self) -> set[str]:
         return {name for name, p in self._of_pairs.items() if p.requires_grad}
@@ -278,7 +294,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return [(place[batch.pairs[0].names[0]], batch) for batch in in_batches(chosen, apart)]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")
+        own = ("_clipped", "_symmetries", "_max_norm", "_plain", "_ready", "_settings")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from quotient_manifolds.sharpness.measure import (
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result
+from quotient_manifolds.sharpness.suggest import suggest_radius
 from quotient_manifolds.sharpness.worst_case import (
     AverageCase,
     GradientNorm,
@@ -49,6 +50,7 @@ __all__ = [
     "hessian_trace",
     "legacy_sharpness",
     "next_token_cross_entropy",
+    "suggest_radius",
     "top_eigenvalue",
     "worst_case_profile",
     "worst_case_sharpness",

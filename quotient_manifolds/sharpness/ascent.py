@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, Protocol, final
+from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import torch
 
@@ -286,10 +286,11 @@ Ball = L2Ball | LinfBall
 BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBall}
 
 
-def check_radius(radius: float, name: str = "radius") -> None:
+def check_radius(radius: Any, name: str = "radius") -> None:
     """Raise ValueError unless the radius, or what else is called so, is a positive finite number."""
     if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
-        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}")
+        several = "; use worst_case_profile for several radii" if isinstance(radius, (list, tuple)) else ""
+        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}{several}")
 
 
 def check_whole(name: str, value: int, least: int) -> None:

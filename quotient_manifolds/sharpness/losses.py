@@ -30,6 +30,20 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
+def check_loss(loss: Any) -> None:
+    """Raise TypeError unless a loss can be called as loss(model, batch): torch's take outputs and targets instead."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    of_torch = getattr(loss, "__module__", None) == F.__name__
+    if isinstance(loss, nn.modules.loss._Loss) or of_torch or name in dir(torch._C._nn):
+        instead = "quotient_manifolds.cross_entropy" if "cross" in name.lower() else "a function of your own"
+        raise TypeError(
+            f"A loss must be called as loss(model, batch). Found torch's {name}, which takes outputs and targets; use "
+            f"{instead}, or lambda model, batch: {name}(model(batch[0]), batch[1])"
+        )
+    if not callable(loss):
+        raise TypeError(f"A loss must be callable as loss(model, batch). Found {type(loss).__name__}")
+
+
 def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """Compute the mean cross-entropy of a causal language model: the logits at t against the token at t + 1.
 

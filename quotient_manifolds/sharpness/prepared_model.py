@@ -14,13 +14,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import RandomSampler
 
 from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, ShardedSpace, TangentSpace, as_geometry
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import is_sharded, together
-from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.losses import Loss, check_loss
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
     ShardedObjective,
@@ -73,6 +74,7 @@ class PreparedModel:
         out. some: go on as long as one batch can be measured, and keep the complaints about the others. known: what was
         found before of this model, as it is. All processes that share a model come here together.
         """
+        check_loss(loss)
         geometry, known, sharded = as_geometry(geometry), known or KnownSymmetries(), None
         if isinstance(model, nn.Module) and is_sharded(model):
             found = together(lambda: _checked(model, batches))
@@ -89,6 +91,7 @@ class PreparedModel:
                     precisions.append(precision)
                 except Exception as error:  # the model is the user's
                     if not some or len(complaints) == len(found) - 1:
+                        check_dtypes(model, batch, error)
                         raise
                     complaints[index] = sentence(error)
             geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
@@ -127,10 +130,29 @@ def listed(batches: Iterable[Any]) -> list[Any]:
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
     if single or not isinstance(batches, Iterable) or isinstance(batches, (Tensor, Mapping, str)):
         raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
+    if isinstance(getattr(batches, "sampler", None), RandomSampler):
+        warnings.warn(
+            "a shuffled DataLoader gives other batches, and so another value, at every call: pass list(loader), made "
+            "once, or a loader with shuffle=False",
+            stacklevel=2,
+        )
     found = list(batches)
     if not found:
         raise ValueError("There must be at least one batch to measure on. Found none")
     return found
+
+
+def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
+    """Raise TypeError where a model cannot compute because a batch has other floating point numbers than its own."""
+    own = {w.dtype for w in model.parameters() if w.is_floating_point()}
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    given = [leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if isinstance(error, RuntimeError) and len(own) == 1 and (other := [dtype for dtype in given if dtype not in own]):
+        name = str(next(iter(own))).removeprefix("torch.")
+        raise TypeError(
+            f"A batch must have the dtype of the model, {name}. Found {str(other[0]).removeprefix('torch.')}; convert "
+            f"the batch by .to(torch.{name}), or the model"
+        ) from error
 
 
 def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:

@@ -97,6 +97,13 @@ class Result:
         return tuple(each.value for each in self.batches)
 
     @property
+    def value(self) -> float:
+        """Return the measure on the only batch. Raises ValueError if there are several, which have a `mean`."""
+        if len(self.batches) > 1:
+            raise ValueError(f"value is that of a single batch. Found {len(self.batches)}; use mean, or values")
+        return self.batches[0].value
+
+    @property
     def mean(self) -> float:
         """Return the mean over batches, each counting the same."""
         return mean_and_error(self.values)[0]
@@ -183,7 +190,9 @@ class Result:
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
-        stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
+        count = len(self.batches)
+        stated = [f"{count} batch{'es' if count > 1 else ''}"]
+        stated += [f"{key} {value}" for key, value in self.settings.items() if value != ""]
         if self.truncation_warning:
             stated.append(f"beyond reach, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"

@@ -26,7 +26,6 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "unknown geometry": ((*MEASURE, "--geometry", "manhattan"), ("geometry must be", "manhattan")),
     "unknown geodesic": ((*MEASURE, "--geodesic", "third"), ("geodesic must be one of first, second, exact",)),
     "no number as radius": ((*MEASURE, "--geometry", "inv:x"), ("inv:0.1,0.2",)),
-    "no radius": (("measure", "BERT", "--data", "DATA"), ("has no radius",)),
     "negative radius": ((*MEASURE, "--geometry", "inv:-1"), ("radius",)),
     "texts longer than the model": ((*MEASURE, "--max-length", 65), ("64",)),
     "no such column": ((*MEASURE, "--columns", "text"), ("name=value",)),

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
-from quotient_manifolds.compare import BatchFunction, MeasureEntry, Spec, read_spec
+import quotient_manifolds as qm
+from quotient_manifolds.compare import BatchFunction, MeasureEntry, Spec, forecast, read_spec, run_comparison
 from quotient_manifolds.compare.spec import MEASURES
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase
-from tests.zoos import write_images
+from tests.zoos import small, write_images, write_seeds, write_spec
 
 GOOD = """\
 checkpoints:
@@ -127,7 +129,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "geometry: euclidean",
         "geometri: inv",
-        "measures.1: geometri is no option of gradient-norm (did you mean geometry?)",
+        "measures.1: geometri is no option of gradient-norm, which has none; did you mean 'geometry'?",
     ),
     ("  path: train.npz\n", "", "data.path is missing"),
     (
@@ -155,9 +157,12 @@ WRONG: list[tuple[str, str, str]] = [
     ("measure: worst-case", "measure: worst", "measures.0: measure must be one of worst-case, "),
     ("[inv, adaptive]", "invariant", "measures.0: geometry must be one of euclidean, adaptive, inv,"),
     ("[0.1, 0.2]", "0", "measures.0: radius must be a positive finite number. Found 0"),
-    ("    radius: [0.1, 0.2]\n", "", "measures.0: worst-case needs a radius"),
     ("geometry: euclidean", "geometry: inv\n    radius: 1", "measures.1: radius is no option of gradient-norm"),
-    ("geometry: euclidean", "geometry: inv\n    eta: 0.1", "eta is no option of the geometry inv; it has eps"),
+    (
+        "geometry: euclidean",
+        "geometry: inv\n    eta: 0.1",
+        "The geometry inv has the options eps, geodesic, ",
+    ),
     ("geometry: euclidean", "geometry: inv\n    warm_start: true", "gradient-norm has no warm_start"),
     ("[0.1, 0.2]", "[0.1, 0.1]", "measures must have names of their own. Found inv .*, radius 0.1 twice"),
     # YAML.
@@ -241,3 +246,20 @@ def test_files_that_are_no_spec(tmp_path: Path) -> None:
             read_spec(path)
     with pytest.raises(ValueError, match=r"/dev/zero must be a spec, below \d+ bytes"):
         read_spec("/dev/zero")
+
+
+def test_a_radius_that_is_not_given_is_suggested_once_on_the_first_model(tmp_path: Path) -> None:
+    zoo = write_seeds(tmp_path, 3)
+    head = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+    spec = write_spec(zoo, "measure: worst-case, geometry: [euclidean, adaptive], steps: 3", head=head)
+    planned = forecast(read_spec(spec), zoo / "out")
+    found = run_comparison(spec, zoo / "out")
+    first = qm.suggest_radius(small(zoo / "models" / "m_0"), qm.cross_entropy, batches_of(spec)[:1], "adaptive")
+    assert found.measures["radius"].tolist()[1] == first
+    assert [each for each in planned.measures.index if "adaptive" in each] == [found.labels[1]]
+    assert f"The radius of {found.labels[1]} was suggested on m_0 (suggest_radius)." in found.notes
+    assert run_comparison(spec, zoo / "out").measured_now == 0
+
+
+def batches_of(spec: Path) -> list[Any]:
+    return list(read_spec(spec).data.batches(nn.Linear(1, 1)))

@@ -122,7 +122,7 @@ def flat_orbit(*_: object, **__: object) -> Iterator[dict[str, object]]:
 def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quotient_manifolds.cli.subject.along_orbit", flat_orbit)
     monkeypatch.setattr(
-        zoo, "write_text", lambda path, text: write_text(path, text.replace("radius:", "steps: 2, radius:"))
+        zoo, "write_text", lambda path, text: write_text(path, text.replace("mix]}", "mix], steps: 2, radius: 0.1}"))
     )
     monkeypatch.setattr(zoo, "TRAIN_POINTS", 24)
     monkeypatch.setattr(zoo, "ARCHITECTURE", SMALL)

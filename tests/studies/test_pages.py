@@ -161,7 +161,7 @@ def of_spec(study: str, setting: str) -> str:
 
 
 def again(zoo: Zoo) -> str:
-    return f"over longer ones, from {len({each['model'] for each in zoo.record['climbs']})} models"
+    return f"that of longer ascents, in {len({each['model'] for each in zoo.record['climbs']})} models"
 
 
 def of_mnist() -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pandas as pd
 from torch import nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, zeros_of
@@ -45,28 +46,19 @@ def cases() -> Iterator[tuple[str, Row]]:
     return ((name, row) for row in TABLE for name in row.types.split())
 
 
-def markdown() -> str:
+def csv() -> str:
     """The table for readers: one line for all types with the same symmetries, pairs of one small model each."""
-    lines = [
-        "| | model types | query/key | value/output | free biases | not found, and why |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ["domain", "model types", "query/key", "value/output", "redundant biases", "not found, and why"]
+    rows = []
     for row in TABLE:
         groups: dict[str, list[str]] = {"query/key": [], "value/output": []}
         for item, count in counts(row.pairs).items():
             kind, _, group = item.partition(" ")
             groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")
         biases = ", ".join(kind.removesuffix(" bias") for kind in counts(row.biases))
-        whys = [f"{item.replace(' ', ': ', 1)}" for item in counts(row.refused)]
-        cells = (
-            row.domain,
-            row.types.replace(" ", ", "),
-            *(", ".join(each) for each in groups.values()),
-            biases,
-            "; ".join(whys),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        whys = "; ".join(item.replace(" ", ": ", 1) for item in counts(row.refused))
+        rows.append([row.domain, row.types.replace(" ", ", "), *map(", ".join, groups.values()), biases, whys])
+    return pd.DataFrame(rows, columns=columns).to_csv(index=False)
 
 
 TABLE: tuple[Row, ...] = (

@@ -110,7 +110,8 @@ def tables(record: Record) -> Tables:
     """Return all tables of the study."""
     plan, runs = record["plan"], frame(record["trained"])
     return {
-        "losses": _losses(plan, runs),
+        "losses": (losses := _losses(plan, runs)),
+        "overview": _overview(losses),
         "widths": _widths(plan["ranks"], runs),
         "starts": _starts(plan, runs),
     }
@@ -128,6 +129,19 @@ def _losses(plan: Record, runs: pd.DataFrame) -> pd.DataFrame:
         said |= {"test loss": mean_of(own.test), "less AdamW's": less.get((rank, name), NONE)}
         rows.append(said | {"error": _loss(own.error.mean())})
     return pd.DataFrame(rows)
+
+
+def _overview(losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the test losses with a column for each rank, and the signs of a rate at the end and of significance."""
+    signs = (losses["learning rate"].str.contains("†").map({True: " †", False: ""})) + losses["less AdamW's"].map(
+        lambda less: " *" if str(less).endswith("*") else ""
+    )
+    cells = losses.assign(cell=losses["test loss"].map(str) + signs, rank="rank " + losses["rank"].map(str))
+    return (
+        cells.pivot(index="optimizer", columns="rank", values="cell")[[*cells["rank"].unique()]]
+        .loc[[*CANDIDATES]]
+        .reset_index()
+    )
 
 
 def _rate(runs: pd.DataFrame, own: pd.DataFrame) -> str:

@@ -1,0 +1,20 @@
+"""Check arguments, and say in one sentence what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def meant(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:
+    """Return "; did you mean 'NAME'?" for the known name that is nearest to a word, "" if none is near."""
+    near = difflib.get_close_matches(str(word).lower(), [str(each) for each in known], n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_one_of(name: str, value: object, known: Iterable[object], besides: str = "") -> None:
+    """Raise ValueError unless a value is among the known ones; besides: what else may be given, in words."""
+    known = list(known)
+    if value not in known:
+        listed = ", ".join(map(str, known)) + besides
+        raise ValueError(f"{name} must be one of {listed}. Found {value!r}{meant(value, known)}")

@@ -1,0 +1,79 @@
+"""What a newcomer gets wrong first is answered by one sentence that says what to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import quotient_manifolds as qm
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(5, 4), torch.randint(3, (5,))
+
+
+def measured(model: nn.Module, batches: Any, **settings: Any) -> qm.Result:
+    chosen = {"loss": qm.cross_entropy, "geometry": "inv", "radius": 0.1, "steps": 2, **settings}
+    return qm.worst_case_sharpness(model, batches=batches, **chosen)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, F.mse_loss, nn.MSELoss(), F.l1_loss])
+def test_losses_of_torch(model: nn.Module, batch: Any, loss: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"must be called as loss\(model, batch\). Found torch's") as raised:
+        measured(model, [batch], loss=loss)
+    assert ("quotient_manifolds.cross_entropy" in str(raised.value)) == ("ross" in str(loss))
+
+
+def test_a_loss_that_is_none(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be callable as loss\(model, batch\). Found str"):
+        measured(model, [batch], loss="cross_entropy")
+
+
+def test_inputs_in_another_precision(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"must have the dtype of the model, float32\. Found float64"):
+        measured(model, [(batch[0].double(), batch[1])])
+    with pytest.raises(TypeError, match=r"must have the dtype of the model, float64\. Found float32"):
+        measured(model.double(), [batch])
+
+
+def test_several_radii(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(ValueError, match="use worst_case_profile for several radii"):
+        measured(model, [batch], radius=[0.1, 0.2])
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("invv", "inv"), ("adaptve", "adaptive"), ("Euclidean", "euclidean")])
+def test_misspelt_geometries(model: nn.Module, batch: Any, wrong: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"Found '{wrong}'; did you mean '{right}'"):
+        measured(model, [batch], geometry=wrong)
+
+
+def test_a_shuffled_loader_is_said_and_another_is_not(model: nn.Module, batch: Any) -> None:
+    rows = TensorDataset(*batch)
+    with pytest.warns(UserWarning, match="a shuffled DataLoader gives other batches"):
+        measured(model, DataLoader(rows, batch_size=5, shuffle=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured(model, DataLoader(rows, batch_size=5), geometry="euclidean", steps=20)
+
+
+def test_a_result_is_printed_and_has_a_value(model: nn.Module, batch: Any) -> None:
+    found = measured(model, [batch])
+    assert found.value == found.mean
+    assert "(1 batch, radius 0.1, steps 2, restarts 0, seed 0)" in str(found)
+    with pytest.raises(ValueError, match=r"single batch\. Found 2; use mean"):
+        _ = measured(model, [batch, batch]).value
