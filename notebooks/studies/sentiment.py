@@ -241,7 +241,7 @@ def tables(found: Zoo) -> Tables:
         "comparisons": pd.DataFrame(
             {"Difference": ["Primary: |tau| of inv minus |tau| of adaptive"], "Here": [difference]}
         ),
-        "seeds": tau_table(seeds, own, seeds.shown),
+        "seeds": tau_table(seeds, own, [*MAIN, *seeds.shown[len(WORST) :]]),
         "measures": tau_table(seeds, own, seeds.measures),
         "settings": tau_table(settings, across, [*MAIN, *settings.shown[len(WORST) :]]),
         "factors": tau_table(settings, apart, MAIN),
