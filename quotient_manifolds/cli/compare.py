@@ -229,7 +229,7 @@ def _balls(
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default="results/demo", show_default=True, help="Folder."
 )
-@click.option("--models", type=click.IntRange(min=5), default=10, show_default=True, help="Models; a ranking needs 5.")
+@click.option("--models", type=click.IntRange(min=5), default=8, show_default=True, help="Models; a ranking needs 5.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @common.run_options
 def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
@@ -237,9 +237,9 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
 
     They are trained on scikit-learn's digits, once: the directory OUT keeps them. OUT/report.html shows three
     results on the first two: on its symmetry orbit a model's function stays and its adaptive sharpness changes; all
-    continuous symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by sharpness
-    and by generalisation gap, as `compare` does with OUT/zoo.yaml. Change OUT/zoo.yaml and run `compare` on it to see
-    more.
+    continuous symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by
+    sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml. Change OUT/zoo.yaml and run `compare` on
+    it to see more.
     """
     from quotient_manifolds.compare import Comparison, comparison_page
     from quotient_manifolds.demo import one_thread, prepare, tell

@@ -86,8 +86,8 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     return Chapter(
         "The function stays, adaptive sharpness does not",
         f"Random elements of the symmetry group change the weights of one model. Its output changes by at most "
-        f"{max(changes):.0e} of its size, which is rounding. Adaptive sharpness is multiplied by {min(adaptive):.2g} to "
-        f"{max(adaptive):.2g}; inv and mix change by at most {strayed:.0e}.",
+        f"{max(changes):.0e} of its size, which is rounding. Adaptive sharpness is multiplied by "
+        f"{min(adaptive):.2g} to {max(adaptive):.2g}; inv and mix change by at most {strayed:.0e}.",
         orbit_figure(SCALES, ratios).html(),
     )
 
