@@ -25,7 +25,7 @@ from quotient_manifolds.symmetries.certificate import certify
 
 IMAGES = 32
 SCALES = (0.1, 1.0, 10.0)  # of the group elements
-STEPS, REFINING = 20, 10  # of ascent; of Adam on the loss along the path
+STEPS, REFINING = 20, 20  # of ascent; of Adam on the loss along the path
 
 
 @dataclass(frozen=True)
