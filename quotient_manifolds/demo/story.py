@@ -87,7 +87,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
         "The function stays, adaptive sharpness does not",
         f"Random elements of the symmetry group change the weights of one model. Its output changes by at most "
         f"{max(changes):.0e} of its size, which is rounding. Adaptive sharpness is multiplied by "
-        f"{min(adaptive):.2g} to {max(adaptive):.2g}; inv and mix change by at most {strayed:.0e}.",
+        f"{_two_digits(min(adaptive))} to {_two_digits(max(adaptive))}; inv and mix change by at most {strayed:.0e}.",
         orbit_figure(SCALES, ratios).html(),
     )
 
@@ -126,3 +126,8 @@ def _logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
         logits: Tensor = model(**inputs).logits
     return logits
+
+
+def _two_digits(value: float) -> str:
+    """Return a number to two digits, without a power of ten where it is below a million."""
+    return f"{float(f'{value:.2g}'):g}"
