@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.cli.orbit import orbit
 
 if TYPE_CHECKING:
     import torch
@@ -229,28 +229,42 @@ def _balls(
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default="results/demo", show_default=True, help="Folder."
 )
-@click.option("--models", type=click.IntRange(min=5), default=16, show_default=True, help="Models; a ranking needs 5.")
+@click.option("--models", type=click.IntRange(min=5), default=8, show_default=True, help="Models; a ranking needs 5.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @common.run_options
 def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
-    They are trained on scikit-learn's digits, once: the directory OUT keeps them. One is moved along its symmetry
-    orbit, where the function stays the same, and its sharpness is compared before and after, as `orbit` does; that is
-    OUT/orbit.svg. Then all are ranked by sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml; OUT
-    receives its files, of which report.html is to be read. Change OUT/zoo.yaml and run `compare` on it to see more.
+    They are trained on scikit-learn's digits, once: the directory OUT keeps them. OUT/report.html shows three
+    results on the first two: on its symmetry orbit a model's function stays and its adaptive sharpness changes; all
+    continuous symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by
+    sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml. Change OUT/zoo.yaml and run `compare` on
+    it to see more.
     """
-    from quotient_manifolds.demo import one_thread, prepare
+    from quotient_manifolds.compare import Comparison, comparison_page
+    from quotient_manifolds.demo import one_thread, prepare, tell
+    from quotient_manifolds.files import write_text
 
+    parts, start = dict[str, float](), time.perf_counter()
+
+    def finished(part: str) -> None:
+        parts[part] = time.perf_counter() - start - sum(parts.values())
+
+    processes = workers or os.cpu_count() or 1
     with common.progress_bars(quiet=quiet) as progress:
-        spec = prepare(out, models=models, seed=seed, workers=workers or os.cpu_count() or 1, progress=progress)
-    figure = out / "orbit.svg"
-    moved = {"model": str(out / "models" / "vit-00"), "figure": figure, "radius": 0.2, "scales": (0.1, 1.0, 10.0)}
+        spec = prepare(out, models=models, seed=seed, workers=processes, progress=progress)
+        finished("training")
+        chapters = tell(out / "models" / "vit-00", out / "models" / "vit-01", out / "train.npz", processes, progress)
+        finished("symmetries")
     with one_thread():
-        click.get_current_context().invoke(orbit, **moved, seed=seed, device=device, quiet=quiet)
-        if not quiet:
-            click.echo(f"The first figure, while all models are measured: {figure}")
-        _say_failures(_measured(spec, out, quiet=quiet, device=device))
+        failures = _measured(spec, out, quiet=quiet, device=device)
+    finished("sharpness")
+    title = "Symmetries, sharpness and generalisation of small vision transformers"
+    write_text(out / "report.html", comparison_page(Comparison.load(out), title=title, chapters=chapters))
+    if not quiet:
+        common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
+        common.show("Seconds: " + ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items()))
+    _say_failures(failures)
 
 
 # ---- what all of them do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     from quotient_manifolds.compare.comparison import Comparison
-    from quotient_manifolds.compare.report import summary_tables
+    from quotient_manifolds.compare.report import comparison_page, summary_tables
     from quotient_manifolds.compare.run import Forecast, forecast, run_comparison
     from quotient_manifolds.compare.spec import BatchFunction, MeasureEntry, Spec, measures_of
     from quotient_manifolds.compare.spec_file import read_spec
@@ -24,6 +24,7 @@ __all__ = [
     "Spec",
     "Store",
     "StoreError",
+    "comparison_page",
     "forecast",
     "measures_of",
     "read_spec",

@@ -15,6 +15,8 @@ from quotient_manifolds.plots import Panel, scatter_figure
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import Correlation
 
+LEAST = 5  # models that a ranking takes
+
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Write report.html, comparison.json and values.csv (a row for each measure of each checkpoint)."""
@@ -33,16 +35,50 @@ def summary_tables(comparison: Comparison) -> list[Table]:
     return [table, *([_ranking_table(comparison.ranking())] if len(comparison.rankings) else [])]
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page of a comparison: what went wrong first, then rankings, figures and numbers."""
+def conclusion(comparison: Comparison) -> str:
+    """Return what may be concluded on whether measures predict the first score they are correlated with."""
+    models, ranking = len(comparison.scores), comparison.ranking()
+    ranking = ranking[ranking["value"].notna()]
+    if models < LEAST or not len(ranking):
+        return (
+            f"{models} models in {len(comparison.measures)} measures. No ranking: it takes five models with a score "
+            "that tells them apart (test data, or scores)."
+        )
+    target = ranking["against"].iloc[0]
+    rows = ranking[ranking["against"] == target]
+    sizes, score = rows["value"].abs().round(9), target.replace("_", " ")
+    best = rows[sizes == sizes.max()]
+    decided = rows[(rows["low"] > 0) | (rows["high"] < 0)]
+    first = best.iloc[0]
+    named = f"{first['measure']} has the largest" if len(best) == 1 else f"{len(best)} measures are tied at the largest"
+    said = (
+        f"Of {len(rows)} measures, {named} rank correlation with the {score} in size, tau {_signed(first['value'])}. "
+    )
+    if decided.empty:
+        return said + f"No 95 % interval excludes 0: these {models} models do not show that any of them predicts it."
+    return (
+        said
+        + f"{len(decided)} of the 95 % intervals exclude{'s' * (len(decided) == 1)} 0, which {models} models of one "
+        "kind show of models like these alone."
+    )
+
+
+def comparison_page(comparison: Comparison, *, title: str | None = None, chapters: Sequence[Any] = ()) -> str:
+    """Return the page of a comparison: what failed, the ranking and figures; all else is folded at the end.
+
+    chapters: of the demonstration, shown first.
+    """
     known, cells = comparison.known
     caption = "What could not be measured; it is tried again when the comparison is run again"
     failures, rankings = comparison.failure_groups(), comparison.rankings
     return render(
         "comparison.html.j2",
-        title=f"Comparison: {comparison.spec}",
-        lead=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures: "
-        f"{known} of {cells} values (a measure of a checkpoint) are known.",
+        title=title or f"Sharpness of the {len(comparison.scores)} models of {comparison.spec}",
+        lead=conclusion(comparison),
+        computed=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures: "
+        f"{known} of {cells} values (a measure of a checkpoint) are computed.",
+        chapters=chapters,
+        taus=_tau_table(comparison) if len(rankings) else None,
         failures=failures and _table("failed", caption, ["Checkpoint", "What", "Why"], failures, words=3),
         notes=comparison.notes,
         cautions=comparison.cautions,
@@ -66,6 +102,24 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
         rows.append([*names, _signed(row["value"]), interval, *p_values, str(row["models"])])
     columns = ["Measure", "Against", "Given", "Kind", "Value", "Interval", "p", "p, Holm", "Models"]
     return _table("rankings", "Correlations over models", columns, rows, words=4)
+
+
+def _tau_table(comparison: Comparison) -> Table:
+    """Return Kendall's tau of each measure with each score, and its interval."""
+    ranking = comparison.ranking()
+    against = list(ranking["against"].unique())
+    rows = []
+    for label in comparison.labels:
+        cells = []
+        for target in against:
+            found = ranking[(ranking["measure"] == label) & (ranking["against"] == target)]
+            for _, row in found.iterrows():
+                low, high = row["low"], row["high"]
+                interval = "" if pd.isna(low) else f" ({_signed(low)} to {_signed(high)})"
+                cells.append(_signed(row["value"]) + interval)
+            cells += [""] * found.empty
+        rows.append([label, *cells])
+    return _table("taus", "Kendall’s tau with each score, and its 95 % interval", ["Measure", *against], rows)
 
 
 def _scatter(comparison: Comparison, target: str) -> str:

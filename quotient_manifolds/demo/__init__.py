@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quotient_manifolds.demo.story import Chapter, tell
 from quotient_manifolds.demo.zoo import one_thread, prepare
 
-__all__ = ["one_thread", "prepare"]
+__all__ = ["Chapter", "one_thread", "prepare", "tell"]

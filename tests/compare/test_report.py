@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quotient_manifolds.compare import Forecast, forecast, read_spec, run_comparison, summary_tables
+from quotient_manifolds.compare.report import conclusion
 from tests.zoos import run, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
@@ -108,3 +110,17 @@ def test_a_first_checkpoint_that_does_not_load_is_said(zoo: Path) -> None:
     found = planned(write_spec(zoo, SLOPE, head=HEAD))
     assert (found.timed, found.seconds, found.to_load) == (None, 0.0, 6)
     assert [each.split(":")[0] for each in found.failures] == ["m_0"]
+
+
+def test_the_conclusion_names_ties_and_says_what_few_models_show(zoo: Path) -> None:
+    (zoo / "scores.csv").write_text("checkpoint,rate\n" + "".join(f"m_{n},{n}\n" for n in range(6)))
+    spec = write_spec(zoo, SLOPE, WORST, head=HEAD, tail="scores: scores.csv\nagainst: rate")
+    found = run(spec)
+    same = found.ranking().iloc[[0, 0]].assign(measure=["one", "other"], value=0.5, low=-0.2, high=0.8)
+    said = conclusion(replace(found, rankings=same))
+    assert "2 measures are tied at the largest rank correlation with the rate in size, tau +0.50" in said
+    assert "No 95 % interval excludes 0: these 6 models do not show that any of them predicts it." in said
+    alone = conclusion(replace(found, rankings=same.iloc[:1].assign(low=0.1)))
+    assert "one has the largest" in alone
+    assert "1 of the 95 % intervals excludes 0, which 6 models" in alone
+    assert page(spec).index("Sharpness and the scores") < page(spec).index("All values")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,10 +17,11 @@ from click.testing import CliRunner
 
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.demo import zoo
+from quotient_manifolds.demo import Chapter, story, zoo
 from quotient_manifolds.demo.zoo import ARCHITECTURE, Digits, TrainingRecipe, draw_recipe, load_digits
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
+from quotient_manifolds.report import Table
 
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 RECIPES = {name: draw_recipe(index, steps=2) for index, name in enumerate("abc")}
@@ -113,14 +116,26 @@ def test_an_interrupted_zoo_resumes(tmp_path: Path, data: Path, monkeypatch: pyt
     assert {each.name for each in tmp_path.iterdir()} == {"models"}
 
 
-def flat_orbit(*_: object, **__: object) -> Iterator[dict[str, object]]:
-    """What `orbit` measures, which has tests of its own."""
-    for scale in (None, 0.1, 1.0, 10.0):
-        yield {"precision": "float32", "measure": "mix", "scale": scale, "value": 1.0, "ratio": 1.0}
+def told(*_: object) -> list[Chapter]:
+    """What is shown of two models, which has a test of its own."""
+    return [Chapter("A heading", "A sentence.", table=Table("t", "A caption", ["a", "b"], [["c", "1"]], [False, True]))]
+
+
+def test_an_orbit_and_a_certificate_say_what_was_found(data: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "models", data, {"a": RECIPES["a"]}, architecture=SMALL)
+    with np.load(data) as points:
+        images, labels = (torch.from_numpy(points[name][:8]) for name in ("images", "labels"))
+    model = load_model(tmp_path / "models" / "a").double()
+    orbit = story.orbit_chapter(model, {"pixel_values": images.double(), "labels": labels})
+    assert "<img" in orbit.figure
+    assert float(re.search(r"at most (\S+) of its size", orbit.sentence)[1]) < 1e-9  # type: ignore[index]
+    assert float(re.search(r"inv and mix change by at most (\S+)\.", orbit.sentence)[1]) < 1e-6  # type: ignore[index]
+    found = story.certificate_chapter(model)
+    assert found.heading == "Symmetries are complete"
 
 
 def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quotient_manifolds.cli.subject.along_orbit", flat_orbit)
+    monkeypatch.setattr("quotient_manifolds.demo.tell", told)
     monkeypatch.setattr(
         zoo, "write_text", lambda path, text: write_text(path, text.replace("mix]}", "mix], steps: 2, radius: 0.1}"))
     )
@@ -136,8 +151,9 @@ def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pyte
     assert found.known == (20, 20)
     assert "Measures over the checkpoints" in shown.stdout
     assert len(found.rankings) > 0
-    for page, text in (("orbit.svg", "<svg"), ("report.html", "<!DOCTYPE html>")):
-        assert str(out / page) in shown.stdout.replace("\n", "")
-        assert text in (out / page).read_text(encoding="utf-8")
+    assert str(out / "report.html") in shown.stdout.replace("\n", "")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for words in ("<!DOCTYPE html>", "A heading", "A caption", "All correlations", "5 models"):
+        assert words in page, words
     rates = pd.read_csv(out / "scores.csv").set_index("checkpoint")["learning_rate"]
     assert rates.to_dict() == {f"vit-{index:02}": draw_recipe(index, seed=3).learning_rate for index in range(5)}
