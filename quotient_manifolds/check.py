@@ -7,8 +7,15 @@ from collections.abc import Iterable
 
 
 def meant(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:
-    """Return "; did you mean 'NAME'?" for the known name that is nearest to a word, "" if none is near."""
-    near = difflib.get_close_matches(str(word).lower(), [str(each) for each in known], n=1, cutoff=cutoff)
+    """Return "; did you mean 'NAME'?" for the known name that is nearest to a word, "" if none is near.
+
+    >>> meant("inw", ["inv", "mix"])
+    "; did you mean 'inv'?"
+    >>> meant(float("inf"), ["inv", "mix"])  # numbers are not misspelt
+    ''
+    """
+    word = word.lower() if isinstance(word, str) else ""
+    near = difflib.get_close_matches(word, [str(each) for each in known], n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

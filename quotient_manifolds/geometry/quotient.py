@@ -86,8 +86,7 @@ class Quotient(Geometry):
 
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
-        if self.geodesic not in GEODESICS:
-            raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
+        check_one_of("geodesic", self.geodesic, GEODESICS)
         if not isinstance(self.symmetries, Symmetries) and self.symmetries not in get_args(Scope):
             raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
         if self.verify not in ("all", "first", "none"):

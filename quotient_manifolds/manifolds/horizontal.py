@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quotient_manifolds.check import check_one_of
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
 
 METRICS = {"inv": 0.0, "mix": 1.0}
@@ -127,8 +128,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         >>> f"{float(reached):.3f}"
         '0.500'
         """
-        if order not in GEODESICS:
-            raise ValueError(f"order of the geodesic must be one of {', '.join(GEODESICS)}. Found {order!r}")
+        check_one_of("order of the geodesic", order, GEODESICS)
         if order != "exact":
             y = self.point + self._step(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
@@ -294,11 +294,10 @@ def join_rows(parts: Rows, like: Tensor) -> Tensor:
 
 def power(metric: Metric) -> float:
     """Return the number t of a metric."""
-    if isinstance(metric, str) and metric in METRICS:
-        return METRICS[metric]
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
         return float(metric)
-    raise ValueError(f"metric must be {' or '.join(map(repr, METRICS))} or a finite number. Found {metric!r}")
+    check_one_of("metric", metric, METRICS, " or a finite number")
+    return METRICS[str(metric)]
 
 
 def require_reached(reached: Tensor, y: Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quotient_manifolds.check import check_one_of
 from quotient_manifolds.geometry.pair_block import PairBatch, in_batches
 from quotient_manifolds.geometry.parameters import is_whole, scales_outside
 from quotient_manifolds.linalg import full_precision
@@ -263,8 +264,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         """Return the pairs to optimize in batches of one shape, each with the index of its group."""
         place: dict[str, int] = {}
         for index, group in enumerate(self.param_groups):
-            if group["metric"] not in METRICS:
-                raise ValueError(f"metric must be one of {', '.join(METRICS)}. Found {group['metric']!r}")
+            check_one_of("metric", group["metric"], METRICS)
             if "param_names" not in group:
                 raise ValueError(
                     "params must be named, for pairs name theirs: give model.named_parameters(), or groups of such"

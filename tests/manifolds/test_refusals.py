@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quotient_manifolds import Quotient
 from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
@@ -30,6 +31,10 @@ PAIR, ONES, PLANE = FixedRankQuotient(3, 2), torch.ones(5, 1), RotaryQuotient(2,
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "metric": (lambda: FixedRankQuotient(3, 2, "riemann"), "or a finite number. Found 'riemann'"),
+    "a metric misspelt": (lambda: FixedRankQuotient(3, 2, "inw"), "number. Found 'inw'; did you mean 'inv'?"),
+    "a diagonal one": (lambda: DiagonalQuotient("mixx"), "number. Found 'mixx'; did you mean 'mix'?"),
+    "a quotient": (lambda: Quotient("inw"), "number. Found 'inw'; did you mean 'inv'?"),
+    "a geodesic": (lambda: Quotient("inv", geodesic="secnd"), "exact. Found 'secnd'; did you mean 'second'?"),
     "no rows": (lambda: FixedRankQuotient(0, 2), "an integer of at least 1. Found n = 0"),
     "eps": (lambda: FixedRankQuotient(3, 2, eps=-1.0), "eps must be a finite number >= 0. Found -1.0"),
     "rows": (lambda: PAIR.at(torch.ones(4, 1)), "must have shape (..., 5, h) with 1 <= h <= 2. Found (4, 1)"),
@@ -41,6 +46,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "vector": (lambda: PAIR.retr(ONES, torch.ones(4, 1)), "must end in one shape, (5, 1). Found shape (4, 1)"),
     "dtypes": (lambda: PAIR.proju(ONES, ONES.double()), "must have one dtype and one device. Found torch.float64"),
     "order": (lambda: PAIR.geodesic(ONES, ONES, 1.0, "third"), "exact. Found 'third'"),
+    "an order misspelt": (lambda: PAIR.geodesic(ONES, ONES, 1.0, "frist"), "Found 'frist'; did you mean 'first'?"),
     "velocity": (lambda: PAIR.retr(ONES, math.nan * ONES), "the velocity of a geodesic must be finite"),
     "element": (lambda: PAIR.action(torch.ones(2, 2), ONES), "A, an element of the group, must have shape (..., 1, 1)"),
     "relaxed": (lambda: FixedRankQuotient(3, 2, eps=0.1).dist(ONES, ONES), "eps must be 0 for logmap and dist"),

@@ -106,6 +106,7 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.QuotientAdam(m, f), "model.named_parameters"),
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), None), "find_symmetries"),
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, metric="max"), "inv, mix"),
+        (lambda m, f: qm.QuotientSGD(m.named_parameters(), f, metric="inw"), "Found 'inw'; did you mean 'inv'"),
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, lr=-1.0), "learning rate"),
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, max_norm=0), "max_norm"),
         (lambda m, f: qm.QuotientAdam(nn.Sequential(m).named_parameters(), f), "inside of any wrapper"),

@@ -56,7 +56,7 @@ def test_several_radii(model: nn.Module, batch: Any) -> None:
         measured(model, [batch], radius=[0.1, 0.2])
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("invv", "inv"), ("adaptve", "adaptive"), ("Euclidean", "euclidean")])
+@pytest.mark.parametrize(("wrong", "right"), [("inw", "inv"), ("adaptve", "adaptive"), ("Euclidean", "euclidean")])
 def test_misspelt_geometries(model: nn.Module, batch: Any, wrong: str, right: str) -> None:
     with pytest.raises(ValueError, match=f"Found '{wrong}'; did you mean '{right}'"):
         measured(model, [batch], geometry=wrong)
