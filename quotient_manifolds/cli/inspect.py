@@ -64,18 +64,21 @@ def inspect(
             )
         verification = room.verify_symmetries(network, given, found, seed=seed)
     count = room.count_symmetries(network, found)
-    reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
+    reports: dict[str, Any] = {}
     if certify:
         with common.progress_bars(quiet=quiet) as progress:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
+    reports |= {"symmetries": found, "verification": verification, "count": count}
     if out is not None:
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
     if not quiet:
         values = [f"{each.smallest:.1e} to {each.largest:.1e} in {each.pair}" for each in count.conditioning]
         common.show(
+            *(str(each) for name, each in reports.items() if name == "certificate"),
             f"{type(network).__name__}, {count.parameters:,} parameters",
-            *(str(each) for each in reports.values() if each is not count),
+            str(found),
+            str(verification),
             f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
             *(["Singular values of G H^T: " + "; ".join(values)] if values else []),
         )

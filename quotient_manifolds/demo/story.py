@@ -22,6 +22,7 @@ from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import WorstCase, cross_entropy, suggest_radius
 from quotient_manifolds.symmetries import find_symmetries, random_representative
 from quotient_manifolds.symmetries.certificate import certify
+from quotient_manifolds.symmetries.wires.labels import meaning
 
 IMAGES = 32
 SCALES = (0.1, 1.0, 10.0)  # of the group elements
@@ -97,12 +98,13 @@ def certificate_chapter(model: nn.Module) -> Chapter:
     found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
     dimension, known = found.fibre.dimension, found.found.dimension - found.shared + found.unreached
     said = "the check is inconclusive" if found.missing is None else f"{known} of them are found"
-    rows = [[name, str(size)] for name, size in found.found.families.items()]
+    rows = [[name, meaning(name), str(size)] for name, size in found.found.families.items()]
+    columns = ["Symmetry", "What may change", "Dimensions"]
     return Chapter(
         "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
         f"In a small copy of the model, the weights that compute the same function form a set of dimension {dimension} "
         f"near these weights; {said}.",
-        table=Table("certificate", "Dimensions by kind of symmetry", ["Symmetry", "Dimensions"], rows, [False, True]),
+        table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, [False, False, True]),
     )
 
 

@@ -15,7 +15,9 @@ from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, fibre_
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
+from quotient_manifolds.symmetries.symmetries import text_table
 from quotient_manifolds.symmetries.tangents import span, tangents
+from quotient_manifolds.symmetries.wires.labels import meaning
 
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
 OUTPUTS = (1.5, 3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
@@ -57,18 +59,20 @@ class Certificate:
         return {**plain, **made, "places": dict(self.places), "outside": list(self.outside)}
 
     def __str__(self) -> str:
-        """Write the report, some lines of text; where it is inconclusive, the reasons come first."""
+        """Write the report, some lines of text: first what is found, or, where it is inconclusive, the reasons."""
         copy = f", a copy of width 8 with {self.blocks} block{'s' * (self.blocks > 1)}" if self.blocks else ""
         places = ", ".join(f"{name} ({size:.1f})" for name, size in self.places.items())
+        families = [(name, str(size), meaning(name)) for name, size in self.found.families.items()]
+        unreached = f", {self.unreached} more are reached by no input," * bool(self.unreached)
         lines = [
-            str(self.fibre),
-            f"found in {self.model}{copy}: {self.found.dimension - self.shared}",
-            *(f"  {name}: {size}" for name, size in self.found.families.items()),
-            f"  counted twice: {self.shared}" * bool(self.shared),
-            f"reached by no input: {self.unreached}" * bool(self.unreached),
+            f"{self.found.dimension - self.shared} of {self.fibre.dimension} dimensions found{unreached} in {self.model}"
+            + copy,
+            text_table(("family", "dimensions", "what may change"), families) * bool(families),
+            f"counted twice: {self.shared}" * bool(self.shared),
             f"not found: {'inconclusive' if self.missing is None else self.missing}" + f", in {places}" * bool(places),
             *(f"does not hold exactly, or not on all inputs: {name}" for name in self.outside),
         ]
+        lines.insert(0 if self.fibre.doubts else len(lines), str(self.fibre))
         return "\n".join(filter(None, lines))
 
 

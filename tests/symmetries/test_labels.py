@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.symmetries.example_inputs import example_inputs
+from quotient_manifolds.symmetries.wires.labels import meaning
+from studies.common import load
 from tests.symmetries.nets import GIVEN, TOKENS, D, Net
 from tests.symmetries.small_models import build
 
@@ -89,3 +91,11 @@ def test_printed_symmetries_begin_with_a_summary() -> None:
     assert "relu neuron     GL+(1)^4  6 x 1  6 x 1  3" in lines
     assert "2.bias relu neuron  GL+(1)^6" in lines
     assert "  2 relu neuron: parameter '2.weight' is shared with 'relu neuron' (see the reparameterizations)" in lines
+
+
+def test_every_family_of_the_record_has_a_meaning() -> None:
+    families = {name for row in load("fibres")["rows"] for name in row["found"]}
+    assert len(families) > 15
+    assert [name for name in families if not meaning(name)] == []
+    assert meaning("query/key norm gain") == meaning("norm gain")
+    assert meaning("one of the user's own") == ""

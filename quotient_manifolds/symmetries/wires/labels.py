@@ -23,6 +23,34 @@ _MIXED = {
     "complex": "phase",
 }
 
+MEANINGS = {
+    QUERY_KEY: "matrices in queries of heads, undone in keys",
+    VALUE_OUTPUT: "matrices in values of heads, undone in outputs",
+    ADAPTER: "a matrix in one factor of an update, undone in the other",
+    BOTTLENECK: "a matrix between two linear maps, undone in the second",
+    RELU: "scales of single neurons, undone by what reads them",
+    GATED: "scales of single neurons beside their gates, undone by what reads them",
+    "gain": "scales of gains, undone in weights",
+    "scale": "scales of channels, undone by what reads them",
+    "rotation": "rotations of channels, undone by what reads them",
+    "change of basis": "mixtures of channels, undone by what reads them",
+    "phase": "rotations of pairs of channels, undone by what reads them",
+    "mean": "anything added to the mean of channels, which nothing sees",
+    UNREAD: "what is written in directions that nothing reads",
+    UNREACHED: "weights of directions in which inputs are 0",
+    SHIFTED["weight"]: "weights of directions in which all inputs are equal",
+    SHIFTED["bias"]: "constants that one parameter adds and others subtract",
+}
+
+
+def meaning(family: str) -> str:
+    """Return in a few words what may change; of a family by its last word, such as "residual rotation". "" if unknown.
+
+    >>> meaning("residual rotation")
+    'rotations of channels, undone by what reads them'
+    """
+    return next((words for name, words in MEANINGS.items() if f" {family}".endswith(f" {name}")), "")
+
 
 class Roles:
     """Tell of channels what they are for: query/key, value/output, residual or hidden."""
