@@ -64,9 +64,9 @@ class Certificate:
         places = ", ".join(f"{name} ({size:.1f})" for name, size in self.places.items())
         families = [(name, str(size), meaning(name)) for name, size in self.found.families.items()]
         unreached = f", {self.unreached} more are reached by no input," * bool(self.unreached)
+        found = f"{self.found.dimension - self.shared} of {self.fibre.dimension} dimensions found"
         lines = [
-            f"{self.found.dimension - self.shared} of {self.fibre.dimension} dimensions found{unreached} in {self.model}"
-            + copy,
+            f"{found}{unreached} in {self.model}{copy}",
             text_table(("family", "dimensions", "what may change"), families) * bool(families),
             f"counted twice: {self.shared}" * bool(self.shared),
             f"not found: {'inconclusive' if self.missing is None else self.missing}" + f", in {places}" * bool(places),

@@ -50,7 +50,8 @@ def test_all_there_is_is_found(name: str) -> None:
     assert ((fibre.dimension, fibre.near), fibre.doubts, certificate.missing) == (counted, (), 0)
     assert fibre.gap > 1e8
     assert fibre.above[-1] > 1e-7 > 1e-14 > fibre.below[0]
-    assert str(certificate).startswith(f"{counted[0]} of {counted[0]} dimensions found in {type(large).__name__}, a copy")
+    said = f"{counted[0]} of {counted[0]} dimensions found in {type(large).__name__}, a copy"
+    assert str(certificate).startswith(said)
     assert "not found: 0" in str(certificate)
     assert json.loads(json.dumps(certificate.to_dict()))["fibre"]["dimension"] == counted[0]
     assert seen
