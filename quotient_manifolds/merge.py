@@ -69,7 +69,8 @@ class MergedAdapter:
 
     def __str__(self) -> str:
         weights = ", ".join(f"{weight:g}" for weight in self.weights)
-        head = f"{len(self.weights)} adapters merged with weights {weights}; {self.relative_error:.2%} lost in all"
+        s = "s" * (len(self.weights) > 1)
+        head = f"{len(self.weights)} adapter{s} merged with weight{s} {weights}; {self.relative_error:.2%} lost in all"
         shown = self.modules[:MODULES_SHOWN]
         width = max((len(module.name) for module in shown), default=0)
         lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in shown]

@@ -46,7 +46,7 @@ class OrbitAudit:
         rows = zip(self.starts, self.drifts, self.moved_losses, strict=True)
         lines = [f"{start:14.1e}  {drift:14.1e}  {loss:.6g}" for start, drift, loss in rows]
         head = f"{self.optimizer}: median drift {self.drift:.1e} of the distance trained; loss {self.loss:.6g}"
-        return "\n".join([head, "at the start     after training  loss", *lines])
+        return "\n".join([head, "  at the start  after training  loss", *lines])
 
 
 def orbit_audit(

@@ -60,6 +60,26 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     assert merged.settings["lora_alpha"] == merged.settings["r"] == 4
 
 
+def test_a_merge_is_printed_as_a_short_table(tmp_path: Path) -> None:
+    paths = [random_lora(tmp_path / f"of {seed}", {"a": 2, "longer": 1}, seed) for seed in range(2)]
+    merged = qm.merge_adapters(paths, [0.25, 0.75])
+    first, second = (each.relative_error for each in merged.modules)
+    assert str(merged).splitlines() == [
+        f"2 adapters merged with weights 0.25, 0.75; {merged.relative_error:.2%} lost in all",
+        f"a       rank 2, {first:.2%} lost",
+        f"longer  rank 1, {second:.2%} lost",
+    ]
+    assert merged.relative_error > 0.01
+
+
+def test_of_many_modules_the_first_ten_are_printed(tmp_path: Path) -> None:
+    many = qm.merge_adapters([random_lora(tmp_path / "one", {f"m{place}": 1 for place in range(10, 23)}, 0)])
+    head, *lines, more = str(many).splitlines()
+    assert head == "1 adapter merged with weight 1; 0.00% lost in all"
+    assert lines == [f"m{place}  rank 1, 0.00% lost" for place in range(10, 20)]
+    assert more == "and 3 more"
+
+
 def test_keys_of_ranks_are_names_unless_they_match_another_module(tmp_path: Path) -> None:
     ranks = {"block.query": 2, "query": 1, "block.key": 1, "block.value": 3}
     merged = qm.merge_adapters([random_lora(tmp_path / "one", ranks, 0)])

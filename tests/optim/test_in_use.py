@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.optim import OrbitAudit
 from tests.optim.cases import apart, backward, made
 
 
@@ -93,3 +95,14 @@ def test_the_trainer_takes_it_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
     again = trained(tmp_path / "again", 4, resume=tmp_path / "whole" / "checkpoint-2")
     for name, p in whole.named_parameters():
         assert torch.allclose(p, again.get_parameter(name), rtol=1e-5, atol=1e-7)
+
+
+def test_an_audit_is_printed_as_a_table_a_row_for_each_run() -> None:
+    audit = OrbitAudit("AdamW", (0.25, math.nan, 0.5), (1e-16, 2e-16, 0.0), 0.125, (0.25, math.nan, 1.5))
+    assert str(audit).splitlines() == [
+        "AdamW: median drift 5.0e-01 of the distance trained; loss 0.125",
+        "  at the start  after training  loss",
+        "       1.0e-16         2.5e-01  0.25",
+        "       2.0e-16             nan  nan",
+        "       0.0e+00         5.0e-01  1.5",
+    ]
