@@ -16,7 +16,7 @@ NAME = PACKAGE.name
 
 # A room is a module or a folder directly under the package. A room imports from itself and from lower levels only.
 FROM_THE_GROUND = (
-    "version linalg replica sharded files messages frames statistics",
+    "version linalg replica sharded files messages check frames statistics",
     "manifolds",
     "symmetries pymanopt",
     "geometry",

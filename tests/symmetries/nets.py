@@ -477,7 +477,7 @@ def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
 FOUND = """
 linear: 72 64; relu: 152/161 136; leaky: 152 136; where leaky: 152 136; abs: 152 136; sq: 152 136; cube: 152 136;
 squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfgate: 152 136; maxout: 160/168 136;
-max0: 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 163/166 145; softmax of tokens: 137/145
+max0: 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 162/166 145; softmax of tokens: 137/145
 128; max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 186 167; outer: 152/164 136/148; two: 216 192; narrow:
 92/131 73/112; lora: 92/131 73/112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin: 224 200; gain
 two: 168/232 152/208; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 8/72

@@ -132,7 +132,8 @@ def test_every_move_leaves_the_function_alone_and_its_control_does_not(name: str
         each.transform(moved, torch.Generator().manual_seed(seed), size)
         assert change(model, inputs, moved) < 1e-8, each.name
         each.transform(control, torch.Generator().manual_seed(seed), size, control=True)
-        assert change(model, inputs, control) > 1e-6, each.name
+        if each.names != ("layers.0.attention.k_proj.bias",):  # which nothing reads, whatever is added to it
+            assert change(model, inputs, control) > 1e-6, each.name
 
 
 @pytest.mark.parametrize("name", MODELS)
