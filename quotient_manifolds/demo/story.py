@@ -117,7 +117,7 @@ def alignment_chapter(model: nn.Module, to: nn.Module, batch: dict[str, Tensor])
     before, after = (loss_along_path(each, to, cross_entropy, [batch]) for each in (model, moved))
     return Chapter(
         "Two models from different seeds, aligned",
-        f"Halfway along the straight path between two models the loss reaches {max(before.losses):.2g} in their "
+        f"Along the straight path between two models the loss reaches {max(before.losses):.2g} in their "
         f"weights as trained, and {max(after.losses):.2g} after one was moved along its orbit to the other. Neither "
         "function changes.",
         path_figure(before.t, {"as trained": before.losses, "aligned": after.losses}).html(),

@@ -167,7 +167,6 @@ class _Aligner:
         self._scalings = [each for each in free if isinstance(each, Scaling)]
         lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
         mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
-        self._pairs = {pair: pair for pair in symmetries.pairs}
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
         self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
         left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
@@ -181,7 +180,7 @@ class _Aligner:
         goal = {name: w.clone() for name, w in self._there.items()}
         self._steps += self._canonicalized(self._here)
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
-        self._pairs = {pair: pair.without(zeros) for pair in self._pairs}
+        self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
         self._canonicalized(self._there)
         moments = self._streams.moments(self._turned, self._here, self._there) if self._streams else {}
         polished = 0
