@@ -93,12 +93,6 @@ def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
         return loss(model, batch)
 
 
-def group_dimension(symmetries: Symmetries) -> int:
-    """Return the dimension of the group of all symmetries."""
-    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
-    return pairs + sum(each.group_dimension for each in symmetries.reparameterizations)
-
-
 def _cast(batch: Any, dtype: torch.dtype) -> Any:
     return tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
 
@@ -154,7 +148,7 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
             keep("stored", _measured(single.to("float64")), before["float64"])
     changes["spread"] = before["float32"]["spread"].where(changes["stored"].notna())
     lines = [line.dropna().to_dict() for _, line in changes.reset_index().iterrows()]
-    return {"moved": group_dimension(found), "adaptive": ratio, "changes": lines}
+    return {"moved": sum(found.families.values()), "adaptive": ratio, "changes": lines}
 
 
 def _measured(subject: Subject, function: Callable[[nn.Module, Any], Tensor] = loss) -> pd.DataFrame:
