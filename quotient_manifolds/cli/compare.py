@@ -97,7 +97,7 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
         return None
     parts = [part.partition("=") for part in word.split(",")]
     if any(not name.strip() or not value.strip() for name, _, value in parts):
-        raise click.BadParameter(f"Expected name=value with commas between them. Found {word!r}")
+        raise click.BadParameter(f"must be name=value, separated by commas. Found {word!r}")
     return {name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in parts}
 
 

@@ -150,9 +150,9 @@ def causal_batches(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return batches, dicts of the model's keywords and labels, and the notes on them.
 
-    Every token is predicted from those before it: of a .txt file in blocks of max_length tokens, one behind the other; of
-    rows of other files each cut at max_length. Labels stand at the place of their token, as Hugging Face has them, -100
-    where it does not count: `next_token_cross_entropy` shifts them. most, seed: how many rows or blocks, and what draws
+    Every token is predicted from those before it. A .txt file is cut into consecutive blocks of max_length tokens, each
+    row of another file at max_length. Labels are at the position of their token, as in Hugging Face, -100 where it is
+    ignored; `next_token_cross_entropy` shifts them. most, seed: how many rows or blocks, and what draws
     them. Raises ValueError for a model of another kind, a file without text, and tokens that the model does not know.
     """
     check_task(model, CAUSAL)

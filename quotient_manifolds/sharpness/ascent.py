@@ -63,8 +63,8 @@ class AutoPGD:
     stretch of k steps saw at most rho k = 0.75 k increases of the loss, or if neither eta nor the best loss changed
     since the last checkpoint; the ascent then goes on from the best point with the best point's gradient.
 
-    A step of 2 radius is as long as the ball is wide, and explores it; where the loss no longer increases at most steps,
-    the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied twice
+    A step of 2 radius is as long as the ball is wide, and explores it. Where the loss no longer increases at most
+    steps, the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied twice
     because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
 
     steps: of one run; each is a forward and a backward pass, and the last point needs a forward pass alone. restarts:

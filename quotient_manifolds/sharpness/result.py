@@ -161,8 +161,8 @@ class Result:
         if share is None or share <= CONVERGED:
             return None
         return self._warning(
-            f"{share:.0%} of the increase came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent has "
-            f"not converged and the maximum is larger; take more steps, or a smaller {{size}}"
+            f"{share:.0%} of the increase came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent "
+            f"has not converged and the maximum is larger; take more steps, or a smaller {{size}}"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Measure how much the loss increases around a model: at worst in a ball [paper, Eq. 3], on average, per unit of length."""
+"""Measure how the loss increases around a model: at worst in a ball [paper, Eq. 3], on average, per unit of length."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class WorstCase(Measure):
     are measured before, see `worst_case_profile`.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where more than 5 % of the increase came in the last quarter of the steps (`Result.late_rise`),
-    a `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
+    `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
+    `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
 
     Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
     the loss changes, and a loss or gradient that is not finite somewhere in the ball.
