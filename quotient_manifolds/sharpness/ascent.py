@@ -64,8 +64,8 @@ class AutoPGD:
     since the last checkpoint; the ascent then goes on from the best point with the best point's gradient.
 
     A step of 2 radius is as long as the ball is wide, and explores it. Where the loss no longer increases at most
-    steps, the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied twice
-    because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
+    steps, the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied
+    twice because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
 
     steps: of one run; each is a forward and a backward pass, and the last point needs a forward pass alone. restarts:
     further runs from random points of the sphere (l2) or the box (linf); the best of all is kept. Source: Croce &
