@@ -100,8 +100,8 @@ def merge_adapters(
     float64, without the matrices B A. Where two singular values at the cut are equal, the best approximation is one of
     many.
 
-    adapters: directories of peft, at least one. weights: a number for each, 1/k by default; they are taken as they are,
-    as by peft's `add_weighted_adapter`, and not divided by their sum: [1, 1] adds up, [1, -1] takes away. rank: by
+    adapters: directories of peft, at least one. weights: a number for each, 1/k by default; they are not normalised,
+    as in peft's `add_weighted_adapter`: [1, 1] adds, [1, -1] subtracts. rank: by
     default the largest that the adapters have in the module; a module has no more than its size allows and than all
     adapters together have. An adapter without an update for a module counts as 0 there.
 

@@ -31,7 +31,7 @@ more_inputs = click.option(
     "--inputs",
     metavar="PACKAGE.MODULE:FUNCTION",
     multiple=True,
-    help="A function that returns inputs on which the function is verified, beside those made from the configuration; "
+    help="A function that returns inputs on which the function is verified, besides those made from the configuration; "
     "may be given several times.",
 )
 
@@ -41,10 +41,16 @@ more_inputs = click.option(
 @click.option(
     "--for", "purpose", required=True, type=click.Choice(PURPOSES), help="Round to integers of so many bits, or prune."
 )
-@click.option("--group-size", type=click.IntRange(min=1), help="Numbers that share a step.  [default: a row]")
-@click.option("--clip", is_flag=True, help="The quantiser chooses ranges by the least squared error.")
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Of Adam.")
-@click.option("--condition", type=float, default=1e3, show_default=True, help="Bound of the group element's condition.")
+@click.option("--group-size", type=click.IntRange(min=1), help="Weights that share a step size.  [default: a row]")
+@click.option("--clip", is_flag=True, help="Describe a quantiser that clips for the least squared error.")
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Steps of Adam.")
+@click.option(
+    "--condition",
+    type=float,
+    default=1e3,
+    show_default=True,
+    help="Bound on the condition number of the group element.",
+)
 @out_option
 @more_inputs
 @common.quiet_option
@@ -63,8 +69,8 @@ def descend(
 
     MODEL is a Hugging Face directory. The function stays the same up to rounding to the dtype of the weights, which is
     verified on inputs made from the model's configuration, with and without optional ones, and on --inputs. No data is
-    used: the objective is a bound of the error of rounding to nearest, or the L1 norm of the weights. The directory
-    loads like MODEL's, unchanged; its orbit.json states what was minimized and verified.
+    used: the objective is a bound on the error of rounding to nearest, or the L1 norm of the weights. The directory
+    loads like MODEL; its orbit.json records what was minimized and verified.
     """
     _check(target, model)
     if purpose == "sparsity" and (group_size or clip):
@@ -116,7 +122,9 @@ def descend(
     "--task", type=click.Choice(("classification", "causal")), help="What models of text predict.  [default: by class]"
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Examples in a batch.")
-@click.option("--examples", type=click.IntRange(min=1), default=256, show_default=True, help="Use so many at most.")
+@click.option(
+    "--examples", type=click.IntRange(min=1), default=256, show_default=True, help="Largest number of examples."
+)
 @click.option(
     "--by",
     type=click.Choice(["activations", "weights"]),
@@ -146,8 +154,8 @@ def align(
     """Write the model in A at the point of its orbit that is nearest to the model in B.
 
     A and B are Hugging Face directories of one architecture. The function of A stays the same; its heads, neurons and
-    channels get the order and the basis of those of B. With --data the loss along the straight path between the two
-    is measured before and after. Two models from different seeds get nearer, not equal; do not average them.
+    channels take the order and the basis of those of B. With --data the loss along the straight path between the two
+    is computed before and after. Models from different seeds become closer, not equal; do not average them.
     """
     _check(target, model, other)
     common.check_output(figure, model, other)

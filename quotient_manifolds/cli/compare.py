@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the results.  [default: results/NAME beside NAME.yaml]",
 )
+@click.option("--check", is_flag=True, help="Measure nothing; list the tasks and estimate the time.")
 @click.option(
-    "--check", is_flag=True, help="Measure nothing: say what there is to measure, and about how long it takes."
+    "--workers", type=click.IntRange(min=1), help="Number of processes on this machine; on CUDA, one per device."
 )
-@click.option(
-    "--workers", type=click.IntRange(min=1), help="Measure in so many processes on this machine; on CUDA one a device."
-)
-@click.option("--scheduler", metavar="ADDRESS", help="Measure on the workers of the running Dask cluster there.")
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask cluster to measure on.")
 @common.device_option
 @common.quiet_option
 def compare(
@@ -64,18 +62,18 @@ def compare(
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
-    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries:
-    euclidean, adaptive, inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key
-    that does not belong there is answered with those that do.
+    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries: euclidean, adaptive, inv, mix, or a
+    number t. Options of a measure and of its geometry are keys beside them; an unknown key is an error that lists the
+    valid ones.
 
-    Every value is written to OUT/store.sqlite as soon as it is computed. Run again after an interruption, a crash or a
-    change of SPEC, and only what is missing is measured. Without --workers or --scheduler all is done in this process;
-    values are the same bit for bit wherever they are measured with the same number of threads, which is one in a worker
-    unless OMP_NUM_THREADS says otherwise.
+    Every value is written to OUT/store.sqlite as soon as it is computed. After an interruption, a crash or a change of
+    SPEC, the same command measures only what is missing. Without --workers or --scheduler everything runs in this
+    process. Values agree bit for bit between processes with the same number of threads; a worker has one, unless
+    OMP_NUM_THREADS is set.
 
     OUT receives report.html, comparison.json (which Comparison.load reads) and values.csv.
 
-    The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
+    The exit code is 1 if a checkpoint or one of its measures failed; the others are measured nevertheless.
     """
     from quotient_manifolds.compare import forecast, read_spec
 
@@ -99,7 +97,7 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
         return None
     parts = [part.partition("=") for part in word.split(",")]
     if any(not name.strip() or not value.strip() for name, _, value in parts):
-        raise click.BadParameter(f"Expected name=value with commas between them. Found {word!r}")
+        raise click.BadParameter(f"must be name=value, separated by commas. Found {word!r}")
     return {name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in parts}
 
 
@@ -117,19 +115,21 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
     multiple=True,
     default=("adaptive", "inv", "mix"),
     show_default=True,
-    help="euclidean, adaptive, inv, mix or a number t, with its own radii after a colon; give it again for another.",
+    help="euclidean, adaptive, inv, mix or a number t, with its own radii after a colon; may be given several times.",
 )
 @click.option(
     "--radius",
     "radii",
     type=float,
     multiple=True,
-    help="Of the balls of geometries without radii of their own, in the metric's norm over all parameters; give it "
-    "again for another.  [default: one suggested for each geometry]",
+    help="Radius of geometries without radii of their own, a length in the metric over all parameters; may be given "
+    "several times.  [default: one suggested for each geometry]",
 )
-@click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
-@click.option("--symmetries", help="all, pairs or paper: which are quotiented out.  [default: all]")
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of ascent, per batch.")
+@click.option("--geodesic", help="Geodesics of quotient geometries: first, second or exact.  [default: second]")
+@click.option("--symmetries", help="Which are quotiented out: all, pairs or paper.  [default: all]")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of the ascent on each batch."
+)
 @click.option(
     "--loss",
     metavar="PACKAGE.MODULE:FUNCTION",
@@ -137,7 +137,7 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
 )
 @click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
 @click.option(
-    "--examples", "max_examples", type=click.IntRange(min=1), help="Use so many examples at most.  [default: all]"
+    "--examples", "max_examples", type=click.IntRange(min=1), help="Largest number of examples.  [default: all]"
 )
 @click.option(
     "--draw", type=click.IntRange(min=0), metavar="SEED", help="Take examples at random instead of the first ones."
@@ -153,16 +153,20 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
     help="What a model of text predicts: a label, or the next token, for which DATA needs no labels and may be a .txt "
     "file.  [default: classification]",
 )
-@click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
-@click.option(
-    "--labels", callback=_named, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
-)
+@click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="Names of the columns in DATA.")
+@click.option("--labels", callback=_named, metavar="NAME=CLASS,...", help="The class of each label in DATA.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory of report.html, comparison.json, values.csv and store.sqlite; one that is there is resumed.",
+    help="Directory for report.html, comparison.json, values.csv and store.sqlite; an existing one is resumed.",
 )
-@click.option("--dtype", type=click.Choice(("float32", "float64")), default="float32", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(("float32", "float64")),
+    default="float32",
+    show_default=True,
+    help="Precision of the model.",
+)
 @common.run_options
 def measure(
     model: str,
@@ -180,11 +184,11 @@ def measure(
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
     module. On every batch of DATA the loss is maximised within the radius, by an ascent along geodesics; the result is
-    the mean increase over batches with its standard error. Every batch counts the same, so a last batch that is smaller
-    weighs more per example.
+    the mean increase over batches with its standard error. Every batch has equal weight, so examples of a smaller last
+    batch weigh more.
 
-    This is `compare` of one model, which has all measures and their options: the directory OUT receives the same files,
-    and the same command resumes there.
+    This is `compare` for one model. `compare` has all measures and their options; OUT receives the same files, and the
+    same command resumes.
     """
     from quotient_manifolds.compare import BatchFunction, Spec
     from quotient_manifolds.load import Checkpoint, DataSource
@@ -199,7 +203,7 @@ def measure(
     source: DataSource | BatchFunction
     if ":" in data and not Path(data).exists():
         if other := [name for name in given if name != "task"]:
-            raise common.BadInput(f"Batches that {data} makes are taken as they are. Leave out {', '.join(other)}.")
+            raise common.BadInput(f"Batches of {data} are used unchanged. Leave out {', '.join(other)}.")
         source = BatchFunction(data, given.get("task"))
     else:
         source = DataSource(data, seed=given.pop("draw", None), **given)
@@ -218,7 +222,7 @@ def _balls(
     try:
         own = [float(each) for each in listed.split(",")] if colon else radii
     except ValueError:
-        raise common.BadInput(f"Expected a geometry and its radii, as inv:0.1,0.2. Found {word!r}") from None
+        raise common.BadInput(f"Expected a geometry and its radii, such as inv:0.1,0.2. Found {word!r}") from None
     options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
     number = name.lstrip("-").replace(".", "", 1).isdigit()
     geometry: str | float = float(name) if number else name
@@ -227,19 +231,27 @@ def _balls(
 
 @common.command
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default="results/demo", show_default=True, help="Folder."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results/demo",
+    show_default=True,
+    help="Directory to write.",
 )
-@click.option("--models", type=click.IntRange(min=5), default=8, show_default=True, help="Models; a ranking needs 5.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
+@click.option(
+    "--models", type=click.IntRange(min=5), default=8, show_default=True, help="Number of models; a ranking needs 5."
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Number of training processes.  [default: one for each core]"
+)
 @common.run_options
 def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
-    They are trained on scikit-learn's digits, once: the directory OUT keeps them. OUT/report.html shows three
-    results on the first two: on its symmetry orbit a model's function stays and its adaptive sharpness changes; all
-    continuous symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by
-    sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml. Change OUT/zoo.yaml and run `compare` on
-    it to see more.
+    They are trained on scikit-learn's digits, once, and kept in OUT. OUT/report.html shows three results for the first
+    two: along its symmetry orbit a model's function stays the same while its adaptive sharpness changes; all continuous
+    symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by sharpness
+    and compared with the generalisation gap, as `compare` does with OUT/zoo.yaml. Edit OUT/zoo.yaml and run `compare`
+    on it to see more.
     """
     from quotient_manifolds.compare import Comparison, comparison_page
     from quotient_manifolds.demo import one_thread, prepare, tell
@@ -304,7 +316,7 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
     measured = found.measured_now
     common.show(
         (f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure.")
-        + f" Known: {known} of {values} values.",
+        + f" Computed: {known} of {values} values.",
         *(f"Note: {note}" for note in found.notes),
         *(f"Caution: {sentence}" for sentence in found.cautions),
         *([f"Report: {folder / 'report.html'}"] if folder else []),

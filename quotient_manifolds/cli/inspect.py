@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.argument("model")
 @common.inputs_option
 @common.symmetries_option
-@click.option("--certify", is_flag=True, help="Say how many of all continuous symmetries these are, on a small copy.")
+@click.option(
+    "--certify", is_flag=True, help="Compare with the dimension of all continuous symmetries, on a small copy."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the record to this JSON file.")
 @common.run_options
 def inspect(
@@ -37,14 +39,14 @@ def inspect(
 
     MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function,
     a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit
-    of each symmetry, and not to a move of one side only; random group elements must not change the output. Also
-    printed: how much of the model is redundant, and the singular values of G H^T in every pair. Inputs are made
+    of each symmetry, but not to a change of one side alone; random group elements must not change the output. Also
+    printed: how many parameters are redundant, and the singular values of G H^T in every pair. Inputs are made
     from the model's configuration; a model without one needs --inputs.
 
-    With --certify, a small model with random weights is made of the class and the settings of MODEL: all parameters
-    with the same function as its own have a dimension that needs no theory of symmetries (the parameters less the rank
-    of the Jacobian of all outputs), and what is found is counted against it. For a small model that Python code builds,
-    quotient_manifolds.symmetries.certify does it.
+    With --certify, a small model of MODEL's class is created with random weights. The dimension of all parameters that
+    compute its function needs no theory of symmetries: it is the number of parameters minus the rank of the Jacobian of
+    all outputs. It is compared with the dimensions found. For a small model built by Python code, call
+    quotient_manifolds.symmetries.certify.
 
     The exit code is 1 if a symmetry fails or cannot be verified on these inputs, or if the certificate is
     inconclusive.

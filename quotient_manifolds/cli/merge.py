@@ -1,4 +1,4 @@
-"""Merge LoRA adapters on disk to one, in weight space."""
+"""Merge LoRA adapters on disk into one, in weight space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         return None if value is None else [float(part) for part in value.split(",")]
     except ValueError:
-        raise click.BadParameter(f"expected numbers with commas between them, as 0.7,0.3; found {value!r}") from None
+        raise click.BadParameter(f"must be numbers separated by commas, such as 0.7,0.3. Found {value!r}") from None
 
 
 @common.command
@@ -23,18 +23,18 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     "--weights",
     callback=_numbers,
     metavar="W,W,...",
-    help="A number for each adapter, taken as it is.  [default: 1/k for each of k]",
+    help="A number for each adapter, not normalised.  [default: 1/k for each of k]",
 )
-@click.option("--rank", type=int, help="Of the merged adapter.  [default: in each module the largest of the adapters]")
+@click.option("--rank", type=int, help="Rank of the result.  [default: in each module the largest of the adapters]")
 @common.quiet_option
 def merge(adapters: tuple[str, ...], target: Path, weights: list[float] | None, rank: int | None, quiet: bool) -> None:
-    """Merge LoRA adapters of one base model to one adapter of peft in the new directory OUT.
+    """Merge LoRA adapters of one base model into one adapter of peft, in the new directory OUT.
 
     Each ADAPTER is a directory of peft with safetensors weights. The result adds to every weight of the base model the
-    weighted mean of what the adapters add to it, or what is closest to that at the given rank. It does not depend on
+    weighted mean of the adapters' updates, or the matrix of the given rank that is closest to it. It does not depend on
     how an adapter is factored. Heads and other tensors that are stored whole must be in all adapters, and are averaged.
 
-    Printed is, module by module, which part of the mean is lost by the truncation (in the Frobenius norm).
+    For each module the part of the mean that the truncation cuts off is printed (relative, in the Frobenius norm).
     """
     common.check_new(target)
     from quotient_manifolds.merge import merge_adapters

@@ -23,9 +23,17 @@ FIGURES = (".svg", ".pdf", ".png")
 
 @common.command
 @click.argument("model")
-@click.option("--radius", type=float, help="Of the ball.  [default: one suggested for each geometry]")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Of ascent.")
-@click.option("--scale", "scales", type=float, multiple=True, default=SCALES, show_default=True, help="Of the move.")
+@click.option("--radius", type=float, help="Radius of the balls.  [default: one suggested for each geometry]")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of an ascent.")
+@click.option(
+    "--scale",
+    "scales",
+    type=float,
+    multiple=True,
+    default=SCALES,
+    show_default=True,
+    help="Scale of the group elements; may be given several times.",
+)
 @common.inputs_option
 @common.symmetries_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write the measurements to this JSON file.")
@@ -44,13 +52,13 @@ def orbit(
     device: torch.device,
     quiet: bool,
 ) -> None:
-    """Measure the sharpness of MODEL before and after moving it along its symmetry orbit.
+    """Measure the sharpness of MODEL at random points of its symmetry orbit.
 
-    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function. Each head's pairs are acted on by
-    A = SCALE times a Gaussian matrix, biases, gains and all other symmetries by random numbers, which changes no
-    output. The loss is the mean squared distance of the output, on example inputs, from fixed Gaussian targets; it is
-    measured in float32 and in float64. Inputs are made from the model's configuration; a model without one needs
-    --inputs.
+    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function. A random group element, which
+    changes no output, acts on it: on the pairs of each head by A = SCALE times a Gaussian matrix, on biases, gains and
+    all others by random numbers. The loss is the mean squared distance of the output, on example inputs, from fixed
+    Gaussian targets; it is computed in float32 and in float64. Inputs are made from the model's configuration; a model
+    without one needs --inputs.
 
     The file of --out is JSON with `rows`: precision, measure, scale (null: the model itself), value, and its ratio to
     that of the model itself.
@@ -101,14 +109,16 @@ def orbit(
 @common.command
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--balance", "balanced", is_flag=True, help="To the canonical representative instead of a random one.")
-@click.option("--scale", type=float, default=1.0, show_default=True, help="Of the random group elements.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random group elements.")
+@click.option("--balance", "balanced", is_flag=True, help="Write the canonical representative, not a random one.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Scale of the random group element.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random group element."
+)
 @click.option(
     "--inputs",
     metavar="PACKAGE.MODULE:FUNCTION",
     multiple=True,
-    help="A function that returns inputs on which the function is to stay, beside those made from the model's "
+    help="A function that returns inputs on which the model must compute the same, besides those made from its "
     "configuration; may be given several times.",
 )
 @common.symmetries_option
@@ -123,17 +133,17 @@ def move(
     symmetries: str | None,
     quiet: bool,
 ) -> None:
-    """Move the Hugging Face model in IN along its symmetry orbit and write it to the new directory OUT.
+    """Transform the Hugging Face model in IN by a random group element, and write it to the new directory OUT.
 
-    The weights become others, of the same dtype; the function stays the same up to rounding on the inputs given: text,
-    images or sound made from the model's configuration, with and without the optional inputs that it tells of (token
-    types, padding, masked patches), and --inputs. Symmetries that parameters which ran on none of them (experts, heads)
-    may depend on are left out. What is written is read again and compared on other example inputs before OUT is there.
-    Files beside the weights, such as a tokenizer, are copied.
+    The weights change, but not their dtype. The function stays the same up to rounding on the inputs tried: text,
+    images or sound made from the model's configuration, with and without its optional inputs (token types, padding,
+    masked patches), and --inputs. Symmetries that may matter to parameters which none of these inputs reached (experts,
+    heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
+    Other files in IN, such as a tokenizer, are copied.
     """
     common.check_new(target)
     if not Path(source).is_dir():
-        raise common.BadInput(f"Expected a Hugging Face directory to move, found {source}.")
+        raise common.BadInput(f"IN must be a Hugging Face directory. Found {source}.")
     from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
     from quotient_manifolds.load import load_model
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries

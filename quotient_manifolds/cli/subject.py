@@ -130,8 +130,8 @@ def along_orbit(
                 progress("moving along the orbit", done, total)
                 if scale is None and not value > 0:
                     raise ValueError(
-                        f"The loss of the model must rise within radius {settings['radius']:g} of {geometry.name}. "
-                        f"Found no rise in {precision}: choose more steps, or another radius."
+                        f"The loss of the model must increase within radius {settings['radius']:g} of {geometry.name}. "
+                        f"Found no increase in {precision}: choose more steps, or another radius."
                     )
                 ratio = value / before.setdefault(geometry.name, value)
                 yield {"precision": precision, "measure": geometry.name, "scale": scale, "value": value, "ratio": ratio}

@@ -58,7 +58,7 @@ class DataSource:
     many batches of batch_size, the last possibly smaller; all if None. max_examples: so many examples at most. labels:
     the model's class of each label in the data, {"entailment": 1, ...}.
 
-    task: what a model of text has to tell: a label ("classification"), or tokens ("causal"): a language model's text
+    task: what a model of text predicts: a label ("classification"), or tokens ("causal"): a language model's text
     needs no labels and may be in a .txt file, see `causal_batches`.
 
     Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the

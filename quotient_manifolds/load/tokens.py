@@ -18,7 +18,7 @@ MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set 
 NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
 MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's, or the text in a script it has not
 
-CLASSIFICATION, CAUSAL = "classification", "causal"  # what a model of text has to tell
+CLASSIFICATION, CAUSAL = "classification", "causal"  # what a model of text predicts
 CAUSAL_MODELS: Final = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end
 LETTERS = 32  # of a token, at most on average: of a long text no more are read than these for each that is wanted
 
@@ -150,9 +150,9 @@ def causal_batches(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return batches, dicts of the model's keywords and labels, and the notes on them.
 
-    Every token is told from those before it: of a .txt file in blocks of max_length tokens, one behind the other; of
-    rows of other files each cut at max_length. Labels stand at the place of their token, as Hugging Face has them, -100
-    where it does not count: `next_token_cross_entropy` shifts them. most, seed: how many rows or blocks, and what draws
+    Every token is predicted from those before it. A .txt file is cut into consecutive blocks of max_length tokens, each
+    row of another file at max_length. Labels are at the position of their token, as in Hugging Face, -100 where it is
+    ignored; `next_token_cross_entropy` shifts them. most, seed: how many rows or blocks, and what draws
     them. Raises ValueError for a model of another kind, a file without text, and tokens that the model does not know.
     """
     check_task(model, CAUSAL)
@@ -160,11 +160,11 @@ def causal_batches(
     blocks = path.suffix.lower() == PLAIN
     rows = _blocks(path, encoder, wanted) if blocks else _rows(path, encoder, columns, wanted)
     if not rows:
-        raise ValueError(f"{path} must have a text of at least two tokens. Found none, so nothing is to be told.")
+        raise ValueError(f"{path} must have a text of at least two tokens. Found none, so there is nothing to predict.")
     encoder.check_known([ids for ids, _ in rows])
     tokenizer = encoder.tokenizer
     tokenizer.padding_side = "right"  # so that every position keeps its number
-    if tokenizer.pad_token is None:  # any will do: it is masked and never told
+    if tokenizer.pad_token is None:  # any will do: it is masked and never predicted
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     collate = transformers_library().DataCollatorForSeq2Seq(tokenizer)  # which fills labels up, too
     chosen = [rows[row] for row in drawn(len(rows), most, seed)]
@@ -175,14 +175,14 @@ def causal_batches(
 
 
 def _rows(path: Path, encoder: TextEncoder, columns: Mapping[str, str] | None, most: int | None) -> list[Row]:
-    """Return the tokens of every text that tells something; nothing is read behind the last that is wanted."""
+    """Return the tokens of every text of at least two tokens; nothing is read behind the last that is wanted."""
     rows: list[Row] = []
     for example in read_examples(path, columns=columns, needed=("text",)):
         ids = encoder.tokenizer(example.text, verbose=False)["input_ids"]
         cut = len(ids) > encoder.max_length
         if cut:
             ids = encoder.tokenizer(example.text, truncation=True, max_length=encoder.max_length)["input_ids"]
-        if len(ids) > 1:  # of a single token there is nothing to tell
+        if len(ids) > 1:  # a single token predicts nothing
             rows.append((ids, cut))
         if len(rows) == most:
             break

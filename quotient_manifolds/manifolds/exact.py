@@ -35,8 +35,8 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
     G(t) = expm(t Om) G expm(t C) solves the geodesic equation: G' = Om G + G C with both momenta constant.
 
     Om acts on the span of left and Y = a - left M, M = left^T a, where in the basis (left, Y / c) it is
-    [[M - M^T, -Y^T Y / c], [c I, 0]] for any c > 0; so one 2h x 2h and one h x h exponential suffice, and nothing is
-    divided by the norm of a velocity that may be 0. Shapes (..., n, h).
+    [[M - M^T, -Y^T Y / c], [c I, 0]] for any c > 0; so one 2h x 2h and one h x h exponential suffice, and
+    no velocity that may be 0 is in a denominator. Shapes (..., n, h).
 
     For square G this is the geodesic of the right-invariant metric on GL(n), a product of two exponentials, on which
     Vandereycken, Absil and Vandewalle (IMA J. Numer. Anal. 33, 2013) build that of semidefinite matrices of fixed rank.

@@ -1,4 +1,4 @@
-"""Measure sharpness: how much the loss can rise within a ball around a model's parameters."""
+"""Measure sharpness: how much the loss can increase within a ball around a model's parameters."""
 
 from __future__ import annotations
 

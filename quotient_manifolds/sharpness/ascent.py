@@ -1,7 +1,7 @@
 """Maximise a function in a ball by Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1).
 
 The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
-linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps.
+linf norm. What the coordinates mean is the objective's business, so one ascent serves every geometry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries import Params
 
 
 class Objective(Protocol):
-    """Describe what is climbed: a function of z on a vector space of blocks.
+    """Describe what is maximised: a function of z on a vector space of blocks.
 
     sample: a standard Gaussian; uniform in [-1, 1] for the random points of a linf ball. value_and_gradient: in tensors
     that are new at every call, for the ascent keeps them.
@@ -33,10 +33,10 @@ class Objective(Protocol):
 @final
 @dataclass(frozen=True)
 class Ascent:
-    """Hold the best point that an ascent found, and the losses of the climb that found it, from its start on.
+    """Hold the best point that an ascent found, and the losses of the run that found it, from its start on.
 
     loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. critical_start: the gradient at
-    the start of the first climb was exactly 0, so its first step was random. The passes are those of all climbs.
+    the start of the first run was exactly 0, so its first step was random. The passes are those of all runs.
     """
 
     z: Params
@@ -63,12 +63,12 @@ class AutoPGD:
     stretch of k steps saw at most rho k = 0.75 k increases of the loss, or if neither eta nor the best loss changed
     since the last checkpoint; the ascent then goes on from the best point with the best point's gradient.
 
-    A step of 2 radius is as long as the ball is wide, and explores it; where the loss no longer rises at most steps,
-    the climb jumps to and fro across a maximum, and half the step from the best point comes nearer. P is applied twice
-    because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
+    A step of 2 radius is as long as the ball is wide, and explores it. Where the loss no longer increases at most
+    steps, the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied
+    twice because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
 
-    steps: of one climb; each is a forward and a backward pass, and the last point needs a forward pass alone. restarts:
-    further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept. Source: Croce &
+    steps: of one run; each is a forward and a backward pass, and the last point needs a forward pass alone. restarts:
+    further runs from random points of the sphere (l2) or the box (linf); the best of all is kept. Source: Croce &
     Hein, arXiv 2003.01690, Algorithm 1.
     """
 
@@ -108,8 +108,8 @@ class AutoPGD:
     ) -> Ascent:
         """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
 
-        start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
-        z = 0, where it is known; without it a climb from a start evaluates it. Raises ValueError for a radius that is
+        start: where the first run begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
+        z = 0, where it is known; without it a run from a start evaluates it. Raises ValueError for a radius that is
         not positive, an unknown norm, and a gradient that is not finite.
         """
         check_radius(radius)
@@ -123,20 +123,20 @@ class AutoPGD:
             scale(point, min(1.0, radius / max(ball.length(point), TINY)))
         more = int(start is not None and base is None)
         base = objective.value(objective.zero()) if more else base
-        best = _Climb(self, objective, ball, generator, base).run(point)
-        critical, climbs = best.critical_start, 1 + self.restarts
+        best = _Run(self, objective, ball, generator, base).run(point)
+        critical, runs = best.critical_start, 1 + self.restarts
         for _ in range(self.restarts):
             point = objective.sample(generator)
             ball.spread(point)
-            again = _Climb(self, objective, ball, generator, best.base).run(point)
+            again = _Run(self, objective, ball, generator, best.base).run(point)
             best = again if again.loss > best.loss else best
-        forwards, backwards = climbs * best.forward_passes + more, climbs * best.backward_passes
+        forwards, backwards = runs * best.forward_passes + more, runs * best.backward_passes
         return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
 
 
 @final
-class _Climb:
-    """Climb once from one start. At most three buffers hold the current, the previous and the best point."""
+class _Run:
+    """Ascend once, from one start. At most three buffers hold the current, the previous and the best point."""
 
     def __init__(
         self, settings: AutoPGD, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
@@ -147,12 +147,12 @@ class _Climb:
         self.best_loss = -math.inf
 
     def run(self, start: Params) -> Ascent:
-        """Climb from `start`, whose tensors become the climb's own."""
+        """Ascend from `start`, whose tensors become the run's own."""
         z, length = start, self.ball.length(start)
         self.z_old, self.buffers = z, [z]
         for step in range(self.steps + 1):
             # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best
-            # point's, which is kept because a climb that returns there goes on along it without another pass.
+            # point's, which is kept because a run that returns there goes on along it without another pass.
             self.now = Iterate(z, length, {}, 0.0, 0.0)
             if step == self.steps:
                 self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
@@ -160,7 +160,7 @@ class _Climb:
                 loss, gradient = self.objective.value_and_gradient(z)
                 self.losses.append(loss)
                 self.now = self._iterate(z, length, gradient)
-                del gradient  # this frame would hold it as long as the climb lasts
+                del gradient  # this frame would hold it as long as the run lasts
             if step == 0:
                 critical = self.now.square == 0
                 if critical:
@@ -168,7 +168,7 @@ class _Climb:
                     # leads off.
                     self.now = self._iterate(z, length, self.objective.sample(self.generator))
                 # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one,
-                # as in the authors' code: no climb has stalled since a checkpoint that never was.
+                # as in the authors' code: no run has stalled since a checkpoint that never was.
                 self._last_check = (0, self.losses[0], True)
             if self.losses[-1] > self.best_loss:
                 self.best, self.best_loss = self.now, self.losses[-1]
@@ -181,7 +181,7 @@ class _Climb:
         return Ascent(best, self.best_loss, base, losses, length, critical, self.steps + 1, self.steps)
 
     def _reconsider(self, step: int) -> None:
-        """Halve the step size and return to the best point, where the climb jumps to and fro or has stalled."""
+        """Halve the step size and return to the best point, where the run oscillates or has stalled."""
         before, best_before, halved_before = self._last_check
         increases = sum(later > earlier for earlier, later in pairwise(self.losses[before : step + 1]))
         oscillates = increases <= AutoPGD.rho * (step - before)
@@ -193,7 +193,7 @@ class _Climb:
             self.now = self.best
 
     def _next(self, step: int) -> tuple[Params, float]:
-        """Return the next point, of step 1, 2, ..., in a buffer of the climb's own, and its length."""
+        """Return the next point, of step 1, 2, ..., in a buffer of the run's own, and its length."""
         # Into a buffer that holds neither the current nor the best point: that of the previous point, or a third. The
         # previous point may be overwritten, although the step reads it: each element is read before it is written.
         free = [each for each in self.buffers if each is not self.now.z and each is not self.best.z]

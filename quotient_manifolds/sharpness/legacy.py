@@ -38,7 +38,7 @@ from quotient_manifolds.symmetries import Params
 class LegacyWorstCase(Measure):
     """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
 
-    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
+    It is the increase in loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
     maximum to be compared with `WorstCase`, and not invariant along orbits.
 
     geometry: Euclidean() or Adaptive(), with their norm. norm in the result: |x / c| of the best point over weights
@@ -69,7 +69,7 @@ class LegacyWorstCase(Measure):
         ball = _Ball(c, float(self.radius), space.norm)
         # The released steps are steps of the weights themselves.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
-        x, losses = _climb(plain, ball, self.steps)
+        x, losses = _ascend(plain, ball, self.steps)
         numbers = max(losses) - losses[0], losses[0], 2 * self.steps, self.steps
         return BatchResult(*numbers, losses=losses, norm=ball.length(x), spacing=objective.spacing(losses[0]))
 
@@ -78,8 +78,8 @@ legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
 """Measure adaptive sharpness by the ascent that was released with it, see `LegacyWorstCase`."""
 
 
-def _climb(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params, tuple[float, ...]]:
-    """Climb from 0; return the best point, and the losses of all iterations, start first."""
+def _ascend(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params, tuple[float, ...]]:
+    """Ascend from 0; return the best point, and the losses of all iterations, start first."""
     x = x_old = where = best_x = objective.zero()  # where: the point the weights are at
     step, checks = 2 * ball.radius, legacy_checkpoints(steps)
     last_check = new_bests = 0

@@ -145,11 +145,11 @@ class TruncationWarning(SharpnessWarning):
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """Warn of an ascent that still rose at its last steps (`Result.late_rise`): take more, or a smaller radius."""
+    """Warn of a loss still increasing at the last steps (`Result.late_rise`): take more, or a smaller radius."""
 
 
 class RoundingWarning(SharpnessWarning):
-    """Warn of a rise of the loss that is so small that rounding decides its first digits."""
+    """Warn of an increase in loss so small that rounding decides its first digits."""
 
 
 def warned(result: Result) -> Result:

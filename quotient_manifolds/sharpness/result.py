@@ -23,7 +23,7 @@ RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
 
 CONVERGED = 0.05
-"""The share of the rise in the last quarter of the steps up to which an ascent counts as converged."""
+"""The share of the increase in loss in the last quarter of the steps up to which an ascent counts as converged."""
 
 
 @final
@@ -32,7 +32,7 @@ class BatchResult:
     """Hold one measure of one model on one batch, in plain numbers.
 
     value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
-    |H v - value v| of an eigenpair. losses: those of the best climb, its start first. norm: the length of the worst
+    |H v - value v| of an eigenpair. losses: those of the best run, its start first. norm: the length of the worst
     direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
     direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
     the direction the value comes from. spacing: of the floating point numbers that the loss is computed in, at L(w).
@@ -55,9 +55,9 @@ class BatchResult:
 
     @property
     def late_rise(self) -> float | None:
-        """Return how much of the rise of the best climb its last quarter of steps made; None where nothing climbed.
+        """Return the increase in loss over the last quarter of the steps of the best run; None without an ascent.
 
-        A climb that still rises there has not converged: the maximum is larger than what was found.
+        A loss that still increases there has not converged: the maximum is larger than what was found.
         """
         steps = len(self.losses) - 1
         if steps < 1:
@@ -125,13 +125,13 @@ class Result:
 
     @property
     def late_rise(self) -> float | None:
-        """Return the share of the rise, over all batches, that the climbs made in the last quarter of their steps.
+        """Return the share of the increase in loss, over all batches, made in the last quarter of the steps.
 
-        None where nothing was climbed or nothing rose.
+        None without an ascent, or where no loss increased.
         """
-        climbed = [each for each in self.batches if each.late_rise is not None]
-        rise = math.fsum(max(0.0, max(each.losses) - each.base_loss) for each in climbed)
-        return math.fsum(each.late_rise or 0.0 for each in climbed) / rise if rise > 0 else None
+        ascended = [each for each in self.batches if each.late_rise is not None]
+        rise = math.fsum(max(0.0, max(each.losses) - each.base_loss) for each in ascended)
+        return math.fsum(each.late_rise or 0.0 for each in ascended) / rise if rise > 0 else None
 
     @property
     def forward_passes(self) -> int:
@@ -156,13 +156,13 @@ class Result:
 
     @property
     def convergence_warning(self) -> str | None:
-        """Return a sentence if the climbs still rose by more than `CONVERGED` of the rise at their end, else None."""
+        """Return a sentence if more than `CONVERGED` of the increase came in the last steps, else None."""
         share = self.late_rise
         if share is None or share <= CONVERGED:
             return None
         return self._warning(
-            f"{share:.0%} of the rise came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent has "
-            f"not converged and the maximum is larger; take more steps, or a smaller {{size}}"
+            f"{share:.0%} of the increase came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent "
+            f"has not converged and the maximum is larger; take more steps, or a smaller {{size}}"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Measure how much the loss rises around a model: at worst in a ball [paper, Eq. 3], on average, per unit of length."""
+"""Measure how the loss increases around a model: at worst in a ball [paper, Eq. 3], on average, per unit of length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quotient_manifolds.sharpness.vector import absolute_sum, norm, scale
 @final
 @dataclass(frozen=True)
 class WorstCase(Measure):
-    """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
+    """Measure how much the loss can increase in a ball around the model's weights w, batch by batch.
 
     On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
     an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`. Invariant along
@@ -37,10 +37,10 @@ class WorstCase(Measure):
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
     so on. A radius means something different in each. The ascent is `AutoPGD`. after: smaller radii, ascending, that
-    are climbed before, see `worst_case_profile`.
+    are measured before, see `worst_case_profile`.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where more than 5 % of the rise came in the last quarter of the steps (`Result.late_rise`), a
+    `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
     `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
 
     Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
@@ -71,7 +71,7 @@ class WorstCase(Measure):
         start = base = None
         if self.after:
             smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
-            if (smaller, objective.index) not in ascents:  # climbed here, uncounted
+            if (smaller, objective.index) not in ascents:  # measured here, uncounted
                 smaller.compute(replace(objective, tick=idle), ascents)
             before = ascents[smaller, objective.index]
             start, base = before.z, before.base
@@ -102,7 +102,7 @@ class WorstCase(Measure):
 
 
 worst_case_sharpness = measuring(WorstCase, "worst_case_sharpness")
-"""Measure how much the loss can rise in a ball around the model's weights, see `WorstCase`."""
+"""Measure how much the loss can increase in a ball around the model's weights, see `WorstCase`."""
 
 
 def worst_case_profile(
@@ -117,8 +117,8 @@ def worst_case_profile(
 ) -> tuple[Result, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
-    Each climb starts where the one at the radius before ended, so the sharpness found never falls with the radius, on
-    any batch. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
+    Each ascent starts where that at the radius before ended, so on no batch does the sharpness found fall with the
+    radius. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
     """
     if not radii:
         raise ValueError("There must be at least one radius. Found none")
@@ -138,7 +138,7 @@ def worst_case_profile(
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """Estimate the mean rise of the loss at random points around the model's weights w.
+    """Estimate the mean increase in loss at random points around the model's weights w.
 
     That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
     quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z. Each of `samples`
@@ -183,7 +183,7 @@ class AverageCase(Measure):
 
 
 average_case_sharpness = measuring(AverageCase, "average_case_sharpness")
-"""Estimate the mean rise of the loss at random points around the model's weights, see `AverageCase`."""
+"""Estimate the mean increase in loss at random points around the model's weights, see `AverageCase`."""
 
 
 @final

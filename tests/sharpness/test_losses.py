@@ -125,7 +125,7 @@ def climbed(geometry: str, dtype: torch.dtype = torch.float64, **settings: float
 
 def test_a_climb_that_still_rises_at_its_end_is_flagged_and_one_that_has_converged_is_not() -> None:
     with pytest.warns(
-        qm.sharpness.ConvergenceWarning, match=r"\d+% of the rise came in the last quarter of the steps"
+        qm.sharpness.ConvergenceWarning, match=r"\d+% of the increase came in the last quarter of the steps"
     ) as caught:
         short = climbed("euclidean", radius=1.0, steps=2)
     assert short.late_rise > 0.05
@@ -143,7 +143,7 @@ def test_the_late_rise_is_that_of_the_last_quarter() -> None:
     one = qm.Result("m", "g", {"radius": 0.1}, (batch, flat), "0")
     assert one.late_rise == pytest.approx(0.25)
     assert qm.Result("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
-    assert "25% of the rise" in (one.warning or "")
+    assert "25% of the increase" in (one.warning or "")
 
 
 def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
