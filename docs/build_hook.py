@@ -15,7 +15,14 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md", "notebooks/*.ipynb")
 # The style sheet, and figures, tables, records, results and specs, which pages link to.
-OTHERS = ("docs/site.css", "docs/**/*.svg", "docs/*.csv", "notebooks/*.csv", "notebooks/re*/**/*.*", "notebooks/specs/*.yaml")
+OTHERS = (
+    "docs/*.css",
+    "docs/**/*.svg",
+    "docs/*.csv",
+    "notebooks/*.csv",
+    "notebooks/re*/**/*.*",
+    "notebooks/specs/*.yaml",
+)
 
 
 @event_priority(100)  # before the plugin that looks for notebooks among the files
