@@ -27,6 +27,7 @@ from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Number
 LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
 SQUARE = (3.9, 3.1)  # inches; panels of level sets are square, and have a bar of colours beside them
 LEVELS = 9
+NOISE = 1e-12  # of the largest value: a level below this is 0, but for rounding
 
 
 @dataclass(frozen=True)
@@ -229,12 +230,18 @@ def _level_sets(
     from matplotlib.colors import BoundaryNorm
 
     quantiles = np.quantile(values, np.linspace(0, 1, LEVELS + 2)[1:-1])
+    quantiles[abs(quantiles) < NOISE * abs(values).max()] = 0.0
     levels = sorted({float(f"{level:.3g}") for level in quantiles})
     if len(levels) < 2:
-        text = f"{np.median(values):.3g} everywhere".replace("-", "\N{MINUS SIGN}")
+        text = f"{_number(float(np.median(values)))} everywhere"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
         return
     norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
     filled = axes.contourf(x, y, values, levels, cmap="cividis", norm=norm, extend="both")
     filled.set(edgecolor="#000000", linewidth=0.3)
-    figure.colorbar(filled, ax=axes, ticks=levels, format="%.3g")
+    figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
+
+
+def _number(value: float) -> str:
+    """Return a number of three digits, with the sign that axes have."""
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
