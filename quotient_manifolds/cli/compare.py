@@ -272,7 +272,12 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
         failures = _measured(spec, out, quiet=quiet, device=device)
     finished("sharpness")
     title = "Symmetries, sharpness and generalisation of small vision transformers"
-    write_text(out / "report.html", comparison_page(Comparison.load(out), title=title, chapters=chapters))
+    lead = (
+        f"{models} small vision transformers were trained on scikit-learn’s digits with different settings. This page "
+        "shows the symmetries of two of them, then ranks all by sharpness."
+    )
+    page = comparison_page(Comparison.load(out), title=title, lead=lead, chapters=chapters)
+    write_text(out / "report.html", page)
     if not quiet:
         common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
         common.show("Seconds: " + ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items()))

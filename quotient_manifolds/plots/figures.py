@@ -24,7 +24,7 @@ from quotient_manifolds.plots.canvas import (
 )
 from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
 
-LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
+LABEL_WIDTH = 42  # letters under a panel; a longer label goes on in another line
 SQUARE = (3.9, 3.1)  # inches; panels of level sets are square, and have a bar of colours beside them
 LEVELS = 9
 NOISE = 1e-12  # of the largest value: a level below this is 0, but for rounding
