@@ -218,7 +218,8 @@ def figure(record: Record) -> Figure:
         for name, style in zip(CANDIDATES, ("D:", "^-.", "o-", "s--", "v-", "P:", "x--"), strict=True):
             means = curve(runs, name, rank, scale).groupby("rate").test.mean().replace(math.inf, math.nan).dropna()
             axes.plot(means.index, means, style, label=name, markersize=4)
-        axes.set(xscale="log", title=f"rank {rank}, {_start(scale)}", ylim=(0.3, 0.8), xlabel="learning rate", ylabel="test loss (nats)")
+        axes.set(xlabel="learning rate", ylabel="test loss (nats)", title=f"rank {rank}, {_start(scale)}")
+        axes.set(xscale="log", ylim=(0.3, 0.8))
         axes.grid(color="#dddddd")
     for axes in panels[len(starts) :]:
         axes.axis("off")
