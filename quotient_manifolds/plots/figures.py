@@ -140,7 +140,7 @@ class Panel:
         return f"{COEFFICIENT_NAMES[self.correlation.kind]} {self.correlation}" if self.correlation else ""
 
 
-def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -> Plot:
+def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 2) -> Plot:
     """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
 
     x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
@@ -157,7 +157,7 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -
             x, y = (numbers(values)[panel.drawn] for values in (panel.x, panel.y))
             bars = [e if e is None else numbers(e)[panel.drawn] for e in (panel.y_errors, panel.x_errors)]
             style = {"fmt": panel.style.marker, "color": panel.style.colour, "elinewidth": 0.8}
-            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}55")
+            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}99")
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
             plain_ticks(axes)
@@ -201,7 +201,7 @@ def contour_figure(
     x_label: str,
     y_label: str,
     curves: Sequence[Curve] = (),
-    columns: int = 3,
+    columns: int = 2,
 ) -> Plot:
     """Draw the level sets of each field in a panel, with about as many points of the plane between any two levels.
 
