@@ -41,8 +41,8 @@ def conclusion(comparison: Comparison) -> str:
     ranking = ranking[ranking["value"].notna()]
     if models < LEAST or not len(ranking):
         return (
-            f"{models} models in {len(comparison.measures)} measures. No ranking: it takes five models with a score "
-            "on which they differ (test data, or scores)."
+            f"{models} models, {len(comparison.measures)} measures. There is no ranking: it takes five models with a "
+            "score on which they differ (test data, or scores)."
         )
     target = ranking["against"].iloc[0]
     rows = ranking[ranking["against"] == target]

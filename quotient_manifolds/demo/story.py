@@ -97,12 +97,13 @@ def certificate_chapter(model: nn.Module) -> Chapter:
     """Count how many dimensions of all parameters with the same function are found."""
     found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
     dimension, known = found.fibre.dimension, found.found.dimension - found.shared + found.unreached
-    said = "the check is inconclusive" if found.missing is None else f"{known} of these dimensions are found"
+    share = "all" if known == dimension else known
+    said = "; the check is inconclusive" if found.missing is None else f", of which {share} are found"
     rows = [[name, meaning(name), str(size)] for name, size in found.found.families.items()]
     columns = ["Symmetry", "What may change", "Dimensions"]
     return Chapter(
         "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
-        f"The weights of a small copy of the model that compute the same function form a set of dimension {dimension}; "
+        f"The weights of a small copy of the model that compute the same function form a set of dimension {dimension}"
         f"{said}.",
         table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, [False, False, True]),
     )
