@@ -24,7 +24,7 @@ def check_model(model: Any) -> None:
 
 def check_eval(model: nn.Module) -> None:
     """Raise ValueError naming the first module in train mode."""
-    training = [repr(name) if name else f"the model itself ({type(model).__name__})" for name, module in model.named_modules() if module.training]
+    training = [name or "the model itself" for name, module in model.named_modules() if module.training]
     if training:
         raise ValueError(f"The model must be in eval mode. Found {training[0]} in train mode; call model.eval() first.")
 

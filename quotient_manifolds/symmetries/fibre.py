@@ -205,7 +205,8 @@ def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R
     if fibre.gap < SMALLEST_GAP:
         yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
     if fibre.rank_of_half < fibre.rank:  # as it is wherever the rows of J are independent
-        yield f"inputs are too few: a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}; give more"
+        few = f"a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+        yield f"inputs are too few: {few}; give more"
     if fibre.near is None:
         yield "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
     elif fibre.near < 0:

@@ -156,9 +156,9 @@ WRONG: list[tuple[str, str, str]] = [
     # Measures.
     ("measure: worst-case", "measure: worst", "measures.0: measure must be one of worst-case, "),
     ("[inv, adaptive]", "invariant", "measures.0: geometry must be one of euclidean, adaptive, inv,"),
-    ("radius: [0.1, 0.2]", "raduis: 1", "among geometry, radius, restarts, seed, steps. Found raduis; did you mean 'radius'"),
+    ("radius: [0.1, 0.2]", "raduis: 1", "geometry, radius, restarts, seed, steps. Found raduis; did you"),
     ("[0.1, 0.2]", "0", "measures.0: radius must be a positive finite number. Found 0"),
-    ("geometry: euclidean", "geometry: inv\n    radius: 1", "gradient-norm must have options among geometry. Found radius"),
+    ("geometry: euclidean", "geometry: inv\n    radius: 1", "must have options among geometry. Found radius"),
     (
         "geometry: euclidean",
         "geometry: inv\n    eta: 0.1",
