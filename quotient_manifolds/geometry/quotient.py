@@ -180,8 +180,8 @@ class Quotient(Geometry):
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
         raise ValueError(
-            f"the symmetries of {type(model).__name__} are found in a run: call verified(model, loss, batches) first, "
-            "as every measure does, or give symmetries=find_symmetries(model, batch)"
+            f"A quotient geometry must have the symmetries of its model here. Found {self.symmetries!r}; give "
+            f"geometry=Quotient({self.metric!r}, symmetries=find_symmetries(model, batch))"
         )
 
     def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:

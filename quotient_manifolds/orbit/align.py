@@ -39,7 +39,7 @@ TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Alignment(Moved):
     """Hold a model where it is nearest to another on its orbit, by the distance of all parameters.
 

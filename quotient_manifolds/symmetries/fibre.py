@@ -120,7 +120,7 @@ def fibre_dimension(
     model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
     parameters or with more than 5,000 of them.
     """
-    listed = _distinct(batches)
+    listed = distinct(batches)
     order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
     halves = ([listed[index] for index in order[:end]] for end in (len(order) // 2, len(order)))
     return where_it_stands(Jacobian(model, evaluate, seed, progress), halves)[0]
@@ -172,7 +172,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
     return replace(fibre, doubts=tuple(_doubts(fibre, jacobian, used, R))), used
 
 
-def _distinct(batches: Any) -> list[Any]:
+def distinct(batches: Any) -> list[Any]:
     """Return the batches, repeated ones once, for these lift no rank."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
@@ -205,7 +205,8 @@ def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R
     if fibre.gap < SMALLEST_GAP:
         yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
     if fibre.rank_of_half < fibre.rank:  # as it is wherever the rows of J are independent
-        yield f"inputs are too few: a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+        few = f"a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+        yield f"inputs are too few: {few}; give more"
     if fibre.near is None:
         yield "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
     elif fibre.near < 0:

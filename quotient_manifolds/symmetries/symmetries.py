@@ -55,7 +55,7 @@ class Match:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
@@ -174,6 +174,10 @@ class Symmetries:
             "rest": list(self.rest),
             "unrecognised": list(self.unrecognised),
         }
+
+    def __repr__(self) -> str:
+        pairs = f"{len(self.pairs)} pair{'s' * (len(self.pairs) != 1)}"
+        return f"Symmetries(of {sum(self.families.values()):,} dimensions, {pairs})"
 
     def __str__(self) -> str:
         by_kind = ", ".join(f"{kind} {size:,}" for kind, size in self.families.items())

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import quotient_manifolds as qm
+from quotient_manifolds.symmetries import certify
 
 
 @pytest.fixture
@@ -54,6 +55,32 @@ def test_inputs_in_another_precision(model: nn.Module, batch: Any) -> None:
 def test_several_radii(model: nn.Module, batch: Any) -> None:
     with pytest.raises(ValueError, match="use worst_case_profile for several radii"):
         measured(model, [batch], radius=[0.1, 0.2])
+
+
+def test_settings_of_another_measure(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"^worst_case_sharpness\(\) missing .* 'radius'"):
+        qm.worst_case_sharpness(model, qm.cross_entropy, [batch], "inv")
+    with pytest.raises(TypeError, match=r"^gradient_norm\(\) got an unexpected keyword argument 'radius'"):
+        qm.gradient_norm(model, qm.cross_entropy, [batch], "inv", radius=0.1)  # type: ignore[call-arg]
+
+
+def test_batches_that_are_one_tensor_are_not_taken_row_by_row(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match="Found Tensor; one alone goes in a list"):
+        certify(model, batch[0])
+
+
+def test_an_objective_by_name(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"RoundingError\(bits=4\), Sparsity\(\) or a function. Found 'int4'"):
+        qm.descend_orbit(model, "int4", batch[0])  # type: ignore[arg-type]
+
+
+def test_what_is_found_prints_in_few_lines(model: nn.Module, batch: Any) -> None:
+    """Neither the geometry of these symmetries nor what descends or aligns by them prints their weights or traces."""
+    found = qm.find_symmetries(model, batch[0])
+    assert repr(found) == "Symmetries(of 6 dimensions, 1 pair)"
+    assert len(repr(qm.Quotient("inv", symmetries=found))) < 200
+    descent, aligned = qm.descend_orbit(model, qm.Sparsity(), batch[0], steps=3), qm.align(model, model, batch[0])
+    assert all("tensor" not in repr(each) and len(repr(each)) < 200 for each in (descent, aligned))
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("inw", "inv"), ("adaptve", "adaptive"), ("Euclidean", "euclidean")])
