@@ -320,7 +320,7 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
     known, values = found.known
     measured = found.measured_now
     common.show(
-        (f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure.")
+        (f"Measured now: {measured} tasks (each a measure, or loss and error, on one batch)." if measured else "Nothing was left to measure.")
         + f" Computed: {known} of {values} values.",
         *(f"Note: {note}" for note in found.notes),
         *(f"Caution: {sentence}" for sentence in found.cautions),
