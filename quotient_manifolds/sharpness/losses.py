@@ -33,7 +33,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless a loss can be called as loss(model, batch): torch's take outputs and targets instead."""
     name = getattr(loss, "__name__", type(loss).__name__)
-    of_torch = getattr(loss, "__module__", None) == F.__name__ or loss is getattr(torch._C._nn, name, None)
+    of_torch = getattr(loss, "__module__", None) == F.__name__ or loss is getattr(torch._C._nn, name, ...)
     if isinstance(loss, nn.modules.loss._Loss) or of_torch:
         instead = "quotient_manifolds.cross_entropy" if "cross" in name.lower() else "a function of your own"
         raise TypeError(
