@@ -32,7 +32,7 @@ def measured_parameters(model: nn.Module) -> Params:
     for name, w in model.named_parameters():
         if w.is_meta:
             raise ValueError(
-                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the "
                 f"whole model into memory"
             )
         if w.is_complex():
@@ -58,7 +58,7 @@ def trained_parameters(model: nn.Module) -> Params:
     if not trained:
         raise ValueError(
             f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
-            f"none); call model.requires_grad_(True) on those that shall count"
+            f"none); call model.requires_grad_(True) on those to measure"
         )
     return trained
 
@@ -189,7 +189,7 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:
-        warnings.warn(f"Pair {pair.name} is measured elementwise, for {reason}", stacklevel=3)
+        warnings.warn(f"Pair {pair.name} is measured elementwise: {reason}", stacklevel=3)
         return False
     raise ValueError(
         f"Pair {pair.name} cannot be measured in a quotient metric: {reason}; use Adaptive(), or pass symmetries= "

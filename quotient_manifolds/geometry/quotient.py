@@ -227,8 +227,8 @@ class Quotient(Geometry):
         known.once(single, "single", model, loss, symmetries, *batches)
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
-                f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
-                f"Adaptive(), or pass symmetries= without those of which this is true"
+                f"The loss must be the same at the canonical point of the orbit. Found {changed}; use Adaptive(), "
+                "or pass symmetries= without these"
             )
         return verified
 
@@ -327,8 +327,8 @@ def _check_same(symmetries: Symmetries) -> None:
     named = tuple((each.name, each.names) for group in groups for each in group)
     if any(other != named for other in from_all(named)):
         raise ValueError(
-            "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
-            "one process and send them to the others by torch.distributed.broadcast_object_list"
+            "All processes must quotient out the same symmetries, in the same order. Found different ones; find them "
+            "on one process and send them to the others by torch.distributed.broadcast_object_list"
         )
 
 

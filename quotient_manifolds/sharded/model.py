@@ -204,7 +204,7 @@ class ShardedModel:
         w = _local(self._named[name])
         if w.is_meta:
             raise ValueError(
-                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the "
                 f"whole model into memory"
             )
         if not w.is_floating_point() or w.dtype.itemsize < 4:
