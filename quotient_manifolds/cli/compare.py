@@ -318,10 +318,9 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
     else:
         common.show(*summary_tables(found))
     known, values = found.known
-    measured = found.measured_now
+    tasks = f"Measured now: {found.measured_now} tasks (each a measure, or loss and error, on one batch)."
     common.show(
-        (f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure.")
-        + f" Computed: {known} of {values} values.",
+        (tasks if found.measured_now else "Nothing was left to measure.") + f" Computed: {known} of {values} values.",
         *(f"Note: {note}" for note in found.notes),
         *(f"Caution: {sentence}" for sentence in found.cautions),
         *([f"Report: {folder / 'report.html'}"] if folder else []),
