@@ -127,7 +127,7 @@ def align(
 def same_function(
     a: nn.Module, b: nn.Module, inputs: Any, *, tolerance: float = 1e-6, **options: Any
 ) -> tuple[Literal["same", "different", "same outputs here, no element found"], float]:
-    """Say whether two models of one architecture are one function, and how far apart they are.
+    """Return whether two models of one architecture are one function, and how far apart they are.
 
     "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
     number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the

@@ -27,7 +27,7 @@ class WeightObjective(ABC):
     names: Collection[str] | None
 
     def moves(self, record: Record) -> bool:
-        """Say whether a symmetry changes what is measured, and not only its units."""
+        """Return whether a symmetry changes what is measured, and not only its units."""
         return True
 
     def on(self, model: nn.Module, group: Group) -> Objective:
@@ -106,7 +106,7 @@ class RoundingError(WeightObjective):
                 raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
 
     def moves(self, record: Record) -> bool:
-        """Say whether a symmetry changes the error, and not only its units: scales of neurons without partners do."""
+        """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
         return not isinstance(record, Scaling)
 
     def _on(self, names: tuple[str, ...], group: Group) -> Objective:

@@ -23,7 +23,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether any parameter is distributed over processes (a DTensor)."""
+    """Return whether any parameter is distributed over processes (a DTensor)."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -82,7 +82,7 @@ class ShardedModel:
 
     @property
     def alike(self) -> bool:
-        """Tell whether all processes compute one loss: tensor parallelism over all of them."""
+        """Return whether all processes compute one loss: tensor parallelism over all of them."""
         from torch.distributed.fsdp import FSDPModule
 
         meshes = [layout.mesh for layout in self.layouts.values() if layout.mesh is not None]
