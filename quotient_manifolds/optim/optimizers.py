@@ -71,7 +71,7 @@ class QuotientAdam(QuotientOptimizer):
     G and H. For pairs with h = 1, as neurons, each entry of Z is a row.
 
     Two runs from two points of one orbit of the pairs' groups compute the same functions, to rounding. Other symmetries
-    (gains of norms, biases that a softmax does not see) are not divided by.
+    (gains of norms, biases that a softmax ignores) are not quotiented out.
 
     params: named parameters, `model.named_parameters()`, or groups of them with settings of their own. symmetries:
     those of the model, `find_symmetries(model.eval(), batch)`, or some of them; frozen pairs are ignored.

@@ -71,7 +71,7 @@ def align(
 ) -> Alignment:
     """Move `model` along its symmetry orbit to where its weights are nearest to those of another model.
 
-    Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first, and
+    Both have the same architecture: parameters of the same names and shapes. Gains of norms are absorbed first, and
     biases, means and what else shifts go to their canonical points. Then streams are rotated (orthogonal Procrustes, on
     the activations of both models on the inputs or on weights), units that `find_permutations` finds are assigned to
     each other, pairs (GL(h), complex planes) are fitted in least squares, and scales brought together, again until

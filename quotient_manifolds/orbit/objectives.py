@@ -20,7 +20,7 @@ CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
 class WeightObjective(ABC):
     """Measure weights: parameters of two or more axes, by default all that the symmetry group changes.
 
-    Gains of norms are 1 where weights are measured, as they are folded into the weights that follow. Embeddings are
+    Gains of norms are 1 where weights are measured, absorbed by the weights that follow. Embeddings are
     left out: they are looked up, not multiplied.
     """
 
