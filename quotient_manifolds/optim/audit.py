@@ -1,4 +1,4 @@
-"""Tell how far an optimizer's runs from different points of one orbit drift apart."""
+"""Measure how far runs of an optimizer from different points of one orbit drift apart."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tu
 
 
 def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot:
-    """Draw sharpness after a move along the orbit over sharpness before, against the size a of the move.
+    """Draw sharpness after over before an action of the symmetry group, against the size a of the group element.
 
     ratios: by measure, one for every scale; 1 is invariant, None or NaN a measurement that failed.
     [da Silva et al., ICML, Fig. 7]
@@ -68,7 +68,7 @@ def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot
     ranges = "; ".join(f"{label} {extent(values)}" for label, values in rows.items())
     return Plot(
         figure,
-        "Sharpness after a move along the orbit divided by sharpness before it, against the size a of the move, "
+        "Sharpness at other points of the orbit over sharpness of the model, against the size a of the group element, "
         f"{extent(numbers(scales))}. {ranges}.",
     )
 

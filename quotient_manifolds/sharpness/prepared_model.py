@@ -280,7 +280,7 @@ def _warn_of_rounding(point: Params, halves: Iterable[torch.dtype]) -> None:
     for half, (name, w) in product(halves, point.items()):
         if w.ndim > 1 and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
             warnings.warn(
-                f"Small moves of {name} are lost in rounding, and the value may be far off: products with it are in "
+                f"Small changes of {name} are lost in rounding, and the value may be far off: products with it are in "
                 f"{half}, and all of its numbers lie on the grid of that type, as those of a checkpoint in half "
                 f"precision do; measure without autocast or mixed precision",
                 stacklevel=2,

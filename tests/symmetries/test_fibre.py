@@ -204,7 +204,7 @@ DOUBTFUL: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
     "a norm of zeros": (
         lambda: nn.Sequential(nn.Linear(3, 2, bias=False), nn.LayerNorm(2)),
         [*gaussians(20, 1, 3), torch.zeros(1, 3)],
-        "near symmetries cannot be told",
+        "near symmetries are undetermined",
     ),
 }
 

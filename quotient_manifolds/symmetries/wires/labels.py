@@ -130,7 +130,7 @@ class Labels:
         return self._has(bundle, "positive")
 
     def turned(self, bundle: Bundle) -> bool:
-        """Say whether queries, or what writes, are on the side of the inverse."""
+        """Return whether queries, or what writes, are on the side of the inverse."""
         return self._has(bundle, "left") and bool(bundle.sign[self.roles.left[bundle.nodes].argmax()] < 0)
 
     def kind(self, bundle: Bundle) -> str:
@@ -182,7 +182,7 @@ class Labels:
         return self._known[what][self._number[id(bundle)]]
 
     def _is_adapter(self, bundle: Bundle) -> bool:
-        """Say whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
+        """Return whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
         sources = [(self.parts[number].source, self.parts[number].reads) for number, _ in bundle.places]
         readers = {id(each) for each, reads in sources if reads}
         writers = [each for each, reads in sources if not reads]
