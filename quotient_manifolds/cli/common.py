@@ -127,7 +127,10 @@ def check_directories(*models: str) -> None:
     """Refuse models that are not directories. Raises BadInput."""
     for model in models:
         if not Path(model).is_dir():
-            raise BadInput(f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded.")
+            raise BadInput(
+                f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded; transform models of your "
+                "own in Python."
+            )
 
 
 # ---- the terminal

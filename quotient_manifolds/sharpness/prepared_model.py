@@ -143,9 +143,11 @@ def listed(batches: Iterable[Any]) -> list[Any]:
 
 
 def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
-    """Raise TypeError where a model cannot compute because a batch has other floating point numbers than its own."""
+    """Raise TypeError where a model cannot compute because a batch holds arrays, or another precision than its own."""
     own = {w.dtype for w in model.parameters() if w.is_floating_point()}
     leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    if any(type(leaf).__module__ == "numpy" for leaf in leaves):
+        raise TypeError("A batch must hold tensors. Found numpy.ndarray; convert it by torch.as_tensor") from error
     given = [leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if isinstance(error, RuntimeError) and len(own) == 1 and (other := [dtype for dtype in given if dtype not in own]):
         name = str(next(iter(own))).removeprefix("torch.")

@@ -54,6 +54,11 @@ def test_inputs_in_another_precision(model: nn.Module, batch: Any) -> None:
         measured(model.double(), [batch])
 
 
+def test_batches_of_numpy(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"A batch must hold tensors\. Found numpy\.ndarray; .*torch\.as_tensor"):
+        measured(model, [(batch[0].numpy(), batch[1].numpy())])
+
+
 def test_several_radii(model: nn.Module, batch: Any) -> None:
     with pytest.raises(ValueError, match="use worst_case_profile for several radii"):
         measured(model, [batch], radius=[0.1, 0.2])
