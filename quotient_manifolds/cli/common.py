@@ -128,8 +128,8 @@ def check_directories(*models: str) -> None:
     for model in models:
         if not Path(model).is_dir():
             raise BadInput(
-                f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded; transform models of your "
-                "own in Python."
+                f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
+                "models in Python."
             )
 
 
