@@ -156,7 +156,7 @@ class Shift(Reparameterization):
         """Let others take over these constants, in place, by the equations as they are here; return how much was left.
 
         That is the largest constant relative to the typical size of its parameter. One bias may take over what another
-        one has, and then has it to pass on.
+        one has, and then has it to pass on; weights that answer make the equations others.
         """
         if not pivots:
             return 0.0
@@ -167,7 +167,8 @@ class Shift(Reparameterization):
             left.append(float((np.abs(z) / sizes).max()))
             if _settled(left[-1], left[-2] if len(left) > 1 else np.inf):
                 break
-            _add(self.constants, params, found, found.added([pivots], [z])[:, 0])
+            if _add(self.constants, params, found, found.added([pivots], [z])[:, 0]):
+                break
         return left[0]
 
     def _left(self, params: Params, pivots: Sequence[Owner], found: Solved) -> Array:
@@ -200,8 +201,9 @@ class Shift(Reparameterization):
         for linear in found.values():
             basis = torch.from_numpy(unreached_basis(at, [linear]))
             if basis.shape[1]:
-                W = linear.entries.read(params)
-                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+                answer = linear.entries.read(params) @ basis
+                if float(answer.abs().max()) > SETTLED * typical(params[linear.entries.name]):
+                    changes.append((linear.entries, -answer @ basis.mT))
         add(params, changes)
         left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
         return [each for first, each in reversed(found.items()) if first in left]
@@ -242,12 +244,14 @@ class Shift(Reparameterization):
         _add(self.constants, params, found, found.added([pivots], [z])[:, 0])
 
 
-def _add(constants: Constants, params: Params, found: Solved, size: Array) -> None:
-    """Add to parameters what sources add, in place."""
+def _add(constants: Constants, params: Params, found: Solved, size: Array) -> bool:
+    """Add to parameters what sources add, in place; return whether weights are among them."""
     add(params, found.shifts.biases(size, seen=True, whole=constants.whole))
-    for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
+    answers = [*found.shifts.answers(size, seen=True)]
+    for each, answer in answers:  # to what its inputs have in common now
         u = common(constants.at(params), each.linear)
         add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+    return bool(answers)
 
 
 @dataclass(frozen=True, eq=False)
