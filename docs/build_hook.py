@@ -14,8 +14,15 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md", "notebooks/*.ipynb")
-# Figures, tables, records, results and specs, which pages link to.
-OTHERS = ("docs/**/*.svg", "docs/*.csv", "notebooks/*.csv", "notebooks/re*/**/*.*", "notebooks/specs/*.yaml")
+# The style sheet, and figures, tables, records, results and specs, which pages link to.
+OTHERS = (
+    "docs/*.css",
+    "docs/**/*.svg",
+    "docs/*.csv",
+    "notebooks/*.csv",
+    "notebooks/re*/**/*.*",
+    "notebooks/specs/*.yaml",
+)
 
 
 @event_priority(100)  # before the plugin that looks for notebooks among the files

@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
-CODE = re.compile(r"(`[^`]+`)")
+CODE = re.compile(r"(`[^`]+`|(?<=\n\n)(?: {4}.*(?:\n|\Z))+)")
 
 
 def as_markdown(text: str) -> str:
@@ -16,6 +16,8 @@ def as_markdown(text: str) -> str:
 
     >>> as_markdown("Return `x[0]` of <x, y>.\\n\\n>>> 1 + 1\\n2")
     'Return `x[0]` of &lt;x, y>.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```'
+    >>> as_markdown("From z_old:\\n\\n    z_new = P(z) < 1\\n\\nwith z_new")  # an indented block is shown as it is
+    'From z\\\\_old:\\n\\n    z_new = P(z) < 1\\n\\nwith z\\\\_new'
     """
     pieces, end = [], 0
     for example in EXAMPLE.finditer(text):
@@ -25,7 +27,7 @@ def as_markdown(text: str) -> str:
 
 
 def _escaped(prose: str) -> str:
-    """Escape everything but what stands between backticks."""
+    """Escape everything but what is between backticks or in an indented block."""
     halves = CODE.split(prose)
     halves[::2] = (re.sub(r"([\[\]*_|])", r"\\\1", each).replace("<", "&lt;") for each in halves[::2])
     return "".join(halves)

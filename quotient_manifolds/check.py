@@ -1,4 +1,4 @@
-"""Check arguments, and say in one sentence what was meant."""
+"""Check arguments, and report in one sentence what is expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write files that are whole or not there at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 

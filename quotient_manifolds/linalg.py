@@ -269,7 +269,7 @@ def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
 
 
 def in_no_graph(*tensors: Tensor) -> bool:
-    """Tell whether nothing is differentiated, mapped or compiled here, so that code may look at values and write."""
+    """Return whether nothing is differentiated, mapped or compiled here, so that code may look at values and write."""
     return (
         not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
         and torch.autograd.forward_ad._current_level < 0

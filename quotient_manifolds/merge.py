@@ -1,4 +1,4 @@
-"""Merge LoRA adapters by what they add to the weights, which no choice of their factors changes."""
+"""Merge LoRA adapters in weight space, which does not depend on how they are factored."""
 
 from __future__ import annotations
 

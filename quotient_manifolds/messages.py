@@ -1,4 +1,4 @@
-"""Tell a user in one sentence what went wrong, and how far long work is."""
+"""Report errors in one sentence, and the progress of long work."""
 
 from __future__ import annotations
 

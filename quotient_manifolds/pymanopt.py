@@ -1,4 +1,4 @@
-"""Show our manifolds to pymanopt: a view that its solvers run on."""
+"""Wrap the manifolds for the solvers of pymanopt."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ WAYS = ("none", "permuted", "rotated", "whole group", "refined", "refined alone"
 NAMES = {
     "none": "as trained",
     "permuted": "heads and neurons permuted",
-    "rotated": "and the stream rotated, gains folded",
+    "rotated": "and the stream rotated, gains absorbed",
     "whole group": "and GL(h) of heads, scales, shifts",
     "refined": "and 300 steps on the loss along the path",
-    "refined alone": "control: 300 such steps, nothing matched before",
+    "refined alone": "control: 300 such steps, without alignment before",
 }
 
 
@@ -112,7 +112,7 @@ def tables(record: Record) -> Tables:
             barrier = f"{some.barrier.median():.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
             mean = f"{some['mean'].median():.3f} [{some['mean'].min():.3f}, {some['mean'].max():.3f}]"
             shown.append([kind, NAMES[way], barrier, f"{100 * float(np.median(left)):.0f} %", mean])
-    columns = ["Networks", "Alignment", "Barrier, median [range]", "of it left", "Accuracy of the mean model"]
+    columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
     count = rows.groupby("kind").pair.nunique()
     ends = [
         [kind, str(count[kind]), f"{own.a.min():.3f}", f"{own.a.max():.3f}", power(float(own.change.max()))]

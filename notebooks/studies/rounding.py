@@ -163,7 +163,7 @@ def tables(record: Record) -> Tables:
         )
         means = [f"{part.mean():.2g}" for part in (stored, balanced, low)]
         shown.append([subject, way, *means, _less(stored, low)])
-    columns = ["Weights of", "Way", "As stored", "Balanced", "Descended", "Less error [95 %]"]
+    columns = ["Weights of", "Method", "As stored", "Balanced", "Descended", "Error reduced by [95 %]"]
     changes = [change for row in record["rows"] for change in row.get("changes", ())]
     conditions = [condition for row in record["rows"] for condition in row.get("conditions", ())]
     said = pd.DataFrame(
@@ -172,7 +172,7 @@ def tables(record: Record) -> Tables:
         columns=["Descents", ""],
     )  # fmt: skip
     errors = pd.DataFrame(shown, columns=columns)
-    return {"errors": errors, "main": errors[errors["Way"].isin(MAIN)], "descents": said}
+    return {"errors": errors, "main": errors[errors["Method"].isin(MAIN)], "descents": said}
 
 
 def _less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:

@@ -199,9 +199,7 @@ def align(
 
 def _check(target: Path, *models: str) -> None:
     common.check_new(target)
-    for model in models:
-        if not Path(model).is_dir():
-            raise common.BadInput(f"Expected a Hugging Face directory. Found {model}.")
+    common.check_directories(*models)
 
 
 def _loaded(model: str, references: Sequence[str]) -> tuple[nn.Module, nn.Module, dict[str, Any]]:

@@ -116,9 +116,21 @@ def check_output(file: Path | None, *inputs: str) -> None:
 
 
 def check_new(target: Path) -> None:
-    """Refuse a directory to write that is there already, or has no place. Raises BadInput."""
-    if target.exists() or not target.absolute().parent.is_dir():
-        raise BadInput(f"{target} must be the name of a new directory in one that is there.")
+    """Refuse a directory to write that exists already, or whose parent does not. Raises BadInput."""
+    parent = target.absolute().parent
+    if target.exists() or not parent.is_dir():
+        problem = "it exists already" if target.exists() else f"there is no directory {parent}"
+        raise BadInput(f"{target} must be a new directory, but {problem}.")
+
+
+def check_directories(*models: str) -> None:
+    """Refuse models that are not directories. Raises BadInput."""
+    for model in models:
+        if not Path(model).is_dir():
+            raise BadInput(
+                f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
+                "models in Python."
+            )
 
 
 # ---- the terminal

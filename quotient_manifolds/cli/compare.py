@@ -272,7 +272,12 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
         failures = _measured(spec, out, quiet=quiet, device=device)
     finished("sharpness")
     title = "Symmetries, sharpness and generalisation of small vision transformers"
-    write_text(out / "report.html", comparison_page(Comparison.load(out), title=title, chapters=chapters))
+    lead = (
+        f"{models} small vision transformers were trained on scikit-learn’s digits with different settings. This page "
+        "shows the symmetries of two of them, then ranks all by sharpness."
+    )
+    page = comparison_page(Comparison.load(out), title=title, lead=lead, chapters=chapters)
+    write_text(out / "report.html", page)
     if not quiet:
         common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
         common.show("Seconds: " + ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items()))
@@ -313,10 +318,9 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
     else:
         common.show(*summary_tables(found))
     known, values = found.known
-    measured = found.measured_now
+    tasks = f"Measured now: {found.measured_now} tasks (each a measure, or loss and error, on one batch)."
     common.show(
-        (f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure.")
-        + f" Computed: {known} of {values} values.",
+        (tasks if found.measured_now else "Nothing was left to measure.") + f" Computed: {known} of {values} values.",
         *(f"Note: {note}" for note in found.notes),
         *(f"Caution: {sentence}" for sentence in found.cautions),
         *([f"Report: {folder / 'report.html'}"] if folder else []),

@@ -55,6 +55,7 @@ def inspect(
     from quotient_manifolds import load
     from quotient_manifolds import symmetries as room
     from quotient_manifolds.cli.subject import inputs_for, symmetries_of
+    from quotient_manifolds.symmetries.symmetries import text_table
 
     network = load.load_model(model).to(device)
     with inputs_for(network, inputs, seed=seed) as given:
@@ -75,14 +76,14 @@ def inspect(
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
     if not quiet:
-        values = [f"{each.smallest:.1e} to {each.largest:.1e} in {each.pair}" for each in count.conditioning]
+        values = [(each.pair, f"{each.smallest:.1e}", f"{each.largest:.1e}") for each in count.conditioning]
         common.show(
             *(str(each) for name, each in reports.items() if name == "certificate"),
             f"{type(network).__name__}, {count.parameters:,} parameters",
             str(found),
             str(verification),
             f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
-            *(["Singular values of G H^T: " + "; ".join(values)] if values else []),
+            *([text_table(("singular values of G H^T", "smallest", "largest"), values)] if values else []),
         )
     if not verification.all_hold or (certify and reports["certificate"].fibre.doubts):
         raise click.exceptions.Exit(common.NEGATIVE_FINDING)

@@ -142,8 +142,7 @@ def move(
     Other files in IN, such as a tokenizer, are copied.
     """
     common.check_new(target)
-    if not Path(source).is_dir():
-        raise common.BadInput(f"IN must be a Hugging Face directory. Found {source}.")
+    common.check_directories(source)
     from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
     from quotient_manifolds.load import load_model
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries

@@ -198,7 +198,7 @@ def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> lis
     here.compare_with(moved)
     if not change <= MARGIN * max(here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE):
         raise BadInput(
-            f"The moved model must compute the same on inputs that its symmetries were not found on. Found a change by "
+            f"The transformed model must compute the same on held-out inputs. Found a change by "
             f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
         )
     return found

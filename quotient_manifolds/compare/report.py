@@ -29,7 +29,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 def summary_tables(comparison: Comparison) -> list[Table]:
     """Return what a terminal shows: how values spread over the checkpoints, and how measures rank them."""
     values = comparison.frame()[comparison.labels]
-    columns = {"Known": values.count(), "Smallest": values.min(), "Median": values.median(), "Largest": values.max()}
+    columns = {"Computed": values.count(), "Smallest": values.min(), "Median": values.median(), "Largest": values.max()}
     rows = [[label, *map(_number, row)] for label, row in pd.DataFrame(columns).iterrows()]
     table = _table("spread", "Measures over the checkpoints", ["Measure", *columns], rows)
     return [table, *([_ranking_table(comparison.ranking())] if len(comparison.rankings) else [])]
@@ -41,8 +41,8 @@ def conclusion(comparison: Comparison) -> str:
     ranking = ranking[ranking["value"].notna()]
     if models < LEAST or not len(ranking):
         return (
-            f"{models} models in {len(comparison.measures)} measures. No ranking: it takes five models with a score "
-            "that tells them apart (test data, or scores)."
+            f"{models} models, {len(comparison.measures)} measures. There is no ranking: it takes five models with a "
+            "score on which they differ (test data, or scores)."
         )
     target = ranking["against"].iloc[0]
     rows = ranking[ranking["against"] == target]
@@ -50,31 +50,35 @@ def conclusion(comparison: Comparison) -> str:
     best = rows[sizes == sizes.max()]
     decided = rows[(rows["low"] > 0) | (rows["high"] < 0)]
     first = best.iloc[0]
-    named = f"{first['measure']} has the largest" if len(best) == 1 else f"{len(best)} measures are tied at the largest"
-    said = (
-        f"Of {len(rows)} measures, {named} rank correlation with the {score} in size, tau {_signed(first['value'])}. "
+    named, tau = (
+        (f"{first['measure']} correlates", f"tau {_signed(first['value'])}")
+        if len(best) == 1
+        else (f"{len(best)} measures correlate", f"|tau| {sizes.max():.2f}")
     )
+    said = f"Of {len(rows)} measures, {named} most strongly with the {score} ({tau}). "
     if decided.empty:
-        return said + f"No 95 % interval excludes 0: these {models} models do not show that any of them predicts it."
+        return said + f"No 95 % interval excludes 0, so these {models} models do not show that any measure predicts it."
     return (
-        said
-        + f"{len(decided)} of the 95 % intervals exclude{'s' * (len(decided) == 1)} 0, which {models} models of one "
-        "kind show of models like these alone."
+        said + f"{len(decided)} of the 95 % intervals exclude{'s' * (len(decided) == 1)} 0. This holds for models like "
+        f"these {models} only."
     )
 
 
-def comparison_page(comparison: Comparison, *, title: str | None = None, chapters: Sequence[Any] = ()) -> str:
+def comparison_page(
+    comparison: Comparison, *, title: str | None = None, lead: str | None = None, chapters: Sequence[Any] = ()
+) -> str:
     """Return the page of a comparison: what failed, the ranking and figures; all else is folded at the end.
 
-    chapters: of the demonstration, shown first.
+    chapters: of the demonstration, shown first, under `lead`; without them the conclusion leads.
     """
     known, cells = comparison.known
-    caption = "What could not be measured; it is tried again when the comparison is run again"
+    caption = "What could not be measured; the next run tries again"
     failures, rankings = comparison.failure_groups(), comparison.rankings
     return render(
         "comparison.html.j2",
         title=title or f"Sharpness of the {len(comparison.scores)} models of {comparison.spec}",
-        lead=conclusion(comparison),
+        lead=lead or conclusion(comparison),
+        conclusion=conclusion(comparison),
         computed=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures: "
         f"{known} of {cells} values (a measure of a checkpoint) are computed.",
         chapters=chapters,
@@ -123,14 +127,14 @@ def _tau_table(comparison: Comparison) -> Table:
 
 
 def _scatter(comparison: Comparison, target: str) -> str:
-    """Return a figure of the score against each measure of which any value is known, as an <img> element."""
+    """Return figures of the score against each measure of which any value is known, as <img> elements."""
     means, errors = comparison.frame(), comparison.frame("standard_error")
     ranking = comparison.ranking().query("against == @target")
     rows = ranking.astype(object).where(ranking.notna(), None).to_dict("records")
     tau = {row["measure"]: Correlation(**{each.name: row[each.name] for each in fields(Correlation)}) for row in rows}
     known = [label for label in comparison.labels if means[label].notna().any()]
     panels = [Panel(each, means[each], means[target], tau.get(each), errors[each]) for each in known]
-    return scatter_figure(panels, y_label=target, columns=2).html()
+    return "\n".join(scatter_figure([panel], y_label=target).html() for panel in panels)
 
 
 def _value_table(comparison: Comparison) -> Table:

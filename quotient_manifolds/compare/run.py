@@ -1,4 +1,4 @@
-"""Run a comparison in this process or on a Dask cluster, or tell beforehand what it would measure and for how long."""
+"""Run a comparison in this process or on a Dask cluster, or forecast its tasks and time."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def measures_of(
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     if foreign := sorted(given - names):
-        allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
+        allowed = ", ".join(sorted(names - {"after"}))
         near = meant(foreign[0], [*names, *GEOMETRY_OPTIONS], cutoff=0.8)
-        raise ValueError(f"{foreign[0]} is no option of {kind}, which has {allowed}{near}")
+        raise ValueError(f"{kind} must have options among {allowed}. Found {foreign[0]}{near}")
     suggested = made is WorstCase and "radius" not in given
     sizes = {"radius": [1.0]} if suggested else sizes
     given |= set(sizes)

@@ -83,12 +83,12 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
         for each, here, there in zip(geometries, before, sharpness(moved), strict=True):
             ratios[each.name].append(there / here)
     adaptive, *invariant = ratios.values()
-    strayed = max(abs(ratio - 1) for row in invariant for ratio in row)
+    change = max(abs(ratio - 1) for row in invariant for ratio in row)
     return Chapter(
         "The function stays, adaptive sharpness does not",
         f"Random elements of the symmetry group change the weights of one model. Its output changes by at most "
         f"{max(changes):.0e} of its size, which is rounding. Adaptive sharpness is multiplied by "
-        f"{_two_digits(min(adaptive))} to {_two_digits(max(adaptive))}; inv and mix change by at most {strayed:.0e}.",
+        f"{_two_digits(min(adaptive))} to {_two_digits(max(adaptive))}; inv and mix change by at most {change:.0e}.",
         orbit_figure(SCALES, ratios).html(),
     )
 
@@ -97,13 +97,14 @@ def certificate_chapter(model: nn.Module) -> Chapter:
     """Count how many dimensions of all parameters with the same function are found."""
     found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
     dimension, known = found.fibre.dimension, found.found.dimension - found.shared + found.unreached
-    said = "the check is inconclusive" if found.missing is None else f"{known} of them are found"
+    share = "all" if known == dimension else known
+    said = "; the check is inconclusive" if found.missing is None else f", of which {share} are found"
     rows = [[name, meaning(name), str(size)] for name, size in found.found.families.items()]
     columns = ["Symmetry", "What may change", "Dimensions"]
     return Chapter(
         "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
-        f"In a small copy of the model, the weights that compute the same function form a set of dimension {dimension} "
-        f"near these weights; {said}.",
+        f"The weights of a small copy of the model that compute the same function form a set of dimension {dimension}"
+        f"{said}.",
         table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, [False, False, True]),
     )
 
@@ -117,9 +118,8 @@ def alignment_chapter(model: nn.Module, to: nn.Module, batch: dict[str, Tensor])
     before, after = (loss_along_path(each, to, cross_entropy, [batch]) for each in (model, moved))
     return Chapter(
         "Two models from different seeds, aligned",
-        f"Along the straight path between two models the loss reaches {max(before.losses):.2g} in their "
-        f"weights as trained, and {max(after.losses):.2g} after one was moved along its orbit to the other. Neither "
-        "function changes.",
+        f"Along the straight path between two trained models the loss reaches {max(before.losses):.2g}. After one of "
+        f"them is moved along its orbit to the other, it reaches {max(after.losses):.2g}. Neither function changes.",
         path_figure(before.t, {"as trained": before.losses, "aligned": after.losses}).html(),
     )
 

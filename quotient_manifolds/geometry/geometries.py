@@ -38,7 +38,7 @@ class Geometry(ABC):
         """Return the tangent space at the model's parameters as they are, at no other place of their orbit.
 
         For steps of training, which begin where the gradients are, and take no time for checks that gradients make
-        needless. Of symmetries, pairs alone are divided by.
+        needless. Of symmetries, only pairs are quotiented out.
         """
 
     @abstractmethod

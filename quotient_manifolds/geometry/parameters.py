@@ -1,4 +1,4 @@
-"""Tell which parameters are measured and which of them pairs own, and refuse what cannot be measured."""
+"""Determine which parameters are measured and which pairs own, and refuse what cannot be measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measured_parameters(model: nn.Module) -> Params:
     for name, w in model.named_parameters():
         if w.is_meta:
             raise ValueError(
-                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the "
                 f"whole model into memory"
             )
         if w.is_complex():
@@ -58,7 +58,7 @@ def trained_parameters(model: nn.Module) -> Params:
     if not trained:
         raise ValueError(
             f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
-            f"none); call model.requires_grad_(True) on those that shall count"
+            f"none); call model.requires_grad_(True) on those to measure"
         )
     return trained
 
@@ -69,7 +69,7 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_whole(pair: SymmetricPair, trained: Collection[str]) -> bool:
-    """Tell whether the pair's parameters are all trained; ValueError for attention and adapters of which a part is.
+    """Return whether the pair's parameters are all trained; ValueError for attention and adapters of which a part is.
 
     Half a pair has no symmetry: neurons and bottlenecks are left alone.
     """
@@ -155,7 +155,7 @@ def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[Sy
 
 
 def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
-    """Tell which singular values s = u^T G H^T v are no more than rounding makes of 0. Shape (heads, h), bool.
+    """Return which singular values s = u^T G H^T v are 0 up to rounding. Shape (heads, h), bool.
 
     Rounding the weights moves s by at most eps / 2 sum_j |G_j| |(H^T v)_j| + |(G^T u)_j| |H_j|, G_j the columns:
     of the start where those are longer, for what cancels at the canonical place leaves the rounding of what was there.
@@ -178,7 +178,7 @@ def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
 
 
 def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> bool:
-    """Tell whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
+    """Return whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
 
     A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
     start: the parameters before anything was moved to its canonical place.
@@ -189,7 +189,7 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:
-        warnings.warn(f"Pair {pair.name} is measured elementwise, for {reason}", stacklevel=3)
+        warnings.warn(f"Pair {pair.name} is measured elementwise: {reason}", stacklevel=3)
         return False
     raise ValueError(
         f"Pair {pair.name} cannot be measured in a quotient metric: {reason}; use Adaptive(), or pass symmetries= "

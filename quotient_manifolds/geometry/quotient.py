@@ -56,26 +56,25 @@ GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
-    """Measure without seeing symmetries: pairs (G, H) modulo their group, the rest as in `Adaptive`.
+    """Measure modulo symmetries: pairs (G, H) modulo their group, all other parameters as in `Adaptive`.
 
-    A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head; moves of the
-    pair that leave the product alone do not count. [paper, App. C.1]
+    A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head. Changes of the
+    pair that preserve the product have length 0. [paper, App. C.1]
 
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
     the paper's relaxation of the metric (0 keeps invariance).
 
-    symmetries: those to divide by, or which of the model's. "all" also measures at the representative where needless
-    biases (b_K = 0, b_V = 0, b_O + W_O b_V) and all else that has one canonical place (gains and biases of norms,
-    directions and means that nothing reads, see `canonical`) are there, and stay so: found in what the loss computes,
-    when a measure begins; what takes frozen parameters besides others stays where it is. "pairs" has pairs and needless
-    biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
-    pairs, and nothing else. In all of them the factors of pairs are balanced first, G^T G = H^T H, which changes no
-    value: products of factors as ill-conditioned as a group can make them lose digits.
-    Symmetries that are given are completed by what else is found in the loss, such as the shift of all logits, which
-    outputs see.
+    symmetries: those to quotient out, or which of the model's. "all" quotients out pairs, and measures at the canonical
+    representative of all others: redundant biases (b_K = 0, b_V = 0, b_O + W_O b_V), gains and biases of norms,
+    directions and means that no layer uses (see `canonical`). They are found in the loss when a measure begins; those
+    that act on frozen and trained parameters together are left out. "pairs" has pairs and redundant biases alone.
+    "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the pairs, and nothing
+    else. In all cases the factors of pairs are balanced first, G^T G = H^T H. This changes no value, but products of
+    ill-conditioned factors would lose digits. Symmetries that are given are completed by others found in the loss, such
+    as the shift of all logits, which changes outputs.
     verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
     found and fail are left out, with a warning; one that was given raises an error. With "none" those that are given
-    are trusted, and all there is.
+    are trusted and not completed.
     """
 
     metric: Metric = "inv"
@@ -180,8 +179,8 @@ class Quotient(Geometry):
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
         raise ValueError(
-            f"the symmetries of {type(model).__name__} are found in a run: call verified(model, loss, batches) first, "
-            "as every measure does, or give symmetries=find_symmetries(model, batch)"
+            f"A quotient geometry must have the symmetries of its model here. Found {self.symmetries!r}; give "
+            f"geometry=Quotient({self.metric!r}, symmetries=find_symmetries(model, batch))"
         )
 
     def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
@@ -227,8 +226,8 @@ class Quotient(Geometry):
         known.once(single, "single", model, loss, symmetries, *batches)
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
-                f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
-                f"Adaptive(), or pass symmetries= without those of which this is true"
+                f"The loss must be the same at the canonical point of the orbit. Found {changed}; use Adaptive(), "
+                "or pass symmetries= without these"
             )
         return verified
 
@@ -327,8 +326,8 @@ def _check_same(symmetries: Symmetries) -> None:
     named = tuple((each.name, each.names) for group in groups for each in group)
     if any(other != named for other in from_all(named)):
         raise ValueError(
-            "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
-            "one process and send them to the others by torch.distributed.broadcast_object_list"
+            "All processes must quotient out the same symmetries, in the same order. Found different ones; find them "
+            "on one process and send them to the others by torch.distributed.broadcast_object_list"
         )
 
 

@@ -95,7 +95,7 @@ class DataSource:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} means nothing for data of the format {self.kind}: {self.path}. Leave it out.")
         if suffix == PLAIN and (self.task != CAUSAL or self.columns is not None):
-            raise ValueError(f"A .txt file has no labels and no columns: give the task {CAUSAL}, found {self.task}.")
+            raise ValueError(f"A .txt file has no labels and no columns: set the task {CAUSAL} (--task {CAUSAL}).")
         if self.task == CAUSAL and self.labels is not None:
             raise ValueError(f"labels mean nothing for the task {self.task}; leave them out.")
         if unknown := sorted(set(self.columns or ()) - set(COLUMNS)):

@@ -339,7 +339,7 @@ def require_tensor(x: Any, name: str, complex_too: bool = False) -> None:
 
 
 def has_values(x: Tensor) -> bool:
-    """Tell whether Python code may look at the entries: not under `torch.func.vmap`."""
+    """Return whether Python code may look at the entries: not under `torch.func.vmap`."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):
@@ -349,12 +349,12 @@ def has_values(x: Tensor) -> bool:
 
 
 def some(condition: Tensor) -> bool:
-    """Tell whether any entry is True; False where there are no values to look at."""
+    """Return whether any entry is True; False where there are no values to look at."""
     return has_values(condition) and bool(condition.any())
 
 
 def all_finite(x: Tensor) -> bool:
-    """Tell whether no entry is NaN or infinite; True where there are no values to look at."""
+    """Return whether no entry is NaN or infinite; True where there are no values to look at."""
     # A sum of finite entries can overflow, so only a finite one decides: one pass instead of several.
     return not has_values(x) or bool(x.detach().sum().isfinite()) or bool(torch.isfinite(x).all())
 

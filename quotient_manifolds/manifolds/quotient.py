@@ -146,7 +146,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         return self._balanced(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Tell whether x and y represent the same point of the quotient. Shape (...,).
+        """Return whether x and y represent the same point of the quotient. Shape (...,).
 
         Compares what orbits determine: u v, G H^T, g k^H, a direction, a centred vector, or the canonical
         representative. It may differ by `rtol` (by default 64 machine epsilons) of what the entries of x and y allow.
@@ -343,14 +343,14 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    """Tell whether shapes and bits are equal; integers of 8 bytes compare faster than floating-point numbers."""
+    """Return whether shapes and bits are equal; integers of 8 bytes compare faster than floating-point numbers."""
     if x.shape != y.shape or any(not z.is_contiguous() or z.numel() % 2 or z.storage_offset() % 2 for z in (x, y)):
         return torch.equal(x, y)
     return torch.equal(*(z.detach().view(-1).view(torch.int64) for z in (x, y)))
 
 
 def lasts(x: Tensor) -> bool:
-    """Tell if what is computed from x now may be used at another time: it is in no graph, under no transform."""
+    """Return whether what is computed from x now may be used at another time: it is in no graph, under no transform."""
     return (
         type(x) in (Tensor, torch.nn.Parameter, geoopt.ManifoldTensor, geoopt.ManifoldParameter)
         and in_no_graph(x)

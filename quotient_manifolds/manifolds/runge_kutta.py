@@ -52,7 +52,7 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple
 
 
 def inside(gram: Tensor) -> Tensor:
-    """Tell whether all eigenvalues of symmetric matrices (..., k, k) are between FLOOR and its inverse. Shape (...)."""
+    """Return whether all eigenvalues of symmetric (..., k, k) lie between FLOOR and its inverse. Shape (...)."""
     with torch.no_grad():
         return invert(gram)[2]
 

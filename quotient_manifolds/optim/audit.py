@@ -1,4 +1,4 @@
-"""Tell how far an optimizer's runs from different points of one orbit drift apart."""
+"""Measure how far runs of an optimizer from different points of one orbit drift apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.sharpness.losses import Loss, inputs_and_labels
+from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_and_labels
+from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.representatives import act, group_element
@@ -78,9 +79,14 @@ def orbit_audit(
     rounded when weights move, `starts`, is amplified by training.
     ValueError where there is no pair to move, and for outputs that do not change in training.
     """
-    listed = list(batches)
-    steps = len(listed) if steps is None else steps
-    found = find_symmetries(copy.deepcopy(model).eval(), _inputs(listed[0])) if symmetries is None else symmetries
+    of_torch = isinstance(make_optimizer, type) and issubclass(make_optimizer, torch.optim.Optimizer)
+    if of_torch or not callable(make_optimizer):
+        kind = getattr(make_optimizer, "__name__", type(make_optimizer).__name__)
+        raise TypeError(f"make_optimizer must be a function of the model, as lambda model: {kind}(model.parameters())")
+    check_loss(loss)
+    given = listed(batches)
+    steps = len(given) if steps is None else steps
+    found = find_symmetries(copy.deepcopy(model).eval(), _inputs(given[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
@@ -91,9 +97,9 @@ def orbit_audit(
         """Return what the optimizer is called, the outputs before and after, and the loss at the end."""
         torch.manual_seed(seed)
         optimizer = make_optimizer(model)
-        before = _outputs(model, listed)
+        before = _outputs(model, given)
         for step in range(steps):
-            batch = listed[step % len(listed)]
+            batch = given[step % len(given)]
 
             def closure(batch: Any = batch) -> float:
                 optimizer.zero_grad()
@@ -103,7 +109,7 @@ def orbit_audit(
 
             optimizer.step(closure)
         with torch.no_grad():
-            return type(optimizer).__name__, before, _outputs(model, listed), float(loss(model, listed[0]))
+            return type(optimizer).__name__, before, _outputs(model, given), float(loss(model, given[0]))
 
     runs = []
     for index in range(1 + moves):

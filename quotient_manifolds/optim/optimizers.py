@@ -71,10 +71,10 @@ class QuotientAdam(QuotientOptimizer):
     G and H. For pairs with h = 1, as neurons, each entry of Z is a row.
 
     Two runs from two points of one orbit of the pairs' groups compute the same functions, to rounding. Other symmetries
-    (gains of norms, biases that a softmax does not see) are not divided by.
+    (gains of norms, biases that a softmax ignores) are not quotiented out.
 
     params: named parameters, `model.named_parameters()`, or groups of them with settings of their own. symmetries:
-    those of the model, `find_symmetries(model.eval(), batch)`, or as many as shall count; frozen pairs are left alone.
+    those of the model, `find_symmetries(model.eval(), batch)`, or some of them; frozen pairs are ignored.
     metric: "mix", whose steps are changes of the product, or "inv", whose steps are relative to its singular values, so
     that lr is much smaller; from B = 0, where these are 0, take "mix". weight_decay is decoupled and shrinks G and H
     alike. max_norm: clips all gradients together to this norm, which is the same along orbits; that of

@@ -46,7 +46,7 @@ class Job:
 
 
 class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
-    """Step along gradients of the product G H^T of every pair, in a metric that its group leaves alone.
+    """Step along gradients of the product G H^T of every pair, in a metric that is invariant under its group.
 
     Two runs from two points of one orbit of the pairs' groups so compute the same functions, step by step, up to
     rounding. What is particular to an optimizer is `_direction`, what it makes of gradients, and `_plain`, the

@@ -39,7 +39,7 @@ TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Alignment(Moved):
     """Hold a model where it is nearest to another on its orbit, by the distance of all parameters.
 
@@ -71,7 +71,7 @@ def align(
 ) -> Alignment:
     """Move `model` along its symmetry orbit to where its weights are nearest to those of another model.
 
-    Both have the same architecture: parameters of the same names and shapes. Gains of norms are folded first, and
+    Both have the same architecture: parameters of the same names and shapes. Gains of norms are absorbed first, and
     biases, means and what else shifts go to their canonical points. Then streams are rotated (orthogonal Procrustes, on
     the activations of both models on the inputs or on weights), units that `find_permutations` finds are assigned to
     each other, pairs (GL(h), complex planes) are fitted in least squares, and scales brought together, again until
@@ -127,7 +127,7 @@ def align(
 def same_function(
     a: nn.Module, b: nn.Module, inputs: Any, *, tolerance: float = 1e-6, **options: Any
 ) -> tuple[Literal["same", "different", "same outputs here, no element found"], float]:
-    """Say whether two models of one architecture are one function, and how far apart they are.
+    """Return whether two models of one architecture are one function, and how far apart they are.
 
     "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
     number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the

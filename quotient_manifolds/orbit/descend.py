@@ -25,7 +25,7 @@ HOLDS = 1e3  # times the rounding noise of the output and the condition of what 
 PATIENCE = 20  # steps over which the objective has to fall
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Moved:
     """Hold a model elsewhere on its orbit.
 
@@ -44,8 +44,13 @@ class Moved:
         """Return the condition number of the group element, the largest over its factors."""
         return self.element.condition
 
+    def __repr__(self) -> str:
+        """Return the numbers alone: a model and its parameters fill pages."""
+        shown = [name for name in ("before", "after", "distance", "condition", "change") if hasattr(self, name)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name):.3g}' for name in shown)})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Descent(Moved):
     """Hold where an objective is least on an orbit, and its values on the way, the model's own first.
 
@@ -105,6 +110,8 @@ def descend_orbit(
     """
     check_model(model)
     check_eval(model)
+    if not callable(objective) and not isinstance(objective, WeightObjective):
+        raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
     _check_settings(method, steps, learning_rate, tolerance)
     own = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(own, own)

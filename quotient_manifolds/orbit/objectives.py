@@ -20,14 +20,14 @@ CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
 class WeightObjective(ABC):
     """Measure weights: parameters of two or more axes, by default all that the symmetry group changes.
 
-    Gains of norms are 1 where weights are measured, as they are folded into the weights that follow. Embeddings are
+    Gains of norms are 1 where weights are measured, absorbed by the weights that follow. Embeddings are
     left out: they are looked up, not multiplied.
     """
 
     names: Collection[str] | None
 
     def moves(self, record: Record) -> bool:
-        """Say whether a symmetry changes what is measured, and not only its units."""
+        """Return whether a symmetry changes what is measured, and not only its units."""
         return True
 
     def on(self, model: nn.Module, group: Group) -> Objective:
@@ -106,7 +106,7 @@ class RoundingError(WeightObjective):
                 raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
 
     def moves(self, record: Record) -> bool:
-        """Say whether a symmetry changes the error, and not only its units: scales of neurons without partners do."""
+        """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
         return not isinstance(record, Scaling)
 
     def _on(self, names: tuple[str, ...], group: Group) -> Objective:

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from quotient_manifolds.orbit.descend import Batches, OnBatches
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.sharpness.losses import check_loss
+from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.checks import check_eval
 
 if TYPE_CHECKING:
     from quotient_manifolds.plots import Plot
@@ -52,14 +55,15 @@ def loss_along_path(
 
     Parameters are interpolated; buffers are those of a. The models are not changed.
 
-    ValueError for models of different architectures, fewer than 3 points, and no batches.
+    ValueError for models of different architectures or in train mode, fewer than 3 points, and no batches.
     """
     check_alike(a, b)
     if isinstance(points, bool) or not isinstance(points, int) or points < 3:
         raise ValueError(f"points must be an integer of at least 3. Found {points!r}.")
-    given = list(batches)
-    if not given:
-        raise ValueError("batches must hold at least one batch. Found none.")
+    for each in (a, b):
+        check_eval(each)
+    check_loss(loss)
+    given = listed(batches)
     first, last = parameters(a), parameters(b)
     ts = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     losses = []

@@ -24,9 +24,10 @@ from quotient_manifolds.plots.canvas import (
 )
 from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
 
-LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
+LABEL_WIDTH = 42  # letters under a panel; a longer label goes on in another line
 SQUARE = (3.9, 3.1)  # inches; panels of level sets are square, and have a bar of colours beside them
 LEVELS = 9
+NOISE = 1e-12  # of the largest value: a level below this is 0, but for rounding
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tu
 
 
 def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot:
-    """Draw sharpness after a move along the orbit over sharpness before, against the size a of the move.
+    """Draw sharpness after over before an action of the symmetry group, against the size a of the group element.
 
     ratios: by measure, one for every scale; 1 is invariant, None or NaN a measurement that failed.
     [da Silva et al., ICML, Fig. 7]
@@ -67,7 +68,7 @@ def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot
     ranges = "; ".join(f"{label} {extent(values)}" for label, values in rows.items())
     return Plot(
         figure,
-        "Sharpness after a move along the orbit divided by sharpness before it, against the size a of the move, "
+        "Sharpness at other points of the orbit over sharpness of the model, against the size a of the group element, "
         f"{extent(numbers(scales))}. {ranges}.",
     )
 
@@ -139,7 +140,7 @@ class Panel:
         return f"{COEFFICIENT_NAMES[self.correlation.kind]} {self.correlation}" if self.correlation else ""
 
 
-def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -> Plot:
+def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 2) -> Plot:
     """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
 
     x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
@@ -156,7 +157,7 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -
             x, y = (numbers(values)[panel.drawn] for values in (panel.x, panel.y))
             bars = [e if e is None else numbers(e)[panel.drawn] for e in (panel.y_errors, panel.x_errors)]
             style = {"fmt": panel.style.marker, "color": panel.style.colour, "elinewidth": 0.8}
-            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}55")
+            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}99")
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
             plain_ticks(axes)
@@ -200,7 +201,7 @@ def contour_figure(
     x_label: str,
     y_label: str,
     curves: Sequence[Curve] = (),
-    columns: int = 3,
+    columns: int = 2,
 ) -> Plot:
     """Draw the level sets of each field in a panel, with about as many points of the plane between any two levels.
 
@@ -229,12 +230,18 @@ def _level_sets(
     from matplotlib.colors import BoundaryNorm
 
     quantiles = np.quantile(values, np.linspace(0, 1, LEVELS + 2)[1:-1])
+    quantiles[abs(quantiles) < NOISE * abs(values).max()] = 0.0
     levels = sorted({float(f"{level:.3g}") for level in quantiles})
     if len(levels) < 2:
-        text = f"{np.median(values):.3g} everywhere".replace("-", "\N{MINUS SIGN}")
+        text = f"{_number(float(np.median(values)))} everywhere"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
         return
     norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
     filled = axes.contourf(x, y, values, levels, cmap="cividis", norm=norm, extend="both")
     filled.set(edgecolor="#000000", linewidth=0.3)
-    figure.colorbar(filled, ax=axes, ticks=levels, format="%.3g")
+    figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
+
+
+def _number(value: float) -> str:
+    """Return a number of three digits, with the sign that axes have."""
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")

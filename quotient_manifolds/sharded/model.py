@@ -23,7 +23,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether any parameter is distributed over processes (a DTensor)."""
+    """Return whether any parameter is distributed over processes (a DTensor)."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -82,7 +82,7 @@ class ShardedModel:
 
     @property
     def alike(self) -> bool:
-        """Tell whether all processes compute one loss: tensor parallelism over all of them."""
+        """Return whether all processes compute one loss: tensor parallelism over all of them."""
         from torch.distributed.fsdp import FSDPModule
 
         meshes = [layout.mesh for layout in self.layouts.values() if layout.mesh is not None]
@@ -204,7 +204,7 @@ class ShardedModel:
         w = _local(self._named[name])
         if w.is_meta:
             raise ValueError(
-                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the "
                 f"whole model into memory"
             )
         if not w.is_floating_point() or w.dtype.itemsize < 4:

@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def split(self) -> bool:
-        """Tell whether every entry is held by exactly one process."""
+        """Return whether every entry is held by exactly one process."""
         whole_mesh = self.mesh is not None and self.mesh.size() == dist.get_world_size()
         return whole_mesh and all(place.is_shard() for place in self.placements)
 
@@ -158,7 +158,7 @@ class Ownership:
         self.owners = {name: owners[name] for name in self.names if name in owners}
 
     def here(self, name: str) -> bool:
-        """Tell whether this process computes with the parameter: it owns it, or nobody does and it holds a part."""
+        """Return whether this process computes with the parameter: it owns it, or nobody does and it holds a part."""
         return self.owners.get(name, self.rank) == self.rank
 
     def gather(self, held: Params, *, consume: bool = False) -> Params:

@@ -55,7 +55,9 @@ class LegacyWorstCase(Measure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.geometry, Euclidean | Adaptive):
-            raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
+            raise TypeError(
+                f"geometry must be Euclidean() or Adaptive() for the released ascent. Found {self.geometry!r}"
+            )
 
     def ticks(self, model: nn.Module) -> int:
         return 2 * self.steps

@@ -33,7 +33,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless a loss can be called as loss(model, batch): torch's take outputs and targets instead."""
     name = getattr(loss, "__name__", type(loss).__name__)
-    of_torch = getattr(loss, "__module__", None) == F.__name__ or loss is getattr(torch._C._nn, name, None)
+    of_torch = getattr(loss, "__module__", None) == F.__name__ or loss is getattr(torch._C._nn, name, ...)
     if isinstance(loss, nn.modules.loss._Loss) or of_torch:
         instead = "quotient_manifolds.cross_entropy" if "cross" in name.lower() else "a function of your own"
         raise TypeError(
@@ -147,5 +147,5 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     counted, classes = labels[labels != IGNORED], logits.shape[-1]
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
-        raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
+        raise ValueError(f"Labels must lie in 0 ... {classes - 1}, as the model has {classes} classes. Found {wrong}")
     return logits, labels

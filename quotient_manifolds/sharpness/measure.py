@@ -124,7 +124,10 @@ def measuring(measure: Callable[Concatenate[Geometry, Settings], Measure], name:
         *args: Settings.args,
         **settings: Settings.kwargs,
     ) -> Result:
-        made = measure(as_geometry(geometry), *args, **settings)
+        try:
+            made = measure(as_geometry(geometry), *args, **settings)
+        except TypeError as error:  # of settings that are missing or unknown
+            raise TypeError(str(error).replace(f"{measure.__name__}.__init__()", f"{name}()")) from None
         result = made.of(model, loss, batches)
         return warned(result) if made.warns else result
 

@@ -143,9 +143,11 @@ def listed(batches: Iterable[Any]) -> list[Any]:
 
 
 def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
-    """Raise TypeError where a model cannot compute because a batch has other floating point numbers than its own."""
+    """Raise TypeError where a model cannot compute because a batch holds arrays, or another precision than its own."""
     own = {w.dtype for w in model.parameters() if w.is_floating_point()}
     leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    if any(type(leaf).__module__ == "numpy" for leaf in leaves):
+        raise TypeError("A batch must hold tensors. Found numpy.ndarray; convert it by torch.as_tensor") from error
     given = [leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if isinstance(error, RuntimeError) and len(own) == 1 and (other := [dtype for dtype in given if dtype not in own]):
         name = str(next(iter(own))).removeprefix("torch.")
@@ -280,7 +282,7 @@ def _warn_of_rounding(point: Params, halves: Iterable[torch.dtype]) -> None:
     for half, (name, w) in product(halves, point.items()):
         if w.ndim > 1 and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
             warnings.warn(
-                f"Small moves of {name} are lost in rounding, and the value may be far off: products with it are in "
+                f"Small changes of {name} are lost in rounding, and the value may be far off: products with it are in "
                 f"{half}, and all of its numbers lie on the grid of that type, as those of a checkpoint in half "
                 f"precision do; measure without autocast or mixed precision",
                 stacklevel=2,

@@ -120,6 +120,8 @@ def worst_case_profile(
     Each ascent starts where that at the radius before ended, so on no batch does the sharpness found fall with the
     radius. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
     """
+    if isinstance(radii, (int, float)):
+        raise TypeError(f"radii must be a list. Found {radii}; give radii=[{radii}]")
     if not radii:
         raise ValueError("There must be at least one radius. Found none")
     resolved = as_geometry(geometry)

@@ -1,4 +1,4 @@
-"""Find the continuous symmetries of a model, verify them by one backward pass, move, count and fold."""
+"""Find the continuous symmetries of a model, verify them numerically, act by them, and count them."""
 
 from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values

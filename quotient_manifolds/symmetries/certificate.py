@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
-from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, fibre_dimension, where_it_stands
+from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
@@ -88,13 +88,14 @@ def certify(
 ) -> Certificate:
     """Compute the dimension of the fibre of a small model, and how much of it is found.
 
-    Of a Hugging Face model a small copy is made; blocks, settings: of the copy, as for `small_copy`. Its inputs are
-    doubled, up to 48 outputs a parameter, until the rank of the Jacobian stands still; where it still grows then, that
-    is a doubt. Where batches are given, as for `fibre_dimension`, it is the model itself, on these inputs alone: small,
-    and with generic parameters, as `make_generic` gives them.
+    A Hugging Face model is copied with a small configuration; blocks, settings: as for `small_copy`. The number of
+    inputs is doubled until the rank of the Jacobian stops growing, up to 48 outputs for each parameter. With batches, a
+    list of inputs as for `fibre_dimension`, the model itself is taken: make it small (hundreds of parameters, but two
+    blocks), with generic parameters (`make_generic`), and give each batch one example, for a row of the Jacobian costs
+    a pass through its whole batch.
 
-    Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known, apart from
-    parameters that no input reaches; of a model it says as much as the copy is like it. Under a doubt it is None.
+    If `missing` is 0, every continuous symmetry of the small model at generic parameters is known, apart from
+    parameters that no input reaches. It is None where the certificate is inconclusive.
     progress: called with what is being computed, how much of it is finished, and the total.
 
     Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).
@@ -106,7 +107,7 @@ def certify(
     elif settings:
         raise ValueError(f"settings are those of a small copy, and with batches none is made. Found {list(settings)}.")
     else:
-        small, listed = model, list(batches)
+        small, listed = model, distinct(batches)
         fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
     proposed = propose_symmetries(small, joined(listed), evaluate=evaluate)
     K, own = fibre.kernel, dict(small.named_parameters())

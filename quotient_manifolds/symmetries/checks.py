@@ -24,9 +24,9 @@ def check_model(model: Any) -> None:
 
 def check_eval(model: nn.Module) -> None:
     """Raise ValueError naming the first module in train mode."""
-    training = [name or "the model" for name, module in model.named_modules() if module.training]
+    training = [name or "the model itself" for name, module in model.named_modules() if module.training]
     if training:
-        raise ValueError(f"symmetries show in eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+        raise ValueError(f"The model must be in eval mode. Found {training[0]} in train mode; call model.eval() first.")
 
 
 def check_inputs(batch: Any) -> None:

@@ -120,7 +120,7 @@ def fibre_dimension(
     model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
     parameters or with more than 5,000 of them.
     """
-    listed = _distinct(batches)
+    listed = distinct(batches)
     order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
     halves = ([listed[index] for index in order[:end]] for end in (len(order) // 2, len(order)))
     return where_it_stands(Jacobian(model, evaluate, seed, progress), halves)[0]
@@ -146,7 +146,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
     if not rank:
         raise ValueError(
             "the outputs must depend on parameters that ask for gradients. Found that they depend on none on these "
-            "inputs, as far as autograd sees: give other inputs, or a model without detach and no_grad inside."
+            "inputs, according to autograd: give other inputs, or a model without detach and no_grad inside."
         )
     if len(used) == 1:  # then half of its outputs
         of_half = _spectrum(torch.cat(list(jacobian.rows(used[0])))[: outputs // 2])[1]
@@ -172,7 +172,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
     return replace(fibre, doubts=tuple(_doubts(fibre, jacobian, used, R))), used
 
 
-def _distinct(batches: Any) -> list[Any]:
+def distinct(batches: Any) -> list[Any]:
     """Return the batches, repeated ones once, for these lift no rank."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
@@ -192,7 +192,7 @@ def _spectrum(R: Tensor) -> tuple[Tensor, int, float]:
     The rank r maximises s_r / s_(r+1) over those with s_(r+1) below rounding; beyond the last there is machine epsilon.
     """
     if not bool(torch.isfinite(R).all()):
-        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
+        raise ValueError("the derivatives of the outputs contain NaN or infinite values: the rank is undetermined.")
     s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, R.shape[1] - len(R)))])
     s = s / s[0].clamp_min(torch.finfo(s.dtype).tiny)
     t = torch.cat([s, s.new_zeros(1)]).clamp_min(torch.finfo(s.dtype).eps / 4)
@@ -205,11 +205,12 @@ def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R
     if fibre.gap < SMALLEST_GAP:
         yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
     if fibre.rank_of_half < fibre.rank:  # as it is wherever the rows of J are independent
-        yield f"inputs are too few: a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+        few = f"a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
+        yield f"inputs are too few: {few}; give more"
     if fibre.near is None:
-        yield "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
+        yield "near symmetries are undetermined: with an eps of 0 the derivatives are infinite"
     elif fibre.near < 0:
-        yield "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
+        yield "near symmetries are undetermined: with an eps of 0 other neurons are active and the rank is larger"
     tables = {id(w) for m in jacobian.model.modules() if isinstance(m, nn.Embedding) for w in m.parameters()}
     own = {name for name, w in jacobian.model.named_parameters() if id(w) in tables}
     others = torch.tensor([name not in own for name in jacobian.columns], device=R.device)

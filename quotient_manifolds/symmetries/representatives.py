@@ -135,6 +135,6 @@ def _check_range(moved: Params, symmetries: Movable, by: str) -> None:
     overflown = [name for name in symmetries.moved if not bool(torch.isfinite(moved[name]).all())]
     if overflown:
         raise ValueError(
-            f"moving {overflown[0]!r} by {by} overflows {moved[overflown[0]].dtype}: "
+            f"transforming {overflown[0]!r} by {by} overflows {moved[overflown[0]].dtype}: "
             "choose a scale nearer 1 or a wider dtype."
         )

@@ -50,8 +50,8 @@ def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: 
     config = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
         raise ValueError(
-            f"A small copy is made from a configuration of Hugging Face's, and {type(model).__name__} has none: make a "
-            "small model of the same kind by hand."
+            "A small copy is made from a configuration of Hugging Face's. Found none in "
+            f"{type(model).__name__}; make a small model of the same kind, and certify(small, batches) in Python."
         )
     try:
         small_config = _small_config(config, blocks, settings)

@@ -7,11 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
@@ -55,7 +56,7 @@ class Match:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
@@ -72,6 +73,7 @@ class Symmetries:
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""
+        check_one_of("scope", scope, get_args(Scope))
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
@@ -87,10 +89,14 @@ class Symmetries:
         return replace(self, reparameterizations=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
-        """Return these symmetries without the pairs and reparameterizations of these names.
+        """Return these symmetries without the pairs and reparameterizations of these names, or of this one name.
 
-        Parameters of a pair go to the rest where no other pair has them.
+        Parameters of a pair go to the rest where no other pair has them. ValueError for a name that none has.
         """
+        names = {names} if isinstance(names, str) else set(names)
+        if unknown := names - (known := {each.name for each in self.every}):
+            name = min(unknown)
+            raise ValueError(f"names must be those of symmetries found. Found {name!r}{meant(name, [*known])}")
         pairs = tuple(pair for pair in self.pairs if pair.name not in names)
         kept = replace(
             self,
@@ -174,6 +180,10 @@ class Symmetries:
             "rest": list(self.rest),
             "unrecognised": list(self.unrecognised),
         }
+
+    def __repr__(self) -> str:
+        pairs = f"{len(self.pairs)} pair{'s' * (len(self.pairs) != 1)}"
+        return f"Symmetries(of {sum(self.families.values()):,} dimensions, {pairs})"
 
     def __str__(self) -> str:
         by_kind = ", ".join(f"{kind} {size:,}" for kind, size in self.families.items())

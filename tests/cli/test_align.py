@@ -77,7 +77,7 @@ def test_align_goes_on_along_the_path(models: Path, tmp_path: Path, monkeypatch:
     [
         (("descend", "A", "--for", "sparsity", "--clip", "--out", "new"), "describe a quantiser"),
         (("descend", "nowhere", "--for", "int4", "--out", "new"), "Hugging Face directory"),
-        (("descend", "A", "--for", "int4", "--out", "A"), "must be the name of a new directory"),
+        (("descend", "A", "--for", "int4", "--out", "A"), "must be a new directory, but it exists already"),
         (("align", "A", "B", "--refine", "3", "--out", "new"), "no --data"),
         (("align", "A", "B", "--figure", "x.png", "--out", "new"), "needs --data"),
     ],

@@ -46,6 +46,7 @@ def test_the_report_shows_rankings_figures_and_what_to_know(zoo: Path) -> None:
     ):
         assert words in text, words
     assert text.count("<figure") == 2
+    assert text.count("<img") == 2 * 5  # one of its own for each measure, readable on a phone
     spread, ranking = summary_tables(run(spec))
     assert [row[1] for row in spread.rows] == ["6"] * 5
     assert len(ranking.rows) == 5 * 2
@@ -65,7 +66,9 @@ def test_the_report_says_what_failed(zoo: Path) -> None:
 def test_the_report_of_fewer_than_five_models_has_values_and_no_ranking(zoo: Path) -> None:
     spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("models/*", "'models/m_[0-3]'"))
     text = page(spec)
-    assert "No ranking: it takes five models" in text
+    assert "There is no ranking: it takes five models" in text
+    assert "Sharpness and the scores" not in text  # no section without content
+    assert '<details id="values" open>' in text
     found = run(spec)
     assert (found.known, len(found.rankings), found.cautions) == ((20, 20), 0, [])
     assert len(summary_tables(found)) == 1
@@ -118,9 +121,9 @@ def test_the_conclusion_names_ties_and_says_what_few_models_show(zoo: Path) -> N
     found = run(spec)
     same = found.ranking().iloc[[0, 0]].assign(measure=["one", "other"], value=0.5, low=-0.2, high=0.8)
     said = conclusion(replace(found, rankings=same))
-    assert "2 measures are tied at the largest rank correlation with the rate in size, tau +0.50" in said
-    assert "No 95 % interval excludes 0: these 6 models do not show that any of them predicts it." in said
+    assert "2 measures correlate most strongly with the rate (|tau| 0.50). " in said
+    assert "No 95 % interval excludes 0, so these 6 models do not show that any measure predicts it." in said
     alone = conclusion(replace(found, rankings=same.iloc[:1].assign(low=0.1)))
-    assert "one has the largest" in alone
-    assert "1 of the 95 % intervals excludes 0, which 6 models" in alone
+    assert "one correlates most strongly with the rate (tau +0.50). " in alone
+    assert "1 of the 95 % intervals excludes 0. This holds for models like these 6 only." in alone
     assert page(spec).index("Sharpness and the scores") < page(spec).index("All values")

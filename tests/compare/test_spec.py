@@ -129,7 +129,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "geometry: euclidean",
         "geometri: inv",
-        "measures.1: geometri is no option of gradient-norm, which has none; did you mean 'geometry'?",
+        "measures.1: gradient-norm must have options among geometry. Found geometri; did you mean 'geometry'?",
     ),
     ("  path: train.npz\n", "", "data.path is missing"),
     (
@@ -156,8 +156,9 @@ WRONG: list[tuple[str, str, str]] = [
     # Measures.
     ("measure: worst-case", "measure: worst", "measures.0: measure must be one of worst-case, "),
     ("[inv, adaptive]", "invariant", "measures.0: geometry must be one of euclidean, adaptive, inv,"),
+    ("radius: [0.1, 0.2]", "raduis: 1", "geometry, radius, restarts, seed, steps. Found raduis; did you"),
     ("[0.1, 0.2]", "0", "measures.0: radius must be a positive finite number. Found 0"),
-    ("geometry: euclidean", "geometry: inv\n    radius: 1", "measures.1: radius is no option of gradient-norm"),
+    ("geometry: euclidean", "geometry: inv\n    radius: 1", "must have options among geometry. Found radius"),
     (
         "geometry: euclidean",
         "geometry: inv\n    eta: 0.1",

@@ -20,6 +20,7 @@ FAST = "QUOTIENT_MANIFOLDS_FAST"  # set: notebooks whose full run takes long run
 LARGEST = 1_500_000  # bytes
 CODE = re.compile(r"^```python\n(?!# not run by the tests\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLDED = re.compile(r"^<details><summary>(\d)\. [^<]+</summary>\n\n.+?\n\n</details>$", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^\|.*\|\n(?:\|.*\|(?:\n|\Z))+", re.MULTILINE)
 ABSOLUTE = re.compile(r"(?<![\w.)/])/\w[\w.-]*/[\w.-]|\b[A-Z]:\\\w")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -69,6 +70,15 @@ def test_words_follow_every_figure(path: Path) -> None:
     drawn = [place for place, cell in enumerate(cells) if any(map(is_figure, outputs([cell])))]
     assert drawn
     assert {cells[place + 1].cell_type for place in drawn} == {"markdown"}
+
+
+@every_notebook
+def test_rows_of_a_table_have_as_many_cells_as_its_head(path: Path) -> None:
+    """A bar inside a formula ends a cell too, and then there is no table: \\lvert and \\rvert do not."""
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown":
+            for table in TABLE.findall(cell.source):
+                assert len({line.count("|") for line in table.splitlines()}) == 1, table
 
 
 def test_they_are_numbered_in_order_and_listed() -> None:

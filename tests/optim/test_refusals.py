@@ -114,9 +114,12 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.QuotientAdam([{"params": [*m.named_parameters()], "amsgrad": True}], f), "Found amsgrad"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=-1), "radius"),
         (lambda m, f: qm.SAM(torch.optim.SGD(nn.Linear(2, 2).parameters()), m, radius=1), "none of its"),
-        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "find_symmetries"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "Quotient\\('mix', symm"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
-        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "Found none"),
+        (
+            lambda m, f: qm.orbit_audit(print, nn.ReLU(), qm.cross_entropy, [0], symmetries=qm.Symmetries(())),
+            "Found none",
+        ),
     ],
 )
 def test_settings_that_are_none(make: Callable[[nn.Module, qm.Symmetries], Any], said: str) -> None:

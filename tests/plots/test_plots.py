@@ -120,6 +120,14 @@ def test_level_sets_have_as_many_points_between_any_two() -> None:
     np.testing.assert_array_equal(panels[0].get_lines()[0].get_ydata()[:6], np.nan)
 
 
+def test_a_level_of_rounding_noise_is_zero() -> None:
+    odd = np.outer(np.linspace(-3, 3, 48), np.linspace(-3, 3, 48)) + 1e-17
+    figure = contour_figure(np.arange(48.0), np.arange(48.0), [Field("f", odd)], x_label="", y_label="").figure
+    labels = [text.get_text() for text in figure.axes[1].get_yticklabels()]
+    assert "0" in labels
+    assert not any("e" in label or "-" in label for label in labels), labels
+
+
 def test_36_series_can_be_told_apart() -> None:
     assert len({(style_of(place).colour, style_of(place).marker) for place in range(36)}) == 36
     assert tuple(style_of(place) for place in range(6)) == STYLES

@@ -241,7 +241,7 @@ def refusals(model: nn.Module, part: Batch, symmetries: Symmetries) -> None:
         "must measure the same. Found number of batches": lambda: worst(batches=[part] * (1 + second)),
         "must measure the same. Found steps 2 and 3": lambda: worst(steps=2 + second),
         "must measure the same. Found geometry": lambda: worst(geometry=quotient if second else 0.5),
-        "must divide by the same symmetries": lambda: worst(geometry=quotient),
+        "must quotient out the same symmetries": lambda: worst(geometry=quotient),
         "must have rows of every batch": lambda: worst(batches=[no_rows]),
         "must be in eval mode": lambda: worst(trained),
         "must measure the same parameters": lambda: worst(apart),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import quotient_manifolds as qm
+from quotient_manifolds.symmetries import certify
 
 
 @pytest.fixture
@@ -40,6 +41,8 @@ def test_losses_of_torch(model: nn.Module, batch: Any, loss: Callable[..., Any])
 
 
 def test_a_loss_that_is_none(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be callable as loss\(model, batch\). Found NoneType"):
+        measured(model, [batch], loss=None)
     with pytest.raises(TypeError, match=r"must be callable as loss\(model, batch\). Found str"):
         measured(model, [batch], loss="cross_entropy")
 
@@ -51,9 +54,73 @@ def test_inputs_in_another_precision(model: nn.Module, batch: Any) -> None:
         measured(model.double(), [batch])
 
 
+def test_batches_of_numpy(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"A batch must hold tensors\. Found numpy\.ndarray; .*torch\.as_tensor"):
+        measured(model, [(batch[0].numpy(), batch[1].numpy())])
+
+
 def test_several_radii(model: nn.Module, batch: Any) -> None:
     with pytest.raises(ValueError, match="use worst_case_profile for several radii"):
         measured(model, [batch], radius=[0.1, 0.2])
+
+
+def test_settings_of_another_measure(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"^worst_case_sharpness\(\) missing .* 'radius'"):
+        qm.worst_case_sharpness(model, qm.cross_entropy, [batch], "inv")
+    with pytest.raises(TypeError, match=r"^gradient_norm\(\) got an unexpected keyword argument 'radius'"):
+        qm.gradient_norm(model, qm.cross_entropy, [batch], "inv", radius=0.1)  # type: ignore[call-arg]
+
+
+def test_batches_that_are_one_tensor_are_not_taken_row_by_row(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match="Found Tensor; one alone goes in a list"):
+        certify(model, batch[0])
+
+
+def test_radii_that_are_one_number(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"radii must be a list\. Found 0\.1; give radii=\[0\.1\]"):
+        qm.worst_case_profile(model, qm.cross_entropy, [batch], "inv", radii=0.1)  # type: ignore[arg-type]
+
+
+def test_losses_and_batches_of_a_path_and_an_audit(model: nn.Module, batch: Any) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters())
+
+    for function, first in ((qm.loss_along_path, model), (qm.orbit_audit, make)):
+        with pytest.raises(TypeError, match=r"must be called as loss\(model, batch\)"):
+            function(first, model, F.cross_entropy, [batch])  # type: ignore[operator]
+        with pytest.raises(TypeError, match=r"wrap it: \[batch\]"):
+            function(first, model, qm.cross_entropy, batch)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="must be in eval mode"):
+        qm.loss_along_path(model, model.train(), qm.cross_entropy, [batch])
+
+
+@pytest.mark.parametrize("wrong", [torch.optim.AdamW, torch.optim.SGD([torch.zeros(1)])])
+def test_an_optimizer_that_does_not_take_the_model(model: nn.Module, batch: Any, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"a function of the model, as lambda model: .*\(model\.parameters\(\)\)"):
+        qm.orbit_audit(wrong, model, qm.cross_entropy, [batch])
+
+
+def test_names_and_scopes_of_symmetries(model: nn.Module, batch: Any) -> None:
+    found = qm.find_symmetries(model, batch[0])
+    assert found.without("relu neuron").pairs == ()
+    with pytest.raises(ValueError, match="Found 'relu neurons'; did you mean 'relu neuron'"):
+        found.without(["relu neurons"])
+    with pytest.raises(ValueError, match="Found 'pair'; did you mean 'pairs'"):
+        found.within("pair")  # type: ignore[arg-type]
+
+
+def test_an_objective_by_name(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"RoundingError\(bits=4\), Sparsity\(\) or a function. Found 'int4'"):
+        qm.descend_orbit(model, "int4", batch[0])  # type: ignore[arg-type]
+
+
+def test_what_is_found_prints_in_few_lines(model: nn.Module, batch: Any) -> None:
+    """Neither the geometry of these symmetries nor what descends or aligns by them prints their weights or traces."""
+    found = qm.find_symmetries(model, batch[0])
+    assert repr(found) == "Symmetries(of 6 dimensions, 1 pair)"
+    assert len(repr(qm.Quotient("inv", symmetries=found))) < 200
+    descent, aligned = qm.descend_orbit(model, qm.Sparsity(), batch[0], steps=3), qm.align(model, model, batch[0])
+    assert all("tensor" not in repr(each) and len(repr(each)) < 200 for each in (descent, aligned))
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("inw", "inv"), ("adaptve", "adaptive"), ("Euclidean", "euclidean")])

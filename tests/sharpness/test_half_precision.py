@@ -77,7 +77,7 @@ def test_weights_that_autocast_rounds_back_are_warned_of(half: torch.dtype) -> N
             w.requires_grad_(True)
         qm.gradient_norm(only, autocast, batches, geometry="adaptive")
     for each in (low, wide):
-        with pytest.warns(UserWarning, match=r"Small moves of .*weight are lost in rounding.* without autocast"):
+        with pytest.warns(UserWarning, match=r"Small changes of .*weight are lost in rounding.* without autocast"):
             qm.gradient_norm(each, autocast, [(batches[0][0].float(), batches[0][1])], geometry="adaptive")
 
 

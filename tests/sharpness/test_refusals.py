@@ -183,7 +183,7 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
         ("tolerance", 1.0, "tolerance must"),
     )),
     ("trace eigenvalue", "geometry", qm.Euclidean(norm="linf"), "needs an inner product"),
-    ("legacy", "geometry", qm.Quotient(), r"knows Euclidean\(\) and Adaptive\(\)\. Found Quotient"),
+    ("legacy", "geometry", qm.Quotient(), r"must be Euclidean\(\) or Adaptive\(\) for .* Found Quotient"),
 ]  # fmt: skip
 
 

@@ -289,7 +289,7 @@ def test_a_neuron_without_rank_is_measured_elementwise_with_those_beside_it() ->
     with torch.no_grad():
         model[3].weight[0] = 0
         model[3].bias[0] = 0
-    with pytest.warns(UserWarning, match="Pair relu neuron is measured elementwise, for rank"):
+    with pytest.warns(UserWarning, match="Pair relu neuron is measured elementwise: rank"):
         left = Quotient().verified(model, squared, [x]).at(model)
     assert {pair.kind for block in whole.pairs for pair in block.pairs} >= {RELU}
     assert {pair.kind for block in left.pairs for pair in block.pairs} == {BOTTLENECK}

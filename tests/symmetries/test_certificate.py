@@ -94,7 +94,9 @@ def test_a_model_of_the_users_own_is_certified_as_it_is() -> None:
     model = make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
     certificate = certify(model, gaussians(12, 10, 3))
     assert certificate.found.families == {"relu neuron": 5}
-    assert "\nrelu neuron  5           scales of single neurons, undone by what reads them\n" in str(certificate)
+    assert "\nrelu neuron  5           positive factors of single neurons, undone in the next layer\n" in str(
+        certificate
+    )
     assert (certificate.blocks, certificate.missing, certificate.places) == (None, 0, {})
     with pytest.raises(ValueError, match="with batches none is made"):
         certify(model, gaussians(1, 10, 3), hidden_size=4)

@@ -204,7 +204,7 @@ DOUBTFUL: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
     "a norm of zeros": (
         lambda: nn.Sequential(nn.Linear(3, 2, bias=False), nn.LayerNorm(2)),
         [*gaussians(20, 1, 3), torch.zeros(1, 3)],
-        "near symmetries cannot be told",
+        "near symmetries are undetermined",
     ),
 }
 
@@ -318,7 +318,7 @@ def test_a_small_copy_has_nothing_that_the_model_has_not() -> None:
 
 
 def test_a_small_copy_needs_a_configuration() -> None:
-    with pytest.raises(ValueError, match="NanoGPT has none"):
+    with pytest.raises(ValueError, match="Found none in NanoGPT"):
         small_copy(NanoGPT())
     with pytest.raises(ValueError, match="GPTNeoXModel makes no small copy"):
         gpt_neox(hidden_size=7)

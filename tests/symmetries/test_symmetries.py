@@ -332,7 +332,7 @@ def test_what_does_not_run_says_so() -> None:
         ValueError, match=r"Sequential must run on the inputs .*addmm in module .0.q_proj. .*raises RuntimeError: "
     ):
         find_symmetries(model, noise(2, 5, 11))
-    with pytest.raises(ValueError, match="'the model' in train mode"):
+    with pytest.raises(ValueError, match="the model itself in train mode"):
         find_symmetries(model.train(), noise(2, 5, 12))
 
 

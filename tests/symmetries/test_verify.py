@@ -240,7 +240,7 @@ def test_train_mode_is_refused(deep: bool) -> None:
     model = attention()
     (model[0].q_proj if deep else model).train()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=rf"Found '{'0.q_proj' if deep else 'the model'}' in train mode"):
+    with pytest.raises(ValueError, match=rf"Found {'0.q_proj' if deep else 'the model itself'} in train mode"):
         verify_symmetries(model, noise(2, 5, 12))
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert model.training is not deep

@@ -211,14 +211,17 @@ def figure(record: Record) -> Figure:
     """Draw mean test losses against learning rates, a panel each rank and start; infinite ones are not drawn."""
     plan, runs = record["plan"], frame(record["trained"])
     starts = [(rank, 1.0) for rank in plan["ranks"]] + [(plan["middle_rank"], scale) for scale in plan["moved"]]
-    drawn = Figure(figsize=(2.6 * len(starts), 3.4), layout="constrained")
-    panels: Any = drawn.subplots(1, len(starts), squeeze=False)[0]
-    for axes, (rank, scale) in zip(panels, starts, strict=True):
+    rows = len(starts) // 2 + 1  # of two panels, readable on a page; one of them is the legend's
+    drawn = Figure(figsize=(7.2, 2.6 * rows), layout="constrained")
+    panels: Any = drawn.subplots(rows, 2, squeeze=False).ravel()
+    for axes, (rank, scale) in zip(panels, starts, strict=False):
         for name, style in zip(CANDIDATES, ("D:", "^-.", "o-", "s--", "v-", "P:", "x--"), strict=True):
             means = curve(runs, name, rank, scale).groupby("rate").test.mean().replace(math.inf, math.nan).dropna()
             axes.plot(means.index, means, style, label=name, markersize=4)
-        axes.set(xscale="log", title=f"rank {rank}, {_start(scale)}", ylim=(0.3, 0.8), xlabel="learning rate")
+        axes.set(xlabel="learning rate", ylabel="test loss (nats)", title=f"rank {rank}, {_start(scale)}")
+        axes.set(xscale="log", ylim=(0.3, 0.8))
         axes.grid(color="#dddddd")
-    panels[0].set_ylabel("test loss (nats)")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+    for axes in panels[len(starts) :]:
+        axes.axis("off")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="lower right", bbox_to_anchor=(0.9, 0.08))
     return drawn

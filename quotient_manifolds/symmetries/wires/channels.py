@@ -255,7 +255,7 @@ def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array |
 
 
 def _is_bent(bundle: Bundle, parts: list[Part], weight: Array) -> bool:
-    """Say whether the group acts in other ways on other parts, for their channels have factors that differ."""
+    """Return whether the group acts in other ways on other parts, for their channels have factors that differ."""
     first, side = np.ones(bundle.size), -1
     for (number, here), places in bundle.places.items():
         size = weight[parts[number].nodes[places]]  # (channels, copies)

@@ -75,7 +75,7 @@ class Codes:
             self._made.pop(id(given), None)
 
     def constant(self, tensor: Tensor) -> bool:
-        """Say whether neither inputs nor parameters reach a tensor, so that its values may be read."""
+        """Return whether neither inputs nor parameters reach a tensor, so that its values may be read."""
         stack = [tensor]
         while stack:
             each = stack[-1]

@@ -613,7 +613,7 @@ def _tokens(names: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def _along(beside: Sequence[Tensor], axis: int) -> bool:
-    """Say whether an axis, counted from the last, is one of tokens of what stands beside."""
+    """Return whether an axis, counted from the last, is one of tokens of what stands beside."""
     found = [flat(each, axis) for each in beside if each.ndim >= -axis and each.shape[axis] > 1 and bool(each.any())]
     return bool(found) and all(found)
 
@@ -625,7 +625,7 @@ def _folded(rows: Tensor) -> Tensor:
 
 
 def _meet(one: Entries, other: Entries) -> bool:
-    """Say whether two views of one parameter may have entries in common."""
+    """Return whether two views of one parameter may have entries in common."""
     (a0, a1), (b0, b1) = one.span, other.span
     if a1 < b0 or b1 < a0:
         return False
@@ -633,7 +633,7 @@ def _meet(one: Entries, other: Entries) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Say whether two layouts have the same entries in the same order."""
+    """Return whether two layouts have the same entries in the same order."""
     if one.shape != other.shape:
         return False
     if one.is_meta and other.is_meta:

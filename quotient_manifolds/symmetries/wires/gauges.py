@@ -38,7 +38,7 @@ class Part:
 
     @property
     def constant(self) -> bool:
-        """Say whether this is a bias."""
+        """Return whether this is a bias."""
         return len(self.entries.shape) == 2
 
     def read(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:

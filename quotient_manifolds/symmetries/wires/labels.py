@@ -24,19 +24,19 @@ _MIXED = {
 }
 
 MEANINGS = {
-    QUERY_KEY: "matrices in queries of heads, undone in keys",
-    VALUE_OUTPUT: "matrices in values of heads, undone in outputs",
-    ADAPTER: "a matrix in one factor of an update, undone in the other",
-    BOTTLENECK: "a matrix between two linear maps, undone in the second",
-    RELU: "scales of single neurons, undone by what reads them",
-    GATED: "scales of single neurons beside their gates, undone by what reads them",
-    "gain": "scales of gains, undone in weights",
-    "scale": "scales of channels, undone by what reads them",
-    "rotation": "rotations of channels, undone by what reads them",
-    "change of basis": "mixtures of channels, undone by what reads them",
-    "phase": "rotations of pairs of channels, undone by what reads them",
-    "mean": "anything added to the mean of channels, which nothing sees",
-    UNREAD: "what is written in directions that nothing reads",
+    QUERY_KEY: "invertible matrices on the queries of heads, their inverses on the keys",
+    VALUE_OUTPUT: "invertible matrices on the values of heads, their inverses on the outputs",
+    ADAPTER: "invertible matrices on one factor of an update, their inverses on the other",
+    BOTTLENECK: "invertible matrices on the outputs of a linear layer, their inverses on the next",
+    RELU: "positive factors of single neurons, undone in the next layer",
+    GATED: "factors of single neurons beside their gates, undone in the next layer",
+    "gain": "factors of gains, undone in weights",
+    "scale": "factors of channels, undone in the layers that use them",
+    "rotation": "rotations of channels, undone in the layers that use them",
+    "change of basis": "invertible matrices on channels, undone in the layers that use them",
+    "phase": "rotations of pairs of channels, undone in the layers that use them",
+    "mean": "anything added to the mean of channels, which has no effect",
+    UNREAD: "outputs in directions that no layer uses",
     UNREACHED: "weights of directions in which inputs are 0",
     SHIFTED["weight"]: "weights of directions in which all inputs are equal",
     SHIFTED["bias"]: "constants that one parameter adds and others subtract",
@@ -47,7 +47,7 @@ def meaning(family: str) -> str:
     """Return in a few words what may change; of a family by its last word, such as "residual rotation". "" if unknown.
 
     >>> meaning("residual rotation")
-    'rotations of channels, undone by what reads them'
+    'rotations of channels, undone in the layers that use them'
     """
     return next((words for name, words in MEANINGS.items() if f" {family}".endswith(f" {name}")), "")
 
@@ -130,7 +130,7 @@ class Labels:
         return self._has(bundle, "positive")
 
     def turned(self, bundle: Bundle) -> bool:
-        """Say whether queries, or what writes, are on the side of the inverse."""
+        """Return whether queries, or what writes, are on the side of the inverse."""
         return self._has(bundle, "left") and bool(bundle.sign[self.roles.left[bundle.nodes].argmax()] < 0)
 
     def kind(self, bundle: Bundle) -> str:
@@ -182,7 +182,7 @@ class Labels:
         return self._known[what][self._number[id(bundle)]]
 
     def _is_adapter(self, bundle: Bundle) -> bool:
-        """Say whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
+        """Return whether what a bottleneck answers is added to what another linear map makes of the same inputs."""
         sources = [(self.parts[number].source, self.parts[number].reads) for number, _ in bundle.places]
         readers = {id(each) for each, reads in sources if reads}
         writers = [each for each, reads in sources if not reads]

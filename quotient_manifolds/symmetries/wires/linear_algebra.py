@@ -49,7 +49,7 @@ def _rank(R: Array, scale: float = 0.0) -> int:
 
 
 def invertible(matrix: Array, scale: float = 0.0) -> bool:
-    """Say whether a matrix is square and surely of full rank, with columns brought to one size."""
+    """Return whether a matrix is square and surely of full rank, with columns brought to one size."""
     if matrix.shape[0] != matrix.shape[1] or not matrix.size:
         return False
     size = np.abs(matrix).sum(0)

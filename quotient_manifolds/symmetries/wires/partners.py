@@ -63,7 +63,7 @@ class Partners:
         return W
 
     def mix(self, entries: Entries, axis: int) -> bool:
-        """Say whether pairs mix or scale what stands along the rows (1) or columns (2) of a weight (taps, out, in)."""
+        """Return whether pairs mix or scale what is along the rows (1) or columns (2) of a weight (taps, out, in)."""
         key = (*entries.key, axis)
         if key not in self._mixed:
             sides = (factor for pair in self.pairs for factor in (pair.G, pair.H))
@@ -72,7 +72,7 @@ class Partners:
         return self._mixed[key]
 
     def _stand(self, factor: Factor, entries: Entries, axis: int) -> bool:
-        """Say whether channels of a factor are rows (1) or columns (2) of a weight: by strides, where these tell."""
+        """Return whether channels of a factor are rows (1) or columns (2) of a weight: by strides, where these tell."""
         views = [view for view in factor.views if view.name == entries.name]
         told = [k for k in (1, 2) if all(_has_lines(view, entries, k) for view in views)]
         if len(told) == 1 and views[0].shape[0] * views[0].shape[2] > 1:
@@ -104,7 +104,7 @@ class Partners:
 
 
 def _has_lines(view: StridedView, entries: Entries, axis: int) -> bool:
-    """Say whether strides show that the channels of a view are whole lines of a weight, which an axis numbers."""
+    """Return whether strides show that the channels of a view are whole lines of a weight, which an axis numbers."""
     layout = entries.layout
     if not layout.is_meta:
         return False

@@ -292,7 +292,7 @@ def _mixing(walk: Walk) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
 
 
 def _is_mixed(parts: Sequence[Part], mixing: Mapping[tuple[str, int], Mapping[int, tuple[int, int]]]) -> bool:
-    """Say whether units are channels that one continuous group mixes."""
+    """Return whether units are channels that one continuous group mixes."""
     for part in parts:
         for axis, places in enumerate((part.rows, part.columns)):
             if places is None or len(part.entries) > 1:

@@ -167,7 +167,7 @@ class Scaling(Reparameterization):
 
     @property
     def tells(self) -> bool:
-        """Say whether there are gains that tell the place."""
+        """Return whether there are gains that tell the place."""
         return any(each.gain for each in self.vectors)
 
     @property

@@ -218,7 +218,7 @@ class Unseen:
         return found
 
     def all(self, nodes: Any) -> bool:
-        """Say whether these nodes (fixed ones count for nothing) are seen, each by itself."""
+        """Return whether these nodes (fixed ones count for nothing) are seen, each by itself."""
         names = np.asarray(nodes, np.int64)
         return bool((self.seen[names] | (names <= FIXED)).all())
 

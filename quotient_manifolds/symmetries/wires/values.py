@@ -34,7 +34,7 @@ class Values:
         self._kept: dict[int, Array] = {}
 
     def hold(self, params: Mapping[str, Tensor]) -> bool:
-        """Say whether these parameters have the numbers that were read; if so, read the others of them, too."""
+        """Return whether these parameters have the numbers that were read; if so, read the others of them, too."""
         if isinstance(params, Generic) or not self._params:
             return self._made is not None and self._made() is params
         held = dict(params.items())

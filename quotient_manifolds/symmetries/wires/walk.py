@@ -339,7 +339,7 @@ class Walk:
         return self.live(tensor) and bool((self.thin(self.label(tensor))[0] > FIXED).any())
 
     def still(self, tensor: Any) -> bool:
-        """Say whether nothing in a tensor changes, though its channels have names; who asks sees it."""
+        """Return whether nothing in a tensor changes, though its channels have names; who asks sees it."""
         if not isinstance(tensor, Tensor) or id(tensor) not in self.labels:
             return False
         nodes = self.nodes(self.labels[id(tensor)])
@@ -472,7 +472,7 @@ class Walk:
         return label
 
     def tokens(self, label: Tensor, axis: int, *, masked: bool = False) -> bool:
-        """Say whether an axis is one of tokens: along it a channel is the same, or joined to the same, or `masked`."""
+        """Return whether an axis has tokens: along it a channel is the same, or joined to the same, or `masked`."""
         if flat(label, axis):
             return True
         if masked:
@@ -597,7 +597,7 @@ class Walk:
             self.opaque(operation)
 
     def _waits(self, operation: Operation, tensor: Tensor) -> bool:
-        """Say whether a square or a mean over channels may go on waiting for what it is used for."""
+        """Return whether a square or a mean over channels may go on waiting for what it is used for."""
         if operation.name in (*VIEWS, "_to_copy"):
             return len(operation.inputs) == 1
         if self.notes["pending", id(tensor)][0] == "square":
@@ -620,7 +620,7 @@ class Walk:
         self.settle(operation)
 
     def _idle(self, operation: Operation) -> bool:
-        """Say whether an operation has other things to do on other inputs, as an expert that these do not choose."""
+        """Return whether an operation has other things to do on other inputs, as an expert that these do not choose."""
         view, source = operation.name in VIEWS, operation.inputs[0]
         idle = any(("whole", id(each)) in self.notes for each in operation.inputs)
         some = any(out.numel() for out in operation.outputs)
@@ -676,7 +676,7 @@ class Walk:
 
 
 def flat(label: Tensor, axis: int) -> bool:
-    """Say whether a label is the same along an axis."""
+    """Return whether a label is the same along an axis."""
     if label.shape[axis] <= 1 or label.stride(axis) == 0:
         return True
     axis %= label.ndim

@@ -78,7 +78,7 @@ def where(walk: Walk, operation: Operation) -> None:
 
 
 def _hides(walk: Walk, tensor: Tensor) -> bool:
-    """Say whether scores that are replaced by a constant have no weight after a softmax."""
+    """Return whether scores that are replaced by a constant have no weight after a softmax."""
     return walk.codes.constant(tensor) and bool((tensor <= MASKED).all())
 
 
@@ -164,7 +164,7 @@ def _degree(operation: Operation, *, length: bool) -> float | None:
 
 
 def _passes_signs(operation: Operation, degree: float) -> bool:
-    """Say whether f(-t) = (-1)^p f(t), as of a cube or a square: then negative scales pass as well."""
+    """Return whether f(-t) = (-1)^p f(t), as of a cube or a square: then negative scales pass as well."""
     one = _at(operation, 1.0)
     return degree == round(degree) and torch.equal(_at(operation, -1.0), (-1) ** round(degree) * one)
 

@@ -103,7 +103,7 @@ def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
 
 
 def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
-    """Say whether what is assigned stands at some of the tokens, and not at some of the channels or at all of both."""
+    """Return whether what is assigned is at some of the tokens, not at some of the channels or at all of both."""
     base, part = operation.args[:2]
     axis = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("dim", 0)
     if part.ndim == base.ndim and part.shape[axis] == base.shape[axis]:
