@@ -118,7 +118,7 @@ class Shift(Reparameterization):
         found, z = Solved.at(self.constants, params), dict.fromkeys(self.pivots, 0.0)
         for unknowns, own, D in found.groups(self.pivots):
             t = found.sources.held(params, unknowns) - found.sources.held(other, unknowns)
-            z.update(zip(own, np.linalg.lstsq(D, -t, rcond=TINY)[0].tolist(), strict=True))
+            z.update(zip(own, np.linalg.lstsq(D.toarray(), -t, rcond=TINY)[0].tolist(), strict=True))
         return torch.tensor([*z.values()], dtype=torch.float64)
 
     def add(self, params: Params, z: Tensor) -> None:
@@ -129,43 +129,64 @@ class Shift(Reparameterization):
         """Let the others take over all constants, in place.
 
         Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now;
-        then those of biases that took over what weights added.
+        then those of biases that took over what weights added, until nothing is left.
         """
-        biases = [each for each in self.pivots if each[0] == "bias"]
-        self._settle(params, biases)
-        left = self._weights(params)
-        for linear in left:
-            place = _first(linear)
-            self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
-        if left:
-            self._settle(params, biases)
+        biases, last = [each for each in self.pivots if each[0] == "bias"], np.inf
+        for _ in range(SWEEPS):
+            left = self._sweep(params, biases)
+            if last < np.inf and _settled(left, last):
+                break
+            for linear in self._weights(params):
+                place = _first(linear)
+                self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+            last = left
         for name in dict.fromkeys(name for _, name, _ in biases):  # rounding is no size to go by
             params[name] = params[name].masked_fill(params[name].abs() <= NOTHING, 0.0)
 
     def _settle(self, params: Params, pivots: list[Owner]) -> None:
-        """Let others take over these constants, in place; of some directions alone what is left is orthogonal to them.
+        """Let others take over these constants, in place, whatever that changes in the equations."""
+        last = np.inf
+        for _ in range(SWEEPS):
+            left = self._sweep(params, pivots)
+            if _settled(left, last):
+                return
+            last = left
+
+    def _sweep(self, params: Params, pivots: list[Owner]) -> float:
+        """Let others take over these constants, in place, by the equations as they are here; return how much was left.
+
+        That is the largest constant relative to the typical size of its parameter. One bias may take over what another
+        one has, and then has it to pass on; weights that answer make the equations others.
+        """
+        if not pivots:
+            return 0.0
+        found, sizes = Solved.at(self.constants, params), self._sizes(params, pivots)
+        left = list[float]()
+        for _ in range(SWEEPS):
+            z = self._left(params, pivots, found)
+            left.append(float((np.abs(z) / sizes).max()))
+            if _settled(left[-1], left[-2] if len(left) > 1 else np.inf):
+                break
+            if _add(self.constants, params, found, found.added([pivots], [z])[:, 0]):
+                break
+        return left[0]
+
+    def _left(self, params: Params, pivots: Sequence[Owner], found: Solved) -> Array:
+        """Return by how much to shift; of some directions alone what is left is orthogonal to them.
 
         What is left, t + D z for directions D, has the least length that those who read it see: (D^T M D) z = -D^T M t.
         """
-        target, last = dict(zip(self.pivots, self.targets, strict=True)), np.inf
-        for _ in range(SWEEPS if pivots else 0):
-            found = Solved.at(self.constants, params)
-            z = dict.fromkeys(pivots, 0.0)
-            for unknowns, own, D in found.groups(pivots):
-                owners = found.sources.owners(unknowns)
-                t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-                if len(own) == len(owners):
-                    size = np.linalg.solve(D, -t)
-                else:
-                    MD = self.constants.partners.gram(params, owners) @ D
-                    size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
-                z.update(zip(own, size.tolist(), strict=True))
-            change = np.array([*z.values()])
-            most = float((np.abs(change) / self._sizes(params, pivots)).max())
-            if most <= SETTLED or (last <= SMALL and most > last / 2):  # no smaller than rounding leaves it
-                return
-            self._shift(params, pivots, change)
-            last = most
+        target, z = dict(zip(self.pivots, self.targets, strict=True)), dict.fromkeys(pivots, 0.0)
+        for unknowns, own, D in found.groups(pivots):
+            owners = found.sources.owners(unknowns)
+            t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
+            if len(own) == len(owners):  # a permutation: none has what another one starts from
+                size = -t @ D
+            else:
+                MD = self.constants.partners.gram(params, owners) @ D.toarray()
+                size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
+            z.update(zip(own, size.tolist(), strict=True))
+        return np.array([*z.values()])
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
@@ -180,8 +201,9 @@ class Shift(Reparameterization):
         for linear in found.values():
             basis = torch.from_numpy(unreached_basis(at, [linear]))
             if basis.shape[1]:
-                W = linear.entries.read(params)
-                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+                answer = linear.entries.read(params) @ basis
+                if float(answer.abs().max()) > SETTLED * typical(params[linear.entries.name]):
+                    changes.append((linear.entries, -answer @ basis.mT))
         add(params, changes)
         left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
         return [each for first, each in reversed(found.items()) if first in left]
@@ -222,12 +244,14 @@ class Shift(Reparameterization):
         _add(self.constants, params, found, found.added([pivots], [z])[:, 0])
 
 
-def _add(constants: Constants, params: Params, found: Solved, size: Array) -> None:
-    """Add to parameters what sources add, in place."""
+def _add(constants: Constants, params: Params, found: Solved, size: Array) -> bool:
+    """Add to parameters what sources add, in place; return whether weights are among them."""
     add(params, found.shifts.biases(size, seen=True, whole=constants.whole))
-    for each, answer in [*found.shifts.answers(size, seen=True)]:  # to what its inputs have in common now
+    answers = [*found.shifts.answers(size, seen=True)]
+    for each, answer in answers:  # to what its inputs have in common now
         u = common(constants.at(params), each.linear)
         add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+    return bool(answers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,7 +401,7 @@ class Solved:
             taken[columns[columns >= 0], k] = sizes[columns >= 0]
         return self.shifts.evaluate(self.directions @ taken)
 
-    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], Array]]:
+    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], scipy.sparse.csc_matrix]]:
         """Yield unknowns of one bias or weight, pivots among their owners, and what directions of pivots do to them."""
         several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
         for pivot in pivots:
@@ -385,10 +409,15 @@ class Solved:
                 several[source(pivot)].append(pivot)
         for key, own in several.items():
             unknowns = self.sources.like(key)
-            yield unknowns, own, self.directions[unknowns][:, self._columns(own)].toarray()
+            yield unknowns, own, self.directions[:, self._columns(own)][unknowns]
 
     def _columns(self, pivots: Sequence[Owner]) -> Array:
         return np.array([self.column.get(each, -1) for each in pivots], np.int64)
+
+
+def _settled(left: float, last: float) -> bool:
+    """Say whether no more is left than rounding leaves; last: what was left before."""
+    return left <= SETTLED or (last <= SMALL and left > last / 2)
 
 
 def source(owner: Owner) -> tuple[Any, ...]:

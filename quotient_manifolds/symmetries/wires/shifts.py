@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,8 @@ class Shifts:
         """The unknown that the constant of a node is; 0 if it is none."""
         self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
         self.definitions: list[Sum | Image] = []
+        self._vanish: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
+        """Sums of constants that do not change, names and factors (sums, k), by k."""
         self.claims: list[tuple[Array, Array, Array, Array]] = []
         """Sources, sums that they claim, and names and factors of all their terms."""
         self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
@@ -102,6 +105,9 @@ class Shifts:
         self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
             self._forward(flow)
+        for several in self._vanish.values():  # together: what each costs alone is many times its arithmetic
+            names, factors = (np.concatenate(each) for each in zip(*several, strict=True))
+            self.system.rows(self._combined(names, factors))
 
     # unknowns and definitions
     def _new(self, count: int) -> Array:
@@ -186,7 +192,7 @@ class Shifts:
     def _constrain(self, names: Array, factors: Array) -> None:
         some = self._moves(names).any(1)
         if some.any():
-            self.system.rows(self._combined(names[some], np.broadcast_to(factors, names.shape)[some]))
+            self._vanish[names.shape[1]].append((names[some], np.broadcast_to(factors, names.shape)[some]))
 
     def zero(self, nodes: Any) -> None:
         """Say that constants do not change."""
