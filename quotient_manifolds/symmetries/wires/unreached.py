@@ -79,7 +79,7 @@ class Unreached:
             gain = self.values.vector(flow.terms)[places]
             dead = np.flatnonzero(gain == 0)  # whatever goes into a gain of 0, it gives 0
             kept = ~V[:, dead].any(1)
-            own = V[kept] / np.where(gain == 0, 1.0, gain), d[kept]
+            own = _of_size_1(V[kept] / np.where(gain == 0, 1.0, gain), d[kept])
             return _beside(len(nodes), [(np.arange(len(nodes)), own), (dead, (np.eye(len(dead)), np.zeros(len(dead))))])
         if flow.kind in ("norm", "centre") and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
             return np.ones((1, len(nodes))), np.zeros(1)
@@ -169,6 +169,12 @@ class Unreached:
 
 def _none(width: int) -> tuple[Array, Array]:
     return np.zeros((0, width)), np.zeros(0)
+
+
+def _of_size_1(U: Array, c: Array) -> tuple[Array, Array]:
+    """Return the same functionals with a largest entry of 1: a gain may be 1e-33 where a channel died."""
+    size = np.abs(U).max(1)
+    return U / size[:, None], c / size
 
 
 def _places(names: Array, nodes: Array) -> Array:
