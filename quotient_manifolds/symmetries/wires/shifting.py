@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -180,8 +181,8 @@ class Shift(Reparameterization):
         for unknowns, own, D in found.groups(pivots):
             owners = found.sources.owners(unknowns)
             t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-            if len(own) == len(owners):  # a permutation: none has what another one starts from
-                size = -t @ D
+            if len(own) == len(owners):  # a permutation, up to rounding: none has what another one starts from
+                size = scipy.sparse.linalg.spsolve(D, -t)
             else:
                 MD = self.constants.partners.gram(params, owners) @ D.toarray()
                 size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
