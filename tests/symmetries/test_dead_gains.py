@@ -9,9 +9,10 @@ from torch import nn
 from quotient_manifolds.symmetries import propose_symmetries, verify_symmetries
 
 
-@pytest.mark.parametrize("dead", [1.0, 1e-9, 5e-33])
-def test_gains_of_almost_nothing_make_no_other_channel_constant(dead: float) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dead", [1.0, 1e-9, 5e-33, 0.0])
+def test_a_channel_without_gain_makes_no_other_one_constant_and_is_not_rotated(dead: float, seed: int) -> None:
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
     norm = model[1]
     with torch.no_grad():
@@ -21,4 +22,6 @@ def test_gains_of_almost_nothing_make_no_other_channel_constant(dead: float) -> 
     inputs = torch.randn(12, 6)
     found = propose_symmetries(model, inputs)
     assert found.families["constant input direction"] == 5  # a number for each row of the weight that follows
+    assert ("hidden rotation" in found.families) == (dead >= 1e-9)
+    assert [each.name for each in found.refused if "gain" in each.reason] == ["0.weight hidden rotation"] * (dead < 1e-9)
     assert verify_symmetries(model, inputs, found).failed == {}
