@@ -104,14 +104,18 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.refused).beside(declared)
-    free = tuple(reparameterizations(run.walk, pairs.taken, match.pairs, run.constants))
+    free = reparameterizations(run.walk, pairs.taken, match.pairs, run.constants)
+    singular = [each for each in free if isinstance(each, Gauge) and each.is_singular(params)]
+    why = "a gain of its norm is 0, so that no weight that follows can undo it"
+    unknown += [Refused(each.name, each.kind, why) for each in singular]
+    free = [each for each in free if each not in singular]
     run.constants.forget()
     run.walk.forget()
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
     unrecognised = _unfollowed(dict(model.named_modules()), match, free)
-    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), free)
+    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), tuple(free))
 
 
 def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.reparameterization import Reparameterization,
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.labels import Roles
-from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.linear_algebra import RELATIVE, Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
@@ -142,6 +142,11 @@ class Gauge(Reparameterization):
     def group_dimension(self) -> int:
         """Return the dimension of the whole group."""
         return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
+
+    def is_singular(self, params: Mapping[str, Tensor]) -> bool:
+        """Return whether channels are rotated whose gain is 0, which no weight that follows can make up for."""
+        gains = (each.entries.read(params) for scaling in self.scalings for each in scaling.vectors if each.gain)
+        return self.acts != "mean" and any(bool(g.abs().min() <= RELATIVE * g.abs().max()) for g in gains)
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone.
