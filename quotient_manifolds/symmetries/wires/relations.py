@@ -355,8 +355,8 @@ def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[
     """Yield columns that share equations, and a basis of their solutions."""
     if not len(bound):
         return
-    columns = matrix[:, bound].tocsc()
-    _, component = connected_components(abs(columns.T) @ abs(columns), directed=False)
+    columns = matrix[alike(matrix)[0]][:, bound].tocsc()  # tokens ask for the same, each by itself
+    _, component = linked(columns)
     order = np.argsort(component, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
         some = columns[:, part]
