@@ -29,16 +29,10 @@ def kernel(matrix: Array, scale: float = 0.0) -> Array:
 
 
 def echelon(matrix: Array, scale: float = 0.0) -> Array:
-    """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has.
-
-    These are the first unknowns where they can be.
-    """
+    """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has."""
     count = matrix.shape[1]
     if matrix.shape[0] > 2 * count:
         matrix = np.asarray(np.linalg.qr(matrix, mode="r"))
-    rank, last = len(matrix), matrix[:, -len(matrix) :]
-    if invertible(last, scale):
-        return np.concatenate([np.eye(count - rank), -np.linalg.solve(last, matrix[:, : count - rank])])
     R, order = scipy.linalg.qr(matrix, mode="r", pivoting=True)
     rank = _rank(R, scale)
     found = np.zeros((count, count - rank))

@@ -29,9 +29,6 @@ TINY = 1e-13
 NOTHING = 1e-12  # what folding leaves of a constant
 TOGETHER = 16  # directions that are evaluated at once
 ROWS_AT_ONCE = 64
-EVEN = 1e-3  # of a column, to divide by
-MANY = 0.1  # of all columns
-LARGE = 1e4
 SURE = 1e-6
 SWEEPS = 20
 SETTLED = 1e-14
@@ -456,33 +453,7 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
 
 
 def _reduced(basis: Array) -> Array:
-    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves.
-
-    A place where a column starts is one of these: what other columns have there is taken off, and these are reduced.
-    """
-    size = np.abs(basis)
-    start = (size > SMALL * max(1.0, float(size.max(initial=0.0)))).argmax(0)
-    pivots, columns = np.unique(start, return_index=True)
-    sure = size[pivots, columns] > EVEN * size[:, columns].max(0, initial=0.0)
-    pivots, columns = pivots[sure], columns[sure]
-    if len(pivots) < MANY * basis.shape[1] or not len(pivots):
-        return _first_places(basis)
-    triangle = scipy.sparse.csr_matrix(basis[pivots][:, columns].T)
-    found = scipy.sparse.linalg.spsolve_triangular(triangle, basis[:, columns].T, lower=False).T
-    rest = np.delete(np.arange(basis.shape[1]), columns)
-    if np.abs(found).max() > LARGE:  # divisions by what is small have added up
-        return _first_places(basis)
-    if not len(rest):
-        return np.asarray(found)
-    others = np.delete(np.arange(len(basis)), pivots)
-    inner = np.zeros((len(basis), len(rest)))
-    inner[others] = _first_places(basis[others][:, rest] - found[others] @ basis[pivots][:, rest])
-    at = (np.abs(inner) > SMALL).argmax(0)
-    return np.concatenate([found - inner @ found[at], inner], 1)
-
-
-def _first_places(basis: Array) -> Array:
-    """Return what `_reduced` does, by orthogonalization row by row."""
+    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     most = SMALL * max(1.0, float(np.abs(basis).max()))
     first = np.flatnonzero(np.abs(basis).max(1) > most)[:width]
