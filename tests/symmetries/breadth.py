@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
 from torch import nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, zeros_of
@@ -35,9 +36,13 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(count or 1) for count, _, name in items}
 
 
-def redundant(model: nn.Module, found: Symmetries) -> Counter[str]:
-    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values."""
-    zeros = zeros_of(found.reparameterizations, balance(model, found))
+def redundant(model: nn.Module, found: Symmetries, *, reached: bool = True) -> Counter[str]:
+    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values.
+
+    reached: whether the canonical point must have the zeros that are said of it.
+    """
+    point = balance(model, found) if reached else {name: torch.zeros_like(w) for name, w in model.named_parameters()}
+    zeros = zeros_of(found.reparameterizations, point)
     less = [pair for pair in found.pairs if pair.without(zeros).views != pair.views]
     return Counter("key bias" if pair.kind == "query/key" else "value/output bias" for pair in less)
 
