@@ -105,8 +105,9 @@ def fibre_dimension(
     direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
 
     batches: inputs as for `verify_symmetries`. Those that the model treats one example at a time are split into
-    examples, for a row of J costs a pass through its whole batch. They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
-    choose the outputs. progress: called with what is being computed, how much of it is finished, and the total.
+    examples, for a row of J costs a pass through its whole batch. They have P outputs at the least, better three
+    times as many, repeated ones left out. `evaluate(model, batch)` may choose the outputs. progress: called with what
+    is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
     not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
