@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import hashed
 from quotient_manifolds.symmetries.wires.relations import Classes
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, hashed
+from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
 
 _NONE = np.zeros(0, np.int64)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
 
 VIEWS = frozenset(
@@ -136,7 +138,7 @@ class Codes:
             return found if found.shape == tensor.shape else self.fresh(tensor.shape)
         if operation.name == "embedding":
             table, ids = operation.args[:2]
-            columns = _folded(self._codes[id(table)].T)
+            columns = folded(self._codes[id(table)].T)
             return mixed(self._codes[id(ids)][..., None] * 31 + columns, 11)
         if passes and len(operation.outputs) == 1:
             label = zlib.crc32(repr((operation.name, _plain(operation.args), _plain(operation.kwargs))).encode())
@@ -171,4 +173,31 @@ def folded(rows: Tensor) -> Tensor:
     return mixed(code + (mixed(rows, 17) * weights).sum(-1), 19)
 
 
-_folded = folded
+def named(token: Any) -> int:
+    """Return a number for a name."""
+    return zlib.crc32(repr(token).encode())
+
+
+def hashed(*codes: Any) -> Array:
+    """Mix codes, entry by entry, into one."""
+    found = np.zeros((), np.int64)
+    with np.errstate(over="ignore"):
+        for each in codes:
+            found = mixed(found * 1000003 + np.asarray(each).astype(np.int64), 5)
+    return found
+
+
+def segments(code: Array, start: Array, count: Array) -> Array:
+    """Return one code for each segment, equal for equal codes in the same order."""
+    place = np.arange(len(code)) - np.repeat(start, count)
+    with np.errstate(over="ignore"):
+        return np.add.reduceat(mixed(code, 17) * (mixed(place + 1, 13) | 1), start)
+
+
+def distinct(codes: Array) -> tuple[Array, Array]:
+    """Return where each code is first, in this order, and which of them stands where."""
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[inverse.reshape(-1)]

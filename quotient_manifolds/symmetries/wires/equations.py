@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, mixed
+from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, distinct, folded, hashed, mixed, named
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import Walk, flat, hashed, named
+from quotient_manifolds.symmetries.wires.walk import Walk, flat
 
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 STILL = frozenset(
@@ -217,7 +217,7 @@ class Equations:
         for each in self.walk.thin(*(part.places.expand(shape) for part in parts)):
             place = mixed(place * 1000003 + each, 5)
         flat_names = np.stack([each.reshape(-1).numpy() for each in names], 1)
-        first, inverse = _distinct(key)
+        first, inverse = distinct(key.reshape(-1).numpy())
         rows = flat_names[first]
         vertices = np.zeros(len(rows), np.int64)
         some = (rows > 0).any(1)
@@ -242,7 +242,7 @@ class Equations:
         rest = [axis for axis in range(names.ndim) if axis not in channels]
         thin = [1 if axis in channels else names.shape[axis] for axis in range(names.ndim)]
         rows = names.permute(*rest, *channels).reshape(math.prod(thin), -1)
-        first, inverse = _distinct(mixed(rows, 9).sum(1))
+        first, inverse = distinct(mixed(rows, 9).sum(1).numpy())
         members = rows.numpy()[first]
         vertices = np.zeros(len(members), np.int64)
         some = (members > 0).any(1)
@@ -513,8 +513,8 @@ def _index(graph: Equations, operation: Operation) -> list[Field] | None:
     if any(not flat(field.names, axis) for axis in given):
         return None
     names = graph.settle(field.map(lambda t: t[..., None]), -1).names[..., 0]
-    codes = [_folded(graph.walk.codes(places[axis]).reshape(1, -1)) for axis in given]
-    return [graph.windows(operation.func(names, places), code=int(_folded(torch.stack(codes, 1))))]
+    codes = [folded(graph.walk.codes(places[axis]).reshape(1, -1)) for axis in given]
+    return [graph.windows(operation.func(names, places), code=int(folded(torch.stack(codes, 1))))]
 
 
 def _pooled(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -597,15 +597,6 @@ def _short(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _distinct(codes: Tensor) -> tuple[Array, Array]:
-    """Return where each code is first, in this order, and which of them stands where."""
-    _, first, inverse = np.unique(codes.reshape(-1).numpy(), return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return first[order], place[inverse.reshape(-1)]
-
-
 def _tokens(names: Tensor, axes: Sequence[int]) -> Tensor:
     """Return places that differ along some axes."""
     shape = [n if axis in axes else 1 for axis, n in enumerate(names.shape)]
@@ -616,12 +607,6 @@ def _along(beside: Sequence[Tensor], axis: int) -> bool:
     """Return whether an axis, counted from the last, is one of tokens of what stands beside."""
     found = [flat(each, axis) for each in beside if each.ndim >= -axis and each.shape[axis] > 1 and bool(each.any())]
     return bool(found) and all(found)
-
-
-def _folded(rows: Tensor) -> Tensor:
-    """Return a code of each row (k, n), in order."""
-    place = mixed(torch.arange(1, rows.shape[1] + 1), 13) | 1
-    return mixed((mixed(rows, 17) * place).sum(1) + rows.shape[1], 19)
 
 
 def _meet(one: Entries, other: Entries) -> bool:

@@ -22,6 +22,7 @@ from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 SWEEPS, SETTLED = 50, 1e-14
+FOLDED = 1e-13  # of log-scales: gains are 1 up to rounding
 RANK = 1e-10  # relative, of singular values of what readers make of writers
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 
@@ -154,7 +155,7 @@ class Gauge(Reparameterization):
         Autograd follows A and C, and parameters but for gains, which no element of the group changes.
         """
         found = ((scaling, torch.from_numpy(scaling.by_gains(params)).to(A.dtype)) for scaling in self.scalings)
-        folded = [(scaling, z) for scaling, z in found if z.any()]
+        folded = [(scaling, z) for scaling, z in found if bool((z.abs() > FOLDED).any())]
         for scaling, z in folded:
             scaling.apply(params, z)
         for part in self.parts[:1] if control else self.parts:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.blocks import find_blocks
-from quotient_manifolds.symmetries.wires.codes import mixed
+from quotient_manifolds.symmetries.wires.codes import hashed, mixed
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.equations import Equations
 from quotient_manifolds.symmetries.wires.labels import common_path
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.walk import Walk, hashed
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 FUNCTIONS = (
     *("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "softplus", "leaky_relu", "hardswish", "erf", "exp", "sin"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
+from quotient_manifolds.symmetries.wires.codes import distinct, hashed
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, echelon
 
 SMALL = 1e-9
@@ -207,19 +207,14 @@ class Scales:
         return unknowns, (spread @ _solved(matrix)).tocsr()
 
 
-def alike(exponents: scipy.sparse.csr_matrix) -> tuple[list[int], Array]:
+def alike(exponents: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
     """Return the first of all rows that are the same, and for each row which of these it is; -1 for rows of zeros."""
-    known: dict[tuple[bytes, bytes], int] = {}
-    first, group = list[int](), np.full(exponents.shape[0], -1)
-    for number, (start, stop) in enumerate(itertools.pairwise(exponents.indptr.tolist())):
-        if start < stop:
-            order = start + np.argsort(exponents.indices[start:stop])
-            key = exponents.indices[order].tobytes(), exponents.data[order].tobytes()
-            if key not in known:
-                known[key] = len(first)
-                first.append(number)
-            group[number] = known[key]
-    return first, group
+    full = np.flatnonzero(np.diff(exponents.indptr))
+    code = hashed(exponents.indices, exponents.data.view(np.int64))
+    first, place = distinct(np.add.reduceat(code, exponents.indptr[full]) if len(full) else code)
+    group = np.full(exponents.shape[0], -1)
+    group[full] = place
+    return full[first], group
 
 
 def alone(solutions: scipy.sparse.csr_matrix) -> Array:
@@ -275,8 +270,12 @@ def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
     open_rows, waiting = np.arange(matrix.shape[0]), np.ones(count, bool)
     while left.shape[0]:
         row, pivot, value = _lonely(left)
-        if not len(row):
-            break
+        if not len(row):  # tokens ask for the same, each by itself
+            first, _ = alike(left)
+            if len(first) == left.shape[0]:
+                break
+            left = left[first]
+            continue
         taken.append((left[row], pivot, value))
         waiting[pivot] = False
         open_rows = np.setdiff1d(np.arange(left.shape[0]), row)
@@ -355,7 +354,7 @@ def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[
     """Yield columns that share equations, and a basis of their solutions."""
     if not len(bound):
         return
-    columns = matrix[alike(matrix)[0]][:, bound].tocsc()  # tokens ask for the same, each by itself
+    columns = matrix[:, bound].tocsc()
     _, component = linked(columns)
     order = np.argsort(component, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):

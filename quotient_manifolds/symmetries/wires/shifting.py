@@ -417,8 +417,12 @@ class Solved:
 
 
 def _settled(left: float, last: float) -> bool:
-    """Say whether no more is left than rounding leaves; last: what was left before."""
-    return left <= SETTLED or (last <= SMALL and left > last / 2)
+    """Say whether no more is left than rounding leaves, in any precision; last: what was left before.
+
+    What nobody sees is left as it is, however large.
+    """
+    stays = (last <= SMALL and left > last / 2) or (last <= SURE and left > 0.9 * last)
+    return left <= SETTLED or stays or abs(left / last - 1) <= SETTLED
 
 
 def source(owner: Owner) -> tuple[Any, ...]:

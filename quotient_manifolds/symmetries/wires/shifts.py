@@ -82,23 +82,20 @@ class Shifts:
         self.definitions: list[Sum | Image] = []
         self._vanish: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
         """Sums of constants that do not change, names and factors (sums, k), by k."""
-        self.claims: list[tuple[Array, Array, Array, Array]] = []
-        """Sources, sums that they claim, and names and factors of all their terms."""
         self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
         """The sum that a source claims, and its factor there."""
         self.virtual: list[Answer] = []
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
-        self._alike: dict[Any, Array] = {}
+        self._used: dict[Any, Array] = {}  # of vectors that are taken several times, the nodes of the first time
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
         self._keyed = np.zeros(walk.count, bool)
-        self._soft, uses = _before_softmax(walk), _uses(walk)
+        self._soft = _before_softmax(walk)
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
         for flow in walk.flows:
             if flow.kind == "bias" and flow.terms.shared != "other" and not len(flow.terms.like):
                 self._source[flow.outs] = True
-        self._single = uses == 1
         self.gauges = list(gauges)
         """Directions of channels that need a shift beside them; theirs are the first unknowns."""
         self.turns = self._new(len(self.gauges))
@@ -307,14 +304,16 @@ class Shifts:
         vector, nodes = flow.terms, flow.outs
         if vector.shared == "other" or len(vector.like):
             return
-        several = ~self._single[nodes] | bool(vector.shared)
-        self._source[nodes[several]] = False
-        if not vector.shared:
-            self.unknown[nodes[several]] = self._new(int(several.sum()))
+        if vector.shared and vector.entries.key in self._used:
+            first = self._used[vector.entries.key]
+            self._source[nodes] = False
+            self._open(first)
+            self.unknown[nodes] = self.unknown[first]
+            later = self.unknown[first] == 0
+            self._sum(nodes[later], first[later, None], np.ones((int(later.sum()), 1)))
             return
-        if vector.entries.key not in self._alike:
-            self._alike[vector.entries.key] = self._new(len(nodes))
-        self.unknown[nodes] = self._alike[vector.entries.key]
+        if vector.shared:
+            self._used[vector.entries.key] = nodes
 
     def _sums(self, flow: Flow) -> None:
         names, factors = flow.terms
@@ -329,14 +328,14 @@ class Shifts:
                 self._constrain(np.stack([column, names[seen][:, 0]], 1)[there], np.array([1.0, -1.0]))
             self._sum(flow.outs, names[:, :1], np.ones((len(names), 1)))
             return
-        claims = self._source[names].any(1) & (flow.kind == "sum")
-        first = self._source[names].argmax(1)
-        if claims.any():
-            sources = names[claims, first[claims]]
-            self._source[sources] = False
-            self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
-            self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
-            self.unknown[flow.outs[claims]] = self._new(int(claims.sum()))
+        claims = np.zeros(len(names), bool)
+        if flow.kind == "sum":
+            sources = names[np.arange(len(names)), self._source[names].argmax(1)]
+            own = names == sources[:, None]
+            good = self._source[sources] & ((factors * own).sum(1) != 0)
+            _, once = np.unique(np.where(good, sources, -1), return_index=True)
+            claims[once] = good[once]
+            self._claim(sources[claims], flow.outs[claims], names[claims], factors[claims])
         self._open(names)
         if flow.kind == "offset" and self.gauges:
             self._offset(flow)
@@ -346,6 +345,17 @@ class Shifts:
         self._keyed[flow.outs[keyed]] = True
         for out, row in zip(flow.outs[keyed].tolist(), names[keyed].tolist(), strict=True):
             self._keys[out] = tuple(n for name in row for n in self._keys.get(name, ()))
+
+    def _claim(self, sources: Array, outs: Array, names: Array, factors: Array) -> None:
+        """Let sources set the totals of sums, which are unknown then: they are what the other terms leave of these."""
+        if not len(outs):
+            return
+        self._source[sources] = False
+        own = names == sources[:, None]
+        by = (factors * own).sum(1)
+        self.claimed[sources], self.factor[sources], self.unknown[outs] = outs, by, self._new(len(outs))
+        factors = np.column_stack([np.ones(len(outs)), np.where(own, 0.0, -factors)]) / by[:, None]
+        self._define(Sum(sources, np.column_stack([outs, np.where(own, ZERO, names)]), factors))
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
@@ -416,9 +426,6 @@ class Shifts:
         size = np.zeros(value.shape)
         for vector in self._vectors():
             size[vector.outs] = value[vector.outs]
-        for sources, outs, names, factors in self.claims:
-            rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
-            size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
         for answer in self.virtual:
             size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
@@ -503,14 +510,6 @@ def _taken(flow: Flow) -> Array:
     if flow.kind == "dot":
         return np.array([*flow.terms[0], *flow.terms[1]])
     return flow.outs if flow.kind in ("seen", "soft") else np.zeros(0, np.int64)
-
-
-def _uses(walk: Walk) -> Array:
-    """Count by how many sums a node is taken; twice what takes it otherwise."""
-    uses = np.zeros(walk.count, np.int64)
-    for flow in walk.flows:
-        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS and flow.kind != "offset" else 2)
-    return uses
 
 
 def _before_softmax(walk: Walk) -> Array:

@@ -8,7 +8,6 @@ linear equations of log-scales, s by the flows.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, mixed
+from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, hashed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
@@ -701,24 +700,3 @@ def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
 def moving(rows: Array) -> Array:
     """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
     return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
-
-
-def named(token: Any) -> int:
-    """Return a number for a name."""
-    return zlib.crc32(repr(token).encode())
-
-
-def hashed(*codes: Any) -> Array:
-    """Mix codes, entry by entry, into one."""
-    found = np.zeros((), np.int64)
-    with np.errstate(over="ignore"):
-        for each in codes:
-            found = mixed(found * 1000003 + np.asarray(each).astype(np.int64), 5)
-    return found
-
-
-def segments(code: Array, start: Array, count: Array) -> Array:
-    """Return one code for each segment, equal for equal codes in the same order."""
-    place = np.arange(len(code)) - np.repeat(start, count)
-    with np.errstate(over="ignore"):
-        return np.add.reduceat(mixed(code, 17) * (mixed(place + 1, 13) | 1), start)

@@ -7,18 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    MASKED,
-    ZERO,
-    Flow,
-    Walk,
-    hashed,
-    named,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.walk import FIXED, MASKED, ZERO, Flow, Walk, rule
 
 
 @rule("gt", "lt", "ge", "le")

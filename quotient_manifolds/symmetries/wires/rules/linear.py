@@ -9,25 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.codes import folded
+from quotient_manifolds.symmetries.wires.codes import folded, hashed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    NONE,
-    ZERO,
-    Flow,
-    Walk,
-    flat,
-    hashed,
-    moving,
-    named,
-    rule,
-    segments,
-)
+from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, rule
 
 MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 

@@ -6,17 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    ZERO,
-    Walk,
-    hashed,
-    named,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Walk, rule
 
 
 @rule("mul", "div")

@@ -10,20 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.rules.products import resolve, square
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    ZERO,
-    Flow,
-    Walk,
-    flat,
-    hashed,
-    named,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Flow, Walk, flat, rule
 
 
 @rule("sum", "mean", "sum_to_size")
