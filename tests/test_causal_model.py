@@ -21,7 +21,7 @@ TEXT = " ".join(WORDS[(place * place) % len(WORDS)] for place in range(400))
 
 
 def test_all_the_way(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     marks = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
     config = transformers.LlamaConfig(vocab_size=len(vocabulary), num_key_value_heads=2, **sizes, **marks)

@@ -73,8 +73,13 @@ def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
     return twin
 
 
-@pytest.mark.parametrize("by", ["weights", "activations"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        *((name, by) for name in [*MODELS][:3] for by in ("weights", "activations")),
+        *(("BERT", "activations"), ("GPT-2", "weights")),
+    ],
+)
 def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
     make, inputs = MODELS[name]
     model = make().double()

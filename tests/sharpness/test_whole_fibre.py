@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -13,20 +12,27 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.geometry import Quotient
+from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient
+from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, Measure, TopEigenvalue, WorstCase
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_representative
 from quotient_manifolds.symmetries.representatives import act, group_element
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
 from tests.classifiers import shaken
 
-MEASURES: dict[str, Callable[..., Any]] = {
-    "worst case": lambda *of: qm.worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
-    "average case": lambda *of: qm.average_case_sharpness(*of[:3], geometry=of[3], sigma=0.05, samples=2),
-    "gradient norm": lambda *of: qm.gradient_norm(*of[:3], geometry=of[3]),
-    "trace": lambda *of: qm.hessian_trace(*of[:3], geometry=of[3], samples=2),
-    "top eigenvalue": lambda *of: qm.top_eigenvalue(*of[:3], geometry=of[3]),
+MEASURES: dict[str, Callable[[Geometry], Measure]] = {
+    "worst case": lambda geometry: WorstCase(geometry, 0.05, steps=5, restarts=1),
+    "average case": lambda geometry: AverageCase(geometry, 0.05, samples=2),
+    "gradient norm": GradientNorm,
+    "trace": lambda geometry: HessianTrace(geometry, samples=2),
+    "top eigenvalue": TopEigenvalue,
 }
+
+
+def measured(here: Subject, measures: list[str], geometry: Geometry) -> list[float]:
+    """Means, for which symmetries are found and verified once."""
+    known = KnownSymmetries()
+    return [MEASURES[what](geometry).of(here.model, loss, [here.batch], known).mean for what in measures]
 
 
 def same_along_the_orbit(
@@ -34,10 +40,10 @@ def same_along_the_orbit(
 ) -> None:
     seed, log_scale = move
     there = here.at(random_representative(here.model, here.symmetries(), seed=seed, log_scale=log_scale))
-    for what in measures:
-        values = [MEASURES[what](each.model, loss, [each.batch], geometry(each)).mean for each in (here, there)]
+    values = (measured(each, measures, geometry(each)) for each in (here, there))
+    for what, first, second in zip(measures, *values, strict=True):
         iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
-        assert values[1] == pytest.approx(values[0], rel=iterated * rel), what
+        assert second == pytest.approx(first, rel=iterated * rel), what
 
 
 FAMILIES = [
@@ -87,12 +93,9 @@ def test_ill_conditioned_factors_cost_no_digits() -> None:
     params = {name: w.detach().clone() for name, w in here.model.named_parameters()}
     for pair in here.symmetries().pairs:
         pair.write(params, act(pair, group_element(pair, 1e4, generator), pair.read(params)))
-    for what in ("worst case", "average case"):
-        values = [
-            MEASURES[what](each.model, loss, [each.batch], Quotient("inv")).mean
-            for each in (here.to("float32"), here.at(params).to("float32"))
-        ]
-        assert values[1] == pytest.approx(values[0], rel=1e-3), what
+    places = here.to("float32"), here.at(params).to("float32")
+    first, second = (measured(each, ["worst case", "average case"], Quotient("inv")) for each in places)
+    assert second == pytest.approx(first, rel=1e-3)
 
 
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
@@ -145,11 +148,12 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     assert any(pair.h == widths[pair.name] - 1 for block in space.pairs for pair in block.pairs)
     elsewhere = moved(model, found, seed=1)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
-    for measure in (
-        lambda m: qm.gradient_norm(m, qm.cross_entropy, [batch], geometry=Quotient(metric)),
-        lambda m: qm.worst_case_sharpness(m, qm.cross_entropy, [batch], geometry=Quotient(metric), radius=0.1, steps=4),
-    ):
-        assert measure(elsewhere).mean == pytest.approx(measure(model).mean, rel=rel)
+    measures = GradientNorm(Quotient(metric)), WorstCase(Quotient(metric), 0.1, steps=4)
+    there, here = (
+        [measure.of(m, qm.cross_entropy, [batch], known).mean for measure in measures]
+        for m, known in ((elsewhere, KnownSymmetries()), (model, KnownSymmetries()))
+    )
+    assert there == pytest.approx(here, rel=rel)
 
 
 class Pruned(nn.Module):
@@ -189,5 +193,4 @@ def test_a_unit_that_does_nothing_is_none_anywhere_on_the_orbit(
 
     found = find_symmetries(model, batch, evaluate=qm.cross_entropy)
     here = trace(model)
-    for seed in range(2):
-        assert trace(moved(model, found, seed)) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)
+    assert trace(moved(model, found, seed=1)) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)

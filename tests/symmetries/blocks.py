@@ -367,12 +367,12 @@ def truth(model: nn.Module, x: Tensor) -> Truth:
     """Return how many directions of the parameters leave all outputs alone."""
     params = {name: w.detach() for name, w in model.named_parameters()}
 
-    def outputs(params: dict[str, Tensor]) -> Tensor:
-        answer: Tensor = torch.func.functional_call(model, params, (x,))
+    def outputs(params: dict[str, Tensor], row: Tensor) -> Tensor:
+        answer: Tensor = torch.func.functional_call(model, params, (row[None],))
         return answer.reshape(-1)
 
-    parts = torch.func.jacrev(outputs, chunk_size=256)(params)
-    jacobian = torch.cat([part.flatten(1) for part in parts.values()], 1)
+    parts = torch.func.vmap(torch.func.jacrev(outputs), in_dims=(None, 0), chunk_size=32)(params, x)
+    jacobian = torch.cat([part.flatten(0, 1).flatten(1) for part in parts.values()], 1)
     sizes = torch.linalg.svdvals(jacobian)
     rank = int((sizes > RELATIVE * sizes[0]).sum())
     beyond = float(sizes[rank]) if rank < len(sizes) else 0.0

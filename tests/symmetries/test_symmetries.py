@@ -68,7 +68,7 @@ def test_the_pairs_are_exactly_these(case: ModelCase) -> None:
 def test_rest_is_exactly_what_no_pair_touches(case: ModelCase) -> None:
     model = case.build()
     touched = [name for name, _ in model.named_parameters() if any(re.fullmatch(name_, name) for name_ in case.touched)]
-    found = case.found(model)
+    found = case.found()
     assert touched
     assert set(found.names) == set(touched)
     assert sorted(found.rest) == sorted(name for name, _ in model.named_parameters() if name not in touched)
@@ -94,11 +94,11 @@ def test_every_covered_element_has_one_owner(case: ModelCase) -> None:
 
 def test_coverage_of_spans() -> None:
     torch_model, gpt2 = (BY_NAME[name].build() for name in ("torch", "GPT-2"))
-    packed = Symmetries(BY_NAME["torch"].found(torch_model).pairs[:1]).coverage(parameters(torch_model))
+    packed = Symmetries(BY_NAME["torch"].found().pairs[:1]).coverage(parameters(torch_model))
     assert packed["attention.in_proj_weight"].all(1).tolist() == [True] * 24 + [False] * 12
     assert packed["attention.in_proj_bias"].tolist() == [True] * 24 + [False] * 12
     assert not packed["attention.out_proj.weight"].any()
-    fused = Symmetries(BY_NAME["GPT-2"].found(gpt2).pairs[1:2]).coverage(parameters(gpt2))
+    fused = Symmetries(BY_NAME["GPT-2"].found().pairs[1:2]).coverage(parameters(gpt2))
     assert fused["transformer.h.0.attn.c_attn.weight"].all(0).tolist() == [False] * 24 + [True] * 12
     assert fused["transformer.h.0.attn.c_proj.weight"].all()
 
@@ -133,7 +133,7 @@ def test_factors_are_the_head_s_slices() -> None:
     """Head 1 of 3, cut out by hand."""
     head = slice(4, 8)
     model, prefix = BY_NAME["BERT"].build(), "encoder.layer.1.attention"
-    params, (qk, vo) = parameters(model), BY_NAME["BERT"].found(model).pairs[2:]
+    params, (qk, vo) = parameters(model), BY_NAME["BERT"].found().pairs[2:]
     q, k, v = (
         torch.cat([params[f"{prefix}.self.{x}.weight"].T, params[f"{prefix}.self.{x}.bias"][None]])[:, head]
         for x in ("query", "key", "value")
@@ -142,7 +142,7 @@ def test_factors_are_the_head_s_slices() -> None:
     assert torch.equal(vo.read(params)[1], torch.cat([v, params[f"{prefix}.output.dense.weight"][:, head]]))
 
     model = BY_NAME["torch with appended tokens"].build()
-    params, (qk, vo) = parameters(model), BY_NAME["torch with appended tokens"].found(model).pairs
+    params, (qk, vo) = parameters(model), BY_NAME["torch with appended tokens"].found().pairs
     weight, bias = params["attention.in_proj_weight"], params["attention.in_proj_bias"]
     q, k, v = (torch.cat([weight[i : i + 12].T, bias[None, i : i + 12]])[:, head] for i in (0, 12, 24))
     assert torch.equal(qk.read(params)[1], torch.cat([q, k, params["attention.bias_k"][0, :, head]]))
@@ -150,7 +150,7 @@ def test_factors_are_the_head_s_slices() -> None:
     assert torch.equal(vo.read(params)[1], torch.cat([v, params["attention.bias_v"][0, :, head], out]))
 
     model = BY_NAME["GPT-2"].build()
-    params, (qk, vo) = parameters(model), BY_NAME["GPT-2"].found(model).pairs[:2]
+    params, (qk, vo) = parameters(model), BY_NAME["GPT-2"].found().pairs[:2]
     fused = torch.cat([params["transformer.h.0.attn.c_attn.weight"], params["transformer.h.0.attn.c_attn.bias"][None]])
     assert torch.equal(qk.read(params)[1], torch.cat([fused[:, 4:8], fused[:, 16:20]]))
     out = params["transformer.h.0.attn.c_proj.weight"][head].T
@@ -166,7 +166,7 @@ def test_the_action_keeps_the_function_and_one_side_changes_it(case: ModelCase) 
     params = {name: value.double() for name, value in parameters(model).items()}
     reference = answer(model, inputs, params)
     tolerance = 1e-10 * float(reference.abs().max())
-    for pair in case.found(model).pairs:
+    for pair in case.found().pairs:
         x = pair.read(params)
         moved = FixedRankQuotient(pair.n, pair.m).action(torch.randn(pair.heads, pair.h, pair.h, dtype=x.dtype), x)
         changed = copy.deepcopy(params)
@@ -184,7 +184,7 @@ def test_the_action_keeps_the_function_and_one_side_changes_it(case: ModelCase) 
 def test_a_random_move_keeps_the_function(exponent: float, seed: int, name: str) -> None:
     case = BY_NAME[name]
     model = case.build().double()
-    moved = random_representative(model, case.found(model), scale=10**exponent, seed=seed)
+    moved = random_representative(model, case.found(), scale=10**exponent, seed=seed)
     reference = answer(model, case.inputs(), parameters(model))
     assert (answer(model, case.inputs(), moved) - reference).abs().max() <= 1e-7 * reference.abs().max()
 
@@ -192,7 +192,7 @@ def test_a_random_move_keeps_the_function(exponent: float, seed: int, name: str)
 def test_a_random_move_returns_all_parameters_as_new_tensors() -> None:
     model = BY_NAME["GPT-2"].build()
     before = copy.deepcopy(model.state_dict())
-    found = BY_NAME["GPT-2"].found(model)
+    found = BY_NAME["GPT-2"].found()
     moved = random_representative(model, found, scale=3.0, seed=1)
     assert list(moved) == [name for name, _ in model.named_parameters()]
     for name, value in model.named_parameters():
@@ -214,7 +214,7 @@ def test_a_random_move_returns_all_parameters_as_new_tensors() -> None:
 def test_a_random_move_is_scale_times_gaussian() -> None:
     """Both sides tell A: G A^-1 and H A^T; A of scale a is a times A of scale 1."""
     model = BY_NAME["torch"].build().double()
-    found = BY_NAME["torch"].found(model)
+    found = BY_NAME["torch"].found()
     pair, params = found.pairs[0], parameters(model)
     G, H = pair.G.read(params), pair.H.read(params)
     transforms = []
