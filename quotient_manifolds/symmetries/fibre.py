@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -307,7 +308,7 @@ class Jacobian:
         count = sizes.pop()[0] if len(sizes) == 1 and () not in sizes else 1
         if count == 1:
             return [batch]
-        found = [tree_map_only(Tensor, lambda tensor, at=at: tensor[at : at + 1], batch) for at in range(count)]
+        found = [tree_map_only(Tensor, itemgetter(slice(at, at + 1)), batch) for at in range(count)]
         with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AssertionError):  # of user's code
             whole = self.outputs(batch, self.params).detach().sort().values
             alone = torch.cat([self.outputs(each, self.params).detach() for each in found]).sort().values
