@@ -520,7 +520,7 @@ lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32; half mixe
 padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average of channels: 0/60 0/52; words and positions:
 195/196 146; words and positions, norms alone: 263 210; words multiplied in place: 134 113; tied table and head:
 145/166 104/125; tied table and head, norms alone: 162 121; added twice: 160 128; added twice before norms: 122/124 97;
-weighed twice: 135 118; added to inputs: 156/188 128/156; added to a softmax: 174/266 145/237
+weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
