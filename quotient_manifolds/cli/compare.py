@@ -299,7 +299,7 @@ def _measured(spec: Spec | Path, folder: Path | None, *, quiet: bool, **how: Any
         raise common.BadInput(f"Interrupted: {kept}.") from None
     if not quiet and len(found.values):
         _print_comparison(found, folder)
-    return [f"{checkpoints}, {what}: {why}" for checkpoints, what, why in found.failure_groups()]
+    return [f"{', '.join(filter(None, where))}: {why}" for *where, why in found.failure_groups()]
 
 
 def _say_failures(failures: Sequence[str]) -> None:

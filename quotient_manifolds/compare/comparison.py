@@ -107,10 +107,10 @@ class Comparison:
         return said
 
     def failure_groups(self) -> list[tuple[str, str, str]]:
-        """Return checkpoints, what failed on them, and why; what failed for one reason is put together."""
+        """Return checkpoints, what failed on them ("": all), and why; what failed for one reason is put together."""
         by_checkpoint = self.failures.groupby(["checkpoint", "message"], sort=False)["what"].agg("; ".join)
         groups = by_checkpoint.reset_index().groupby(["what", "message"], sort=False)["checkpoint"].agg(list)
-        return [(listing(names), what or "the whole checkpoint", why) for (what, why), names in groups.items()]
+        return [(listing(names), what, why) for (what, why), names in groups.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON, of which `from_dict` makes the same again."""

@@ -66,7 +66,7 @@ class Quotient(Geometry):
 
     symmetries: those to quotient out, or which of the model's. "all" quotients out pairs, and measures at the canonical
     representative of all others: redundant biases (b_K = 0, b_V = 0, b_O + W_O b_V), gains and biases of norms,
-    directions and means that no layer uses (see `canonical`). They are found in the loss when a measure begins; those
+    directions and means that no layer uses (see `balance`). They are found in the loss when a measure begins; those
     that act on frozen and trained parameters together are left out. "pairs" has pairs and redundant biases alone.
     "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the pairs, and nothing
     else. In all cases the factors of pairs are balanced first, G^T G = H^T H. This changes no value, but products of

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
 from quotient_manifolds.orbit.descend import Moved, OnParameters, minimize, moved_by, verified
@@ -23,6 +24,7 @@ from quotient_manifolds.symmetries import (
     Scaling,
     SymmetricPair,
     Symmetries,
+    balance,
     find_permutations,
     zeros_of,
 )
@@ -140,6 +142,40 @@ def same_function(
         return "different", change
     found = align(b, a, inputs, **options)
     return ("same" if found.distance <= tolerance else "same outputs here, no element found"), found.distance
+
+
+def quotient_distance(
+    a: nn.Module,
+    b: nn.Module,
+    inputs: Any,
+    *,
+    metric: Metric = "inv",
+    symmetries: Symmetries | None = None,
+    evaluate: Evaluate | None = None,
+    progress: Progress | None = None,
+) -> float:
+    """Compute the distance of two models of one architecture on the quotient by their continuous symmetries.
+
+    (sum over pairs of dist(x_a, x_b)^2 + |w_a - w_b|^2)^(1/2): dist is the length of the geodesic of the metric between
+    the orbits of a pair, w all other numbers where both models are at their canonical points. It is the same from any
+    point of either orbit. Permutations are no part of the quotient: `align` models of different seeds before.
+    symmetries, evaluate, progress: as for `align`.
+
+    `GeodesicError` where a pair is so far from the other that no geodesic is found: the distance is for models that are
+    near, as before and after fine-tuning. ValueError for models of different architectures.
+    """
+    check_alike(a, b)
+    symmetries = verified(a, inputs, symmetries, evaluate)
+    here, there = (balance(each, symmetries) for each in (a, b))
+    total, rest = 0.0, {name: torch.ones_like(w) for name, w in here.items()}
+    for number, pair in enumerate(symmetries.pairs, 1):
+        lengths = pair.manifold(metric).dist(*(pair.read(each).double() for each in (here, there)))
+        total += float(lengths.square().sum())
+        pair.write(rest, torch.zeros_like(pair.read(rest)))
+        if progress is not None:
+            progress("distance", number, len(symmetries.pairs))
+    total += sum(float(((w - there[name]).double() * rest[name]).square().sum()) for name, w in here.items())
+    return total**0.5
 
 
 class _Aligner:

@@ -91,8 +91,7 @@ def certify(
     A Hugging Face model is copied with a small configuration; blocks, settings: as for `small_copy`. The number of
     inputs is doubled until the rank of the Jacobian stops growing, up to 48 outputs for each parameter. With batches, a
     list of inputs as for `fibre_dimension`, the model itself is taken: make it small (hundreds of parameters, but two
-    blocks), with generic parameters (`make_generic`), and give each batch one example, for a row of the Jacobian costs
-    a pass through its whole batch.
+    blocks), with generic parameters (`make_generic`).
 
     If `missing` is 0, every continuous symmetry of the small model at generic parameters is known, apart from
     parameters that no input reaches. It is None where the certificate is inconclusive.

@@ -6,16 +6,18 @@ the parameters with the same function as theta form a manifold of dimension P - 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.replica import private_batch, replica
@@ -103,9 +105,10 @@ def fibre_dimension(
     of the largest. With every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
     direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
 
-    batches: inputs as for `verify_symmetries`, best one example each: a row costs a pass through its whole batch.
-    They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
-    choose the outputs. progress: called with what is being computed, how much of it is finished, and the total.
+    batches: inputs as for `verify_symmetries`. Those that the model treats one example at a time are split into
+    examples, for a row of J costs a pass through its whole batch. They have P outputs at the least, better three
+    times as many, repeated ones left out. `evaluate(model, batch)` may choose the outputs. progress: called with what
+    is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
     not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
@@ -120,10 +123,11 @@ def fibre_dimension(
     model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
     parameters or with more than 5,000 of them.
     """
-    listed = distinct(batches)
+    jacobian = Jacobian(model, evaluate, seed, progress)
+    listed = distinct([each for batch in distinct(batches) for each in jacobian.examples(batch)])
     order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
     halves = ([listed[index] for index in order[:end]] for end in (len(order) // 2, len(order)))
-    return where_it_stands(Jacobian(model, evaluate, seed, progress), halves)[0]
+    return where_it_stands(jacobian, halves)[0]
 
 
 def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[FibreDimension, list[Any]]:
@@ -297,6 +301,20 @@ class Jacobian:
             if name not in before or not torch.equal(buffer, before[name]):
                 raise ValueError(f"the model changes its buffer {name!r} when it runs, so it has no one function.")
         return y
+
+    def examples(self, batch: Any) -> list[Any]:
+        """Return the examples of a batch, if all of its outputs are those of one example alone; else the batch."""
+        sizes = {leaf.shape[:1] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
+        count = sizes.pop()[0] if len(sizes) == 1 and () not in sizes else 1
+        if count == 1:
+            return [batch]
+        found = [tree_map_only(Tensor, itemgetter(slice(at, at + 1)), batch) for at in range(count)]
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AssertionError):  # of user's code
+            whole = self.outputs(batch, self.params).detach().sort().values
+            alone = torch.cat([self.outputs(each, self.params).detach() for each in found]).sort().values
+            if whole.shape == alone.shape and bool((whole - alone).abs().max() <= ROUNDING * whole.abs().max()):
+                return found
+        return [batch]
 
     def _noisy(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         noise = torch.randn(output.shape, generator=self._draw, dtype=output.dtype)

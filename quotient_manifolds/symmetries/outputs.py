@@ -139,6 +139,15 @@ def answer(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
+def called(inputs: Any) -> str:
+    """Return how `answer` calls a model."""
+    if isinstance(inputs, Mapping):
+        return f"model(**inputs), with {', '.join(map(str, inputs))}"
+    if isinstance(inputs, tuple):
+        return f"model(*inputs), with {len(inputs)} arguments"
+    return f"model(inputs), with one argument, a {type(inputs).__name__}"
+
+
 def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
     """Return max |difference| / max |reference|, entries marked `same` (such as equal infinities) left out."""
     finite = reference[torch.isfinite(reference)]

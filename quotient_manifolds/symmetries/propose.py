@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
 )
 from quotient_manifolds.symmetries.detect import looks_like_attention
-from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
+from quotient_manifolds.symmetries.outputs import Evaluate, called, first_examples
 from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
@@ -93,7 +93,13 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
         except ModelError:  # a loss may insist on the size of the batch
             continue
         yield run
-    yield Run(model, batch, evaluate)
+    try:
+        run = Run(model, batch, evaluate)
+    except ModelError as error:
+        if evaluate is None:
+            raise ModelError(f"{error}; it is called as {called(batch)}") from error.__cause__
+        raise
+    yield run
 
 
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.orbit import Alignment, align, loss_along_path, same_function
+from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.orbit import Alignment, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
 from tests.models import BY_NAME, IDS, llama
 from tests.symmetries.test_nets import found_in, shown
@@ -157,6 +158,33 @@ def test_whether_two_models_are_one_function() -> None:
     verdict, left = same_function(a, b, x)
     assert verdict == "same outputs here, no element found"
     assert left > 1e-5
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_the_distance_on_the_quotient_is_that_of_the_orbits(metric: Any) -> None:
+    model, near = pre_norm(), copy.deepcopy(pre_norm())
+    with torch.no_grad():
+        for w in near.parameters():
+            w += 1e-3 * torch.randn_like(w)
+    found = find_symmetries(model, TOKENS)
+    far = quotient_distance(model, near, TOKENS, metric=metric, symmetries=found)
+    moved = [copy.deepcopy(each) for each in (model, near)]
+    for seed, each in enumerate(moved):
+        each.load_state_dict(random_representative(each, found, seed=seed), strict=False)
+    assert quotient_distance(*moved, TOKENS, metric=metric, symmetries=found) == pytest.approx(far, rel=1e-6)
+    assert quotient_distance(model, moved[0], TOKENS, metric=metric, symmetries=found) < RECOVERED < far
+    assert quotient_distance(near, model, TOKENS, metric=metric, symmetries=found) == pytest.approx(far, rel=1e-6)
+
+
+def test_the_distance_of_one_pair_is_that_of_its_manifold() -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(5, 2, bias=False), nn.Linear(2, 4, bias=False)).double().eval()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[0].weight += 0.1 * torch.randn_like(b[0].weight)
+    x, y = (torch.cat([each[0].weight.T, each[1].weight])[None].detach() for each in (a, b))
+    far = quotient_distance(a, b, torch.randn(3, 5).double())
+    assert far == pytest.approx(float(FixedRankQuotient(5, 4, "inv").dist(x, y)), rel=1e-9)
 
 
 def test_models_of_different_architectures_are_refused() -> None:

@@ -278,6 +278,11 @@ POOLED: dict[str, Body] = {
     "tied lin": lambda s, x: s.a(s.a(x)),
     "sum heads": lambda s, x: s.b_4_8(s.a(x).unflatten(-1, (2, 4)).sum(2)),
     "shared heads": lambda s, x: s.b(s.c_4_4(s.a(x).unflatten(-1, (2, 4))).flatten(2)),
+    "added twice": lambda s, x: s.b(tanh(s.a(x) + 2 * s.p_8)) + s.v(tanh(s.c(x) - s.p_8)),
+    "added twice before norms": lambda s, x: s.norm(s.a(x) + s.p_8) + s.normb(s.c(x) + 3 * s.p_8),
+    "weighed twice": lambda s, x: (
+        s.b(tanh(s.norm(x) @ s.p_8_8 + s.p_8)) + s.v(tanh(s.norm(x) @ (-3 * s.p_8_8) + s.h_8))
+    ),
     "weight norm": lambda s, x: s.b(tanh(weighed(s, x))),
     "weight norm, read": lambda s, x: s.b(tanh(weighed(s, x) + x @ s.p_8_8)),
     "weight norm, one": lambda s, x: s.b(tanh(weighed(s, x) + s.p_8_8[0])),
@@ -512,7 +517,8 @@ three: 137 136; two streams: 124 90; encoder: 183 133; post-norm: 158/159 105/10
 lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32; half mixed: 36 32; average pool: 92 72; average
 padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average of channels: 0/60 0/52; words and positions:
 195/196 146; words and positions, norms alone: 263 210; words multiplied in place: 134 113; tied table and head:
-145/166 104/125; tied table and head, norms alone: 162 121
+145/166 104/125; tied table and head, norms alone: 162 121; added twice: 160 128; added twice before norms: 122/124 97;
+weighed twice: 135 118
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -222,6 +222,16 @@ def test_one_batch_of_many_inputs_is_enough() -> None:
     assert counts(fibre_dimension(make_generic(nn.Linear(3, 2)), gaussians(1, 8, 3))) == (0, 0, ())
 
 
+def test_a_batch_is_split_into_examples_where_each_has_outputs_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
+    (batch,) = gaussians(1, 90, 3)
+    found = fibre_dimension(model, [batch])
+    assert (found.batches, found.outputs) == (90, 180)
+    together = fibre_dimension(model, [batch], evaluate=lambda model, x: model(x - x.mean(0)))
+    assert (together.batches, together.outputs) == (1, 180)
+    assert found.dimension == together.dimension == 0
+
+
 def test_words_are_enough_points_for_a_layer_or_it_is_said() -> None:
     """Without positions, what is parallel to attention is asked at 11 points only; else 164 + 29 are free, by hand."""
     few, enough = (fibre_dimension(model, generic_inputs(model)) for model in (gpt_neox(vocab_size=11), gpt_neox()))

@@ -86,7 +86,8 @@ class Shifts:
         """The sum that a source claims, and its factor there."""
         self.virtual: list[Answer] = []
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
-        self._used: dict[Any, Array] = {}  # of vectors that are taken several times, the nodes of the first time
+        self._used: dict[Any, tuple[Array, float]] = {}
+        """Of vectors that are taken several times, the nodes of the first time and their factor."""
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, tuple[int, ...]] = {}  # score -> the channels of its keys
         self._keyed = np.zeros(walk.count, bool)
@@ -305,15 +306,12 @@ class Shifts:
         if vector.shared == "other" or len(vector.like):
             return
         if vector.shared and vector.entries.key in self._used:
-            first = self._used[vector.entries.key]
+            first, scale = self._used[vector.entries.key]
             self._source[nodes] = False
             self._open(first)
-            self.unknown[nodes] = self.unknown[first]
-            later = self.unknown[first] == 0
-            self._sum(nodes[later], first[later, None], np.ones((int(later.sum()), 1)))
-            return
-        if vector.shared:
-            self._used[vector.entries.key] = nodes
+            self._sum(nodes, first[:, None], np.full((len(nodes), 1), vector.entries.scale / scale))
+        elif vector.shared:
+            self._used[vector.entries.key] = nodes, vector.entries.scale
 
     def _sums(self, flow: Flow) -> None:
         names, factors = flow.terms
@@ -384,7 +382,8 @@ class Shifts:
         answer = self._answer(linear) if plain and linear.shared != "other" else None
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
-            own = np.ones(shape[0]), answer.unknowns, np.arange(shape[0] + 1)
+            by = linear.entries.scale / answer.linear.entries.scale
+            own = np.full(shape[0], by), answer.unknowns, np.arange(shape[0] + 1)
             plus = scipy.sparse.csr_matrix(own, shape=shape)
             for row_in, out in zip(linear.ins, linear.outs, strict=True):
                 self._define(Image(out, linear, np.arange(len(out)), row_in, plus))
