@@ -23,7 +23,8 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
 from quotient_manifolds.report import Table
 
-SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+SMALL = ARCHITECTURE | SIZES
 RECIPES = {name: draw_recipe(index, steps=2) for index, name in enumerate("abc")}
 Weights = dict[str, torch.Tensor]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
-from tests.models import BY_NAME, IDS, llama
+from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama
 from tests.symmetries.test_nets import found_in, shown
 
 RECOVERED = 1e-6
@@ -53,11 +54,15 @@ def pre_norm(bias: bool = True, seed: int = 0) -> nn.Module:
 
 
 TOKENS = torch.randint(WORDS, (4, 10), generator=torch.Generator().manual_seed(3))
+ONE_LAYER = {
+    "BERT": hugging_face("BertModel", "BertConfig", **{**TEXT, "num_hidden_layers": 1}),
+    "GPT-2": hugging_face("GPT2LMHeadModel", "GPT2Config", **{**GPT2, "n_layer": 1}),
+}
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "pre-norm": (pre_norm, TOKENS),
     "pre-norm without biases": (lambda: pre_norm(bias=False), TOKENS),
     "rotary, grouped queries": (lambda: llama().double(), IDS),
-    **{name: (BY_NAME[name].build, BY_NAME[name].inputs) for name in ("BERT", "GPT-2")},
+    **{name: (replace(BY_NAME[name], make=make).build, BY_NAME[name].inputs) for name, make in ONE_LAYER.items()},
 }
 
 
