@@ -525,8 +525,8 @@ weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 14
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
 PLACES = """
-abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn with a sink;
-average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
+abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice;
+attn with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
 causal; centre only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes;
 gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent; leaky;
 linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain;
