@@ -282,6 +282,7 @@ POOLED: dict[str, Body] = {
     "added twice before norms": lambda s, x: s.norm(s.a(x) + s.p_8) + s.normb(s.c(x) + 3 * s.p_8),
     "added to inputs": lambda s, x: s.b(tanh(s.a_4_8(s.given[..., :4] + s.p_4))) + s.c(x),
     "added to a softmax": lambda s, x: s.b(softmax(s.a(x), -1) + s.p_8),
+    "gain before a weight": lambda s, x: s.b_4_8(s.h_4 * s.a_8_4(s.norm(x))),
     "weighed twice": lambda s, x: (
         s.b(tanh(s.norm(x) @ s.p_8_8 + s.p_8)) + s.v(tanh(s.norm(x) @ (-3 * s.p_8_8) + s.h_8))
     ),
@@ -520,18 +521,18 @@ lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32; half mixe
 padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average of channels: 0/60 0/52; words and positions:
 195/196 146; words and positions, norms alone: 263 210; words multiplied in place: 134 113; tied table and head:
 145/166 104/125; tied table and head, norms alone: 162 121; added twice: 160 128; added twice before norms: 122/124 97;
-weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145
+weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain before a weight: 163 146
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
 PLACES = """
-abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice;
-attn with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
-causal; centre only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes;
-gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent; leaky;
-linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain;
-outer; output gate; parallel layers; pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3;
-score bias; score by query; score of key; scores a key's gain; scores dropped; scores dropped by inputs; scores
+abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn
+with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped; causal; centre
+only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes; gain before a
+weight; gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent;
+leaky; linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a
+gain; outer; output gate; parallel layers; pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2;
+rot3; score bias; score by query; score of key; scores a key's gain; scores dropped; scores dropped by inputs; scores
 hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short
 attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied lin; two; two attentions less; two scores;
 where leaky; windows; windows inside; words and positions; zero key, own

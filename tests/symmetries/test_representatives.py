@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     balance,
     declare_pair,
+    example_inputs,
     find_symmetries,
     make_generic,
     output_change,
@@ -23,6 +24,7 @@ from quotient_manifolds.symmetries import (
     zeros_of,
 )
 from tests.models import BY_NAME, GPT2, IDS, IMAGE, ModelCase, attend, hugging_face, llama, noise, tokens
+from tests.symmetries.small_models import build
 
 NAMES = ("torch", "torch without bias", "torch with appended tokens", "BERT", "GPT-2", "CLIP, both towers")
 
@@ -44,6 +46,14 @@ def test_balancing_keeps_the_function_and_forgets_the_representative(name: str) 
     zeros = zeros_of(found.reparameterizations, canonical)
     assert zeros == zeros_of(found.reparameterizations, again)
     assert not any(canonical[key].flatten()[[*places]].any() for key, places in zeros.items())
+
+
+@pytest.mark.parametrize("seed", [3, 8, 9])
+def test_a_shift_that_vanishes_by_rounding_far_out_on_the_orbit_is_none(seed: int) -> None:
+    model = build("nemotron").double()
+    found = find_symmetries(model, example_inputs(model))
+    moved = random_representative(model, found, seed=seed, log_scale=5.0)
+    assert moved.keys() == dict(model.named_parameters()).keys()
 
 
 def test_rotary_models_move_and_balance_too() -> None:

@@ -127,7 +127,9 @@ def find_bundles(walk: Walk, parts: list[Part]) -> list[Bundle]:
     """Return blocks of channels that any matrix or any complex number may act on, and channels with a scale alone."""
     blocks = [each for each in find_blocks(walk) if each.kind in ("linear", "complex")]
     found = [each for each in _of_blocks(walk, blocks, parts) if not each.bent and each.places]
-    inside = np.zeros(walk.count, bool)
+    # Those that are no pair, for gains are between their weights, are gauges, which scale their channels, too.
+    mixed = [root for block in blocks if block.kind == "linear" for root in block.roots]
+    inside = np.isin(walk.turns.find(np.arange(walk.count))[0], mixed)
     for bundle in found:
         inside[bundle.nodes] = True
     written = np.zeros(walk.count, bool)

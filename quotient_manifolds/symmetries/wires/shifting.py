@@ -216,11 +216,11 @@ class Shift(Reparameterization):
         """Return a shift of which what readers without a bias take does not come near 0: they would answer with 1/0."""
         found, at = Solved.at(self.constants, params), self.constants.at(params)
         for place, reader in self.readers:
-            if not at.unreached.common(reader.ins)[1].any():  # nothing is taken yet
-                continue
             own = slice(place, place + reader.shape[2])
-            unknowns = found.first[[found.column[each] for each in self.pivots[own]]]
-            share = common(at, reader) @ (z[own] / found.sources.factor[unknowns])
+            columns = found.columns(self.pivots[own])
+            if (columns < 0).any() or not at.unreached.common(reader.ins)[1].any():  # nothing is taken here
+                continue
+            share = common(at, reader) @ (z[own] / found.sources.factor[found.first[columns]])
             z[own] *= -1 if share < -SHARE else 1
         return z
 
@@ -398,7 +398,7 @@ class Solved:
         """Return what every source adds (nodes, batch) where pivots do by these sizes, one list after the other."""
         taken = np.zeros((len(self.first), len(pivots)))
         for k, (some, sizes) in enumerate(zip(pivots, z, strict=True)):
-            columns = self._columns(some)
+            columns = self.columns(some)
             taken[columns[columns >= 0], k] = sizes[columns >= 0]
         return self.shifts.evaluate(self.directions @ taken)
 
@@ -410,9 +410,10 @@ class Solved:
                 several[source(pivot)].append(pivot)
         for key, own in several.items():
             unknowns = self.sources.like(key)
-            yield unknowns, own, self.directions[:, self._columns(own)][unknowns]
+            yield unknowns, own, self.directions[:, self.columns(own)][unknowns]
 
-    def _columns(self, pivots: Sequence[Owner]) -> Array:
+    def columns(self, pivots: Sequence[Owner]) -> Array:
+        """Return which directions start from these; -1 where none does."""
         return np.array([self.column.get(each, -1) for each in pivots], np.int64)
 
 
