@@ -127,9 +127,11 @@ def find_bundles(walk: Walk, parts: list[Part]) -> list[Bundle]:
     """Return blocks of channels that any matrix or any complex number may act on, and channels with a scale alone."""
     blocks = [each for each in find_blocks(walk) if each.kind in ("linear", "complex")]
     found = [each for each in _of_blocks(walk, blocks, parts) if not each.bent and each.places]
-    # Those that are no pair, for gains are between their weights, are gauges, which scale their channels, too.
-    mixed = [root for block in blocks if block.kind == "linear" for root in block.roots]
-    inside = np.isin(walk.turns.find(np.arange(walk.count))[0], mixed)
+    # Where a gain is between their weights they are no pair, and their gauge scales them; its place has gains of 1.
+    root = walk.turns.find(np.arange(walk.count))[0]
+    gained = {int(n) for each in walk.vectors if each.gain for n in root[each.outs].reshape(-1)}
+    mixed = [n for block in blocks if block.kind == "linear" and gained.intersection(block.roots) for n in block.roots]
+    inside = np.isin(root, mixed)
     for bundle in found:
         inside[bundle.nodes] = True
     written = np.zeros(walk.count, bool)
