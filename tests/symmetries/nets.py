@@ -280,6 +280,8 @@ POOLED: dict[str, Body] = {
     "shared heads": lambda s, x: s.b(s.c_4_4(s.a(x).unflatten(-1, (2, 4))).flatten(2)),
     "added twice": lambda s, x: s.b(tanh(s.a(x) + 2 * s.p_8)) + s.v(tanh(s.c(x) - s.p_8)),
     "added twice before norms": lambda s, x: s.norm(s.a(x) + s.p_8) + s.normb(s.c(x) + 3 * s.p_8),
+    "added to inputs": lambda s, x: s.b(tanh(s.a_4_8(s.given[..., :4] + s.p_4))) + s.c(x),
+    "added to a softmax": lambda s, x: s.b(softmax(s.a(x), -1) + s.p_8),
     "weighed twice": lambda s, x: (
         s.b(tanh(s.norm(x) @ s.p_8_8 + s.p_8)) + s.v(tanh(s.norm(x) @ (-3 * s.p_8_8) + s.h_8))
     ),
@@ -518,13 +520,13 @@ lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32; half mixe
 padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average of channels: 0/60 0/52; words and positions:
 195/196 146; words and positions, norms alone: 263 210; words multiplied in place: 134 113; tied table and head:
 145/166 104/125; tied table and head, norms alone: 162 121; added twice: 160 128; added twice before norms: 122/124 97;
-weighed twice: 135 118
+weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
 PLACES = """
-abs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn with a sink;
-average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
+abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice;
+attn with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped;
 causal; centre only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes;
 gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent; leaky;
 linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain;

@@ -101,10 +101,9 @@ class Unreached:
                 names, factors = flow.terms[0][at], flow.terms[1][at]
                 inner, numbers = self._still(names.reshape(-1), place)
                 inner = inner & ((numbers == 0) | (flow.kind != "number"))
-                value[here] = (numbers.reshape(names.shape) * factors).sum(1) + (
-                    0 if flow.plus is None else flow.plus[at]
-                )
-                still[here] = inner.reshape(names.shape).all(1)
+                plus = np.zeros(len(at)) if flow.plus is None else flow.plus[at]
+                value[here] = (numbers.reshape(names.shape) * factors).sum(1) + plus
+                still[here] = inner.reshape(names.shape).all(1) & ~np.isnan(plus)
             elif flow.kind == "linear":
                 for k in here.tolist() if any(len(self.of(row)[1]) for row in flow.terms.ins) else []:
                     U, c = self._linear(flow.terms, nodes[[k]])
@@ -152,8 +151,10 @@ class Unreached:
             if not len(V):
                 return _none(len(places))
             parts.append((V / np.where(inner > FIXED, size, 1.0), d))
-        U, c = self._common(parts)
-        return U, c if flow.plus is None else c + U @ flow.plus[places]
+        if flow.plus is not None:
+            known = ~np.isnan(flow.plus[places])
+            parts.append((np.eye(len(places))[known], flow.plus[places][known]))
+        return self._common(parts)
 
     @staticmethod
     def _common(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

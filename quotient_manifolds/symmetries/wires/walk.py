@@ -90,7 +90,7 @@ class Flow:
     """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of.
 
     The terms of a sum are names and factors (nodes, k), padded by zeros; those of a function are names (nodes, k). They
-    may be given as lists of pairs, and lists of nodes. To an offset known numbers are added.
+    may be given as lists of pairs, and lists of nodes. plus: numbers that are added; NaN where they are not known.
     """
 
     kind: str  # one of SUMS, through, linear, gain, bias, norm, centre, seen, soft, dot, max
@@ -410,16 +410,23 @@ class Walk:
         label = torch.from_numpy(names)[inverse].view(key.shape).expand(shape)
         return label, every[moving], names[moving]
 
-    def passed(self, kind: str, nodes: Array, names: Array, factors: Any = 1.0, keys: Any = None) -> None:
-        """Enter a flow from nodes (m, k) with factors (m, k) into nodes (m); zeros and fixed ones are no terms."""
+    def passed(
+        self, kind: str, nodes: Array, names: Array, factors: Any = 1.0, keys: Any = None, plus: Any = 0.0
+    ) -> None:
+        """Enter a flow from nodes (m, k) with factors (m, k) into nodes (m); zeros and fixed ones are no terms.
+
+        plus: what is added beside; NaN where it is not known, as what is fixed is not.
+        """
         if not len(nodes):
             return
         names = names[:, None] if names.ndim == 1 else names
+        plus = np.where((names == FIXED).any(1), np.nan, plus)
         factors = np.broadcast_to(
             np.asarray(factors, float).reshape(-1, 1) if np.ndim(factors) == 1 else factors, names.shape
         )
         moving = names > FIXED
-        self.flows.append(Flow(kind, nodes, (np.where(moving, names, ZERO), np.where(moving, factors, 0.0)), keys))
+        terms = np.where(moving, names, ZERO), np.where(moving, factors, 0.0)
+        self.flows.append(Flow(kind, nodes, terms, keys, plus if plus.any() else None))
 
     def through(self, nodes: Array, names: Array) -> None:
         """Say that nodes are functions of others, entry by entry."""

@@ -60,7 +60,8 @@ def where(walk: Walk, operation: Operation) -> None:
     zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
     partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
     one = np.where(x > FIXED, x, y)
-    walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either])
+    plus = np.where((names == FIXED).any(1), np.nan, 0.0)
+    walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either], plus=plus[~either])
     walk.keep_group(a, operation.out)
     walk.keep_group(b, operation.out)
     if walk.codes.constant(condition):

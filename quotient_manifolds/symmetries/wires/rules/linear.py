@@ -151,8 +151,10 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     whole = whole and weights.shape[axis] == walk.notes["normalised", id(weights)]
     zeros = any(ZERO in row for row in kinds.values())
     terms = [[(n, 1.0) for n in kinds.get(each, [each]) if n > FIXED] for each in a.tolist()]
-    walk.flows.append(Flow("mix" if whole and not zeros else "number", nodes.tolist(), terms, marks.tolist()))
-    if any(FIXED in row for row in kinds.values()):
+    fixed = any(FIXED in row for row in kinds.values())
+    plus = np.full(len(nodes), np.nan) if fixed else None
+    walk.flows.append(Flow("mix" if whole and not zeros else "number", nodes.tolist(), terms, marks.tolist(), plus))
+    if fixed:
         walk.fix(nodes, seen=False)
 
 

@@ -74,13 +74,15 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
     walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if lines.shape[-1] > 1 else None)
     walk.fix(fresh[fixed], seen=False)
     flows: dict[str, list[tuple[int, list[tuple[int, float]]]]] = defaultdict(list)
+    open_ = set(fresh[fixed].tolist())
     for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
         counted = Counter(n for n in row if n > FIXED)
         once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
         kind = "number" if none or not (once or whole) else "pool" if once else "mix"
         flows[kind].append((node, [(n, factor * repeated * count) for n, count in counted.items()]))
     for kind, found in flows.items():
-        walk.flows.append(Flow(kind, [node for node, _ in found], [terms for _, terms in found], [0] * len(found)))
+        nodes_of, plus = [node for node, _ in found], np.array([np.nan if node in open_ else 0.0 for node, _ in found])
+        walk.flows.append(Flow(kind, nodes_of, [terms for _, terms in found], [0] * len(found), plus))
     made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(moved.shape[: len(rest)])
     for axis in sorted(axes):
         made = made.unsqueeze(axis)
@@ -144,7 +146,9 @@ def _over_channels(
         if not len(moving):
             walk.fix([node], seen=False)
             continue
+        plus = None
         if (row == FIXED).any():
+            plus = np.array([np.nan])
             walk.fix(moving, seen=False)
             walk.fix([node], seen=False)
         walk.equal((np.full(len(moving), node), 1.0), (moving, -1.0))
@@ -155,9 +159,8 @@ def _over_channels(
             owners[node] = moving.tolist()
         inside = moving.tolist()
         kind = "sum" if len(set(inside)) == len(inside) else "number"  # of tokens there may be more
-        walk.flows.append(
-            Flow("through" if squares else kind, [node], [inside if squares else [(n, factor) for n in inside]])
-        )
+        terms = [inside if squares else [(n, factor) for n in inside]]
+        walk.flows.append(Flow("through" if squares else kind, [node], terms, plus=plus))
     if squares:
         for row in owners.values():
             walk.alone(_bases(pending[1], np.array(row)))

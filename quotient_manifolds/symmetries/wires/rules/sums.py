@@ -30,21 +30,21 @@ def add(walk: Walk, operation: Operation) -> None:
     )
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         tensor, number, factor = (a, b, first) if isinstance(a, Tensor) else (b, a, second)
-        add_number(walk, operation, tensor, factor, 0.0 if number == 0 else 1.0)
+        add_number(walk, operation, tensor, factor, number * (second if isinstance(a, Tensor) else first))
         return
     if operation.name == "sub" and centred(walk, operation, a, b):
         return
     total(walk, operation.out, [(a, first), (b, second)])
 
 
-def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, number: float) -> None:
+def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, number: Any) -> None:
     label, names, nodes = walk.combined(walk.label(tensor))
     walk.put(operation.out, label if number == 0 else torch.where(label == ZERO, FIXED, label))
     walk.same(names[:, 0], nodes, factor)
     walk.follow(nodes, names[:, 0])
     if number:
         walk.fix(names[:, 0], seen=False)
-    walk.passed("sum", nodes, names, factor)
+    walk.passed("sum", nodes, names, factor, plus=np.nan if isinstance(number, complex) else float(number))
     walk.keep_group(tensor, operation.out)
 
 
@@ -95,7 +95,7 @@ def offset(walk: Walk, out: Tensor, part: tuple[Tensor, float], number: Tensor) 
     if exact.any():
         terms = [[(n, factor)] for n in a[exact].tolist()]
         walk.flows.append(Flow("offset", nodes[exact], terms, plus=value[exact]))
-    walk.passed("sum", nodes[~exact], names[~exact], factor)
+    walk.passed("sum", nodes[~exact], names[~exact], factor, plus=np.nan)
     walk.keep_group(tensor, out)
 
 
