@@ -41,11 +41,14 @@ def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @made_once
-def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None, seed: int = 0) -> Path:
-    """A BERT for sequence classification (2 layers, 4 heads of 8) and its tokenizer."""
+def bert_classifier(
+    directory: Path, *, num_labels: int = 2, shard: str | None = None, seed: int = 0, layers: int = 2
+) -> Path:
+    """A BERT for sequence classification (4 heads of 8) and its tokenizer."""
     torch.manual_seed(seed)
     words = len(VOCABULARY)
-    config = transformers.BertConfig(**SIZES, vocab_size=words, max_position_embeddings=64, num_labels=num_labels)
+    sizes = {**SIZES, "num_hidden_layers": layers, "max_position_embeddings": 64, "num_labels": num_labels}
+    config = transformers.BertConfig(**sizes, vocab_size=words)
     model = transformers.BertForSequenceClassification(config)
     model.save_pretrained(directory, **({} if shard is None else {"max_shard_size": shard}))
     transformers.BertTokenizerFast(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(directory)

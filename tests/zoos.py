@@ -22,7 +22,7 @@ from quotient_manifolds.compare import Comparison, run_comparison
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
     "image_size": 8, "patch_size": 4, "num_channels": 1,
 }  # fmt: skip
 

@@ -28,8 +28,8 @@ ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    hugging_face.bert_classifier(folder / "bert")
-    hugging_face.bert_classifier(folder / "bert2", seed=1)
+    hugging_face.bert_classifier(folder / "bert", layers=1)
+    hugging_face.bert_classifier(folder / "bert2", layers=1, seed=1)
     hugging_face.gpt2(folder / "gpt2")
     vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
     transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "gpt2")

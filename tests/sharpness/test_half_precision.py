@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
+from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, Measure, WorstCase
 from quotient_manifolds.sharpness.losses import logits_of
 
 GEOMETRIES: list[Geometry] = [
@@ -45,14 +46,11 @@ def test_values_are_those_of_single_precision(geometry: Geometry) -> None:
     before = copy.deepcopy(model.state_dict())
     norm = getattr(geometry, "norm", "l2")
     radius = 1e-3 if norm == "linf" else 0.1
+    measures: list[Measure] = [WorstCase(geometry, radius, steps=4), AverageCase(geometry, radius, samples=2)]
+    measures += [GradientNorm(geometry), *([HessianTrace(geometry, samples=2)] if norm != "linf" else [])]
     measured = [
-        (
-            qm.worst_case_sharpness(m, qm.cross_entropy, b, geometry=geometry, radius=radius, steps=4).mean,
-            qm.average_case_sharpness(m, qm.cross_entropy, b, geometry=geometry, sigma=radius, samples=2).mean,
-            qm.gradient_norm(m, qm.cross_entropy, b, geometry=geometry).mean,
-            qm.hessian_trace(m, qm.cross_entropy, b, geometry=geometry, samples=2).mean if norm != "linf" else 0.0,
-        )
-        for m, b in ((model, batches), wide)
+        [measure.of(m, qm.cross_entropy, b, known).mean for measure in measures]
+        for m, b, known in ((model, batches, KnownSymmetries()), (*wide, KnownSymmetries()))
     ]
     assert measured[0] == measured[1]
     assert measured[0][0] > 0

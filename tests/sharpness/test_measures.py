@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient, TangentSpace
+from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, TopEigenvalue, WorstCase
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
@@ -70,8 +71,9 @@ def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Clas
 def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
-    slope = qm.gradient_norm(model, qm.cross_entropy, batches, geometry=geometry)
-    worst = qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, radius=1e-5, steps=2)
+    known = KnownSymmetries()
+    slope = GradientNorm(geometry).of(model, qm.cross_entropy, batches, known)
+    worst = WorstCase(geometry, 1e-5, steps=2).of(model, qm.cross_entropy, batches, known)
     assert worst.mean / 1e-5 == pytest.approx(slope.mean, rel=1e-3)
 
 
@@ -154,14 +156,15 @@ def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
 def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     model: Classifier, batches: list[Batch], geometry: Geometry, products: Any
 ) -> None:
-    dense = differenced(geometry.verified(model, qm.cross_entropy, batches[:1]).at(model), model, batches[0])
+    known, given = KnownSymmetries(), (model, qm.cross_entropy, batches[:1])
+    dense = differenced(geometry.verified(*given, known).at(model), model, batches[0])
     dense = (dense + dense.mT) / 2
-    trace = qm.hessian_trace(model, qm.cross_entropy, batches[:1], geometry=geometry, samples=150, products=products)
+    trace = HessianTrace(geometry, samples=150, products=products).of(*given, known)
     assert trace.standard_error is not None
     assert abs(trace.mean - float(dense.trace())) < 4 * trace.standard_error
     gaussian = math.sqrt(2 / 150) * float(dense.norm())  # of Gaussian directions
     assert trace.standard_error == pytest.approx(gaussian, rel=0.5)
-    top = qm.top_eigenvalue(model, qm.cross_entropy, batches[:1], geometry=geometry, tolerance=1e-6, products=products)
+    top = TopEigenvalue(geometry, tolerance=1e-6, products=products).of(*given, known)
     assert (top.batches[0].residual or 0.0) < 1e-5 * top.mean
     assert top.mean == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
 
@@ -169,8 +172,9 @@ def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
 def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, batches: list[Batch]) -> None:
     """The same seed draws the same directions."""
     for geometry in GEOMETRIES:
-        trace = qm.hessian_trace(model, qm.cross_entropy, batches, geometry=geometry, samples=5)
-        average = qm.average_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, sigma=1e-3, samples=5)
+        known = KnownSymmetries()
+        trace = HessianTrace(geometry, samples=3).of(model, qm.cross_entropy, batches[:1], known)
+        average = AverageCase(geometry, 1e-3, samples=3).of(model, qm.cross_entropy, batches[:1], known)
         assert average.values == pytest.approx([1e-6 / 2 * value for value in trace.values], rel=1e-3)
 
 
