@@ -68,7 +68,7 @@ def orbit(
     if figure is not None and figure.suffix not in FIGURES:
         raise common.BadInput(f"A figure must be {', '.join(FIGURES)}. Found {figure.name!r}.")
     from quotient_manifolds.cli.subject import along_orbit, distance, distance_batch, inputs_for, symmetries_of
-    from quotient_manifolds.geometry import Adaptive, Quotient
+    from quotient_manifolds.geometry import Adaptive, KnownSymmetries, Quotient
     from quotient_manifolds.load import load_model
     from quotient_manifolds.sharpness import suggest_radius
 
@@ -81,8 +81,10 @@ def orbit(
     found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     quotiented: Any = found if symmetries else "all"
     geometries = (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented))
+    known = KnownSymmetries()
     at = {
-        each.name: suggest_radius(network, distance, [batch], each) if radius is None else radius for each in geometries
+        each.name: suggest_radius(network, distance, [batch], each, known) if radius is None else radius
+        for each in geometries
     }
     ascent = {"radius": at, "steps": steps, "seed": seed}
     with common.progress_bars(quiet=quiet) as progress:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.cli.common import BadInput
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.load import call_object, load_model, load_symmetries
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch
-from quotient_manifolds.sharpness import worst_case_sharpness
+from quotient_manifolds.sharpness import WorstCase
+from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.symmetries import (
     Params,
     Scope,
@@ -122,10 +123,10 @@ def along_orbit(
             if scale is not None:
                 there = random_representative(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
                 moved.load_state_dict(there, strict=False)  # buffers stay
-            here = [like(batch, next(moved.parameters()))]
+            here, known = [like(batch, next(moved.parameters()))], KnownSymmetries()
             for geometry in geometries:
                 settings = {**ascent, "radius": ascent["radius"][geometry.name]}
-                value = worst_case_sharpness(moved, distance, here, geometry=geometry, **settings).mean
+                value = warned(WorstCase(geometry, **settings).of(moved, distance, here, known)).mean
                 done += 1
                 progress("moving along the orbit", done, total)
                 if scale is None and not value > 0:

@@ -65,22 +65,21 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     inputs = {"pixel_values": batch["pixel_values"]}
     symmetries = find_symmetries(model, inputs)
     geometries: tuple[Geometry, ...] = (Adaptive(), Quotient("inv"), Quotient("mix"))
-    radii = [
-        suggest_radius(model, cross_entropy, [batch], each) / 2 for each in geometries
-    ]  # where the ascent converges
+    known = KnownSymmetries()
+    # Half of what is suggested, where the ascent converges
+    radii = [suggest_radius(model, cross_entropy, [batch], each, known) / 2 for each in geometries]
 
-    def sharpness(at: nn.Module) -> list[float]:
+    def sharpness(at: nn.Module, known: KnownSymmetries) -> list[float]:
         settings = zip(geometries, radii, strict=True)
-        known = KnownSymmetries()
         return [WorstCase(g, r, steps=STEPS).of(at, cross_entropy, [batch], known).mean for g, r in settings]
 
-    before, output, changes = sharpness(model), _logits(model, inputs), []
+    before, output, changes = sharpness(model, known), _logits(model, inputs), []
     ratios: dict[str, list[float]] = {each.name: [] for each in geometries}
     for seed, scale in enumerate(SCALES):
         moved = copy.deepcopy(model)
         moved.load_state_dict(random_representative(model, symmetries, scale=scale, seed=seed), strict=False)
         changes.append(float((_logits(moved, inputs) - output).norm() / output.norm()))
-        for each, here, there in zip(geometries, before, sharpness(moved), strict=True):
+        for each, here, there in zip(geometries, before, sharpness(moved, KnownSymmetries()), strict=True):
             ratios[each.name].append(there / here)
     adaptive, *invariant = ratios.values()
     change = max(abs(ratio - 1) for row in invariant for ratio in row)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.sharpness.ascent import AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import autograd_available
@@ -22,7 +22,13 @@ DIGITS = (1, 2, 5)
 SMALLEST, LARGEST = 3 * -8, 3 * 6  # 1e-8 and 1e6, as indices of the grid
 
 
-def suggest_radius(model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry | str | float) -> float:
+def suggest_radius(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    known: KnownSymmetries | None = None,
+) -> float:
     """Suggest a first radius for `worst_case_sharpness` in a geometry: one of 1, 2, 5 times a power of ten.
 
     The largest at which an ascent of 10 steps raises the loss by at most 1 on average over the batches, and sets out at
@@ -31,10 +37,11 @@ def suggest_radius(model: nn.Module, loss: Loss, batches: Iterable[Any], geometr
     decides. The rule is for losses of order 1, such as cross-entropies; for others choose a radius by their own scale.
 
     In a quotient geometry with eps = 0 the suggestion is constant along the orbit. Compare models at one radius, the
-    suggestion for one of them. A few batches do. Other arguments, checks and errors are those of
-    `worst_case_sharpness`; ValueError where no radius from 1e-8 to 1e6 obeys the rules and the next one does not.
+    suggestion for one of them. A few batches do. known: what was found before of this model, as it is. Other
+    arguments, checks and errors are those of `worst_case_sharpness`; ValueError where no radius from 1e-8 to 1e6 obeys
+    the rules and the next one does not.
     """
-    return suggested(PreparedModel.of(model, loss, batches, geometry))
+    return suggested(PreparedModel.of(model, loss, batches, geometry, known=known))
 
 
 def suggested(prepared: PreparedModel) -> float:
