@@ -8,6 +8,8 @@ import signal
 # Read when a Hugging Face library is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Read when numpy is imported, by workers and by commands that tests run: two threads each would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
