@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries import propose_symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.random_nets import Batch, Loss, net
 
-NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "6"))
+NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "12"))
 SAME = 1e-8  # relative: random elements may be ill-conditioned
 
 
