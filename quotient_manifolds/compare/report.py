@@ -73,7 +73,8 @@ def comparison_page(
     """
     known, cells = comparison.known
     caption = "What could not be measured; the next run tries again"
-    failures, rankings = comparison.failure_groups(), comparison.rankings
+    failures = [(names, what or "the whole checkpoint", why) for names, what, why in comparison.failure_groups()]
+    rankings = comparison.rankings
     return render(
         "comparison.html.j2",
         title=title or f"Sharpness of the {len(comparison.scores)} models of {comparison.spec}",

@@ -158,11 +158,13 @@ def quotient_distance(
 
     (sum over pairs of dist(x_a, x_b)^2 + |w_a - w_b|^2)^(1/2): dist is the length of the geodesic of the metric between
     the orbits of a pair, w all other numbers where both models are at their canonical points. It is the same from any
-    point of either orbit. Permutations are no part of the quotient: `align` models of different seeds before.
+    point of either orbit where these are unique. Permutations are no part of the quotient: `align` models of different
+    seeds before.
     symmetries, evaluate, progress: as for `align`.
 
     `GeodesicError` where a pair is so far from the other that no geodesic is found: the distance is for models that are
-    near, as before and after fine-tuning. ValueError for models of different architectures.
+    near, as before and after fine-tuning. NotImplementedError for rotary pairs, which have no logarithm. ValueError for
+    models of different architectures, and for pairs that have lost rank.
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import sys
 import warnings
@@ -352,11 +351,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     folder = Path(sys.argv[1])
-    with pytest.MonkeyPatch.context() as patch:  # the program of the page, in these processes
-        patch.setattr(sys, "argv", ["sharpness.py", str(folder / "model")])
-        for name in ("init_process_group", "destroy_process_group"):
-            patch.setattr(dist, name, lambda: None)
-        runpy.run_path(str(folder / "sharpness.py"))
     found = {"fsdp": run_fsdp(folder), "tensor": run_tensor()}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

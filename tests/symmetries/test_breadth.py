@@ -36,7 +36,7 @@ REACHED = ("longformer", "xlnet", "udop")  # attention holds what does not run: 
 @pytest.mark.parametrize(("name", "row"), list(cases()), ids=[name for name, _ in cases()])
 def test_a_model_type_has_exactly_these_symmetries(name: str, row: Row) -> None:
     model = build(name)
-    inputs = example_inputs(model, length=12)
+    inputs = example_inputs(model)
     if name == "prophetnet":  # adds two masks of the least float64, which is minus infinity
         del inputs["attention_mask"]
     found = kept = find_symmetries(model, inputs).within("pairs")
