@@ -21,8 +21,9 @@ from quotient_manifolds.symmetries import Gauge, Scaling, Symmetries, find_permu
 from studies.common import Record, Tables, power, resume
 from studies.networks import Batch, Kind, accuracy, data, loss, trained
 
-PAIRS, STEPS, REFINED, POINTS = 5, 1500, 300, 21
-KIND: Kind = "RMSNorm, digits"
+PAIRS, REFINED, POINTS, TOKENS = 5, 300, 21, 4096
+STEPS: dict[Kind, int] = {"RMSNorm, digits": 1500, "LayerNorm and GELU, digits": 1500, "language model": 600}
+"""How long each kind of network is trained."""
 WAYS = ("none", "permuted", "rotated", "whole group", "refined", "refined alone")
 NAMES = {
     "none": "as trained",
@@ -36,8 +37,12 @@ NAMES = {
 
 def run(out: Path, *, fast: bool = False, progress: Progress | None = None) -> Record:
     """Return a row for each pair of seeds and way to align."""
-    steps, pairs, refined = (60, 2, 3) if fast else (STEPS, PAIRS, REFINED)
-    cells = {f"{KIND} {pair}": partial(_rows, KIND, pair, steps, refined) for pair in range(pairs)}
+    steps, pairs, refined = (dict.fromkeys(STEPS, 60), 1, 3) if fast else (STEPS, PAIRS, REFINED)
+    cells = {
+        f"{kind} {pair}": partial(_rows, kind, pair, count, refined)
+        for kind, count in steps.items()
+        for pair in range(pairs)
+    }
     settings = {"steps": steps, "refined": refined}
     found = resume(out / "pairs", cells, what="pairs", settings=settings, progress=progress)
     return {"rows": [row for rows in found for row in rows], **settings}
@@ -47,23 +52,20 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     """Align two networks in every way, and return barriers and accuracies on held-out data."""
     a, b = (trained(kind, 2 * pair + each, steps) for each in range(2))
     train, test, _ = data(kind)
-    inputs, batches = (train[0][:256],), [(train[0][:256], train[1][:256])]
+    x, y = (each[: TOKENS // train[0].shape[1]] for each in train)  # 256 images, or 64 texts
+    inputs, batches = (x,), [(x, y)]
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
     none = Symmetries(())
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
-    options: dict[str, dict[str, Any]] = {
-        "permuted": {"symmetries": none},
-        "rotated": {"symmetries": folded},
-        "whole group": {"symmetries": every},
-        "refined": {"symmetries": every, "loss": loss, "batches": batches, "steps": refined},
-    }
-    rows = [_row(kind, pair, "none", a, b, 0.0, test)]
-    for way, given in options.items():
-        found = align(b, a, inputs, **{"permutations": permutations, **given})
-        rows.append(_row(kind, pair, way, a, found.model, found.change, test))
-    control: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
-    alone = descend_orbit(b, partial(_on_path, a, batches), inputs, **control)
-    rows.append(_row(kind, pair, "refined alone", a, alone.model, alone.change, test))
+    rows, near = [_row(kind, pair, "none", a, b, 0.0, test)], b
+    for way, symmetries in {"permuted": none, "rotated": folded, "whole group": every}.items():
+        found = align(b, a, inputs, symmetries=symmetries, permutations=permutations)
+        near = found.model
+        rows.append(_row(kind, pair, way, a, near, found.change, test))
+    options: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
+    for way, start in {"refined": near, "refined alone": b}.items():
+        moved = descend_orbit(start, partial(_on_path, a, batches), inputs, **options)
+        rows.append(_row(kind, pair, way, a, moved.model, moved.change, test))
     return rows
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from types import ModuleType
 from typing import Literal
 
@@ -16,24 +16,32 @@ from torch.nn import functional as F
 
 WIDTH, HEADS, NEURONS, LAYERS = 64, 4, 256, 2
 CONTEXT = 64  # characters of a language model
-Kind = Literal["RMSNorm, digits", "language model"]
+Kind = Literal["RMSNorm, digits", "LayerNorm and GELU, digits", "language model"]
 Batch = tuple[Tensor, Tensor]
+
+
+def parts(kind: Kind) -> tuple[Callable[..., nn.Module], Callable[..., nn.Module], Callable[[Tensor], Tensor]]:
+    """Return norms, linear maps and activation: RMSNorm, without biases, ReLU; or as in a vision transformer."""
+    if kind == "LayerNorm and GELU, digits":
+        return nn.LayerNorm, nn.Linear, F.gelu
+    return nn.RMSNorm, partial(nn.Linear, bias=False), F.relu
 
 
 class Block(nn.Module):
     """Attend, then apply an MLP, each to what a norm gives, and add to the stream."""
 
-    def __init__(self, causal: bool) -> None:
+    def __init__(self, kind: Kind) -> None:
         super().__init__()
-        self.first, self.second, self.causal = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH), causal
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.up, self.down = nn.Linear(WIDTH, NEURONS, bias=False), nn.Linear(NEURONS, WIDTH, bias=False)
+        norm, linear, self.activation = parts(kind)
+        self.first, self.second, self.causal = norm(WIDTH), norm(WIDTH), kind == "language model"
+        self.q, self.k, self.v, self.o = (linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = linear(WIDTH, NEURONS), linear(NEURONS, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         q, k, v = (each(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
         x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
-        return x + self.down(F.relu(self.up(self.second(x))))
+        return x + self.down(self.activation(self.up(self.second(x))))
 
 
 class Transformer(nn.Module):
@@ -41,11 +49,11 @@ class Transformer(nn.Module):
 
     def __init__(self, kind: Kind, outputs: int) -> None:
         super().__init__()
-        self.language = kind == "language model"
-        self.embed = nn.Embedding(outputs, WIDTH) if self.language else nn.Linear(4, WIDTH, bias=False)
+        self.language, (norm, linear, _) = kind == "language model", parts(kind)
+        self.embed = nn.Embedding(outputs, WIDTH) if self.language else linear(4, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT if self.language else 16, WIDTH))
-        self.blocks = nn.Sequential(*(Block(self.language) for _ in range(LAYERS)))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, outputs, bias=False)
+        self.blocks = nn.Sequential(*(Block(kind) for _ in range(LAYERS)))
+        self.norm, self.head = norm(WIDTH), linear(WIDTH, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.blocks(self.embed(x) + self.position[: x.shape[1]]))
