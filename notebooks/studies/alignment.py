@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -102,23 +101,33 @@ def trained_mean(a: nn.Module, b: nn.Module) -> nn.Module:
 
 
 def tables(record: Record) -> Tables:
-    """Return medians and ranges over pairs by kind of network and way to align."""
+    """Return medians and ranges over pairs by kind of network and way to align; the medians alone, side by side."""
     rows = pd.DataFrame(record["rows"])
-    shown = []
-    for kind in dict.fromkeys(rows.kind):
-        own = rows[rows.kind == kind]
+    shown, main = [], {"Alignment": [NAMES[way] for way in WAYS]}
+    for kind, own in rows.groupby("kind", sort=False):
         before = own[own.way == "none"].set_index("pair").barrier
+        main[str(kind)] = []
         for way in WAYS:
             some = own[own.way == way].set_index("pair")
-            left = (some.barrier / before).to_numpy()
-            barrier = f"{some.barrier.median():.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
-            mean = f"{some['mean'].median():.3f} [{some['mean'].min():.3f}, {some['mean'].max():.3f}]"
-            shown.append([kind, NAMES[way], barrier, f"{100 * float(np.median(left)):.0f} %", mean])
+            middle, mean = some.barrier.median(), some["mean"]
+            left = f"{100 * (some.barrier / before).median():.0f} %"
+            barrier = f"{middle:.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
+            ranged = f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"
+            shown.append([kind, NAMES[way], barrier, left, ranged])
+            main[str(kind)].append(f"{middle:.2g}, {left}, {mean.median():.2f}")
     columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
-    count = rows.groupby("kind").pair.nunique()
     ends = [
-        [kind, str(count[kind]), f"{own.a.min():.3f}", f"{own.a.max():.3f}", power(float(own.change.max()))]
+        [kind, str(own.pair.nunique()), *(f"{end:.3f}" for end in _ends(own)), power(float(own.change.max()))]
         for kind, own in rows.groupby("kind", sort=False)
     ]
     named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Largest change of the function"]
-    return {"barriers": pd.DataFrame(shown, columns=columns), "networks": pd.DataFrame(ends, columns=named)}
+    return {
+        "barriers": pd.DataFrame(shown, columns=columns),
+        "main": pd.DataFrame(main),
+        "networks": pd.DataFrame(ends, columns=named),
+    }
+
+
+def _ends(rows: pd.DataFrame) -> tuple[float, float]:
+    each = rows[["a", "b"]].to_numpy()
+    return float(each.min()), float(each.max())

@@ -1,13 +1,20 @@
-"""GPTQ and Wanda, by what their formulas say of simple inputs."""
+"""GPTQ and Wanda, by what their formulas say of simple inputs; and what the study of rounding compares them with."""
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from quotient_manifolds.orbit import RoundingError
+from quotient_manifolds.symmetries import find_symmetries
 from studies.calibrated import gptq, moments, wanda
+from studies.networks import data, trained
+from studies.rounding import _less, _rotated, _scaled
 
 
 def weight_and_inputs() -> tuple[Tensor, Tensor]:
@@ -37,8 +44,7 @@ def test_gptq_has_less_error_of_outputs_than_rounding_to_nearest(rounding: Round
 
 
 def test_gptq_makes_up_for_an_error_by_least_squares() -> None:
-    W, X = weight_and_inputs()
-    W, H = W[:, :2], (X @ X.mT)[:2, :2]
+    W, H = weight_and_inputs()[0][:, :2], torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     first, second = gptq(W, H, RoundingError(4)).mT
     step = W.abs().amax(1) / 7
     shift = (W[:, 0] - first) * H[0, 1] / (H[1, 1] + 0.01 * H.diagonal().mean())
@@ -68,3 +74,32 @@ def test_moments_are_of_the_inputs_of_every_layer_and_of_tokens_that_count() -> 
     masked = moments(model, own, ["0.weight"], (x,), mask=mask)
     assert torch.allclose(masked["0.weight"], x[mask].mT @ x[mask])
     assert not model[0]._forward_hooks
+
+
+# ---- what the study of rounding compares
+
+
+def test_baselines_keep_the_function_and_are_rotations_and_scales_alone() -> None:
+    model, x = trained("RMSNorm, digits", 0, 1), data("RMSNorm, digits")[1][0][:4]
+    symmetries, own = find_symmetries(model, (x,)), {name: w.detach() for name, w in model.named_parameters()}
+    objective = RoundingError(4)
+    rotated, scaled = _rotated(symmetries, own, objective, 0), _scaled(symmetries, model, objective, 5)
+    for params in (rotated, scaled):
+        assert torch.allclose(functional_call(model, params, (x,)), model(x), atol=1e-5)
+        assert (params["blocks.0.q.weight"] - own["blocks.0.q.weight"]).norm() > 0.01
+    folded = own["blocks.0.q.weight"] * own["blocks.0.first.weight"]
+    heads = [each["blocks.0.q.weight"].unflatten(0, (4, 16)).norm(dim=(1, 2)) for each in (own, rotated)]
+    assert torch.allclose(folded.unflatten(0, (4, 16)).norm(dim=(1, 2)), heads[1], rtol=1e-5)
+    ratio = scaled["blocks.0.q.weight"] / folded
+    assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-4)  # a scale for each row
+
+
+def test_the_interval_is_over_models_where_there_are_several() -> None:
+    draw = np.random.default_rng(1)
+    stored = 1 + 0.01 * draw.random((5, 16))
+    low = stored * np.array([[0.2], [0.4], [0.5], [0.6], [0.8]])
+    value, *ends = (float(each) for each in re.findall(r"\d+", _less(stored, low)))
+    assert value == 50
+    assert ends[0] < 40
+    assert ends[1] > 60
+    assert _less(stored[:1], low[:1]) == "80 % [80, 80]"
