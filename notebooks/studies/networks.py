@@ -118,9 +118,10 @@ def _docstrings(module: ModuleType) -> Iterator[str]:
             yield inspect.getdoc(each) or ""
 
 
-def trained(kind: Kind, seed: int, steps: int, size: int = 64) -> Transformer:
+def trained(kind: Kind, seed: int, steps: int) -> Transformer:
     """Train a transformer by AdamW with a rate that falls to 0; torch's global generator is left alone."""
     (x, y), _, outputs = data(kind)
+    size = 16 if kind == "language model" else 64
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

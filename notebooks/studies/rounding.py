@@ -29,7 +29,7 @@ from studies.calibrated import Moments, changed, gptq, moments, wanda
 from studies.common import Floats, Record, Tables, minus, power, pretrained_encoder, resume
 from studies.networks import data, loss, paragraphs, trained
 
-SENTENCES, CALIBRATION, LANGUAGE_MODELS, TRAINING, STEPS, RATE = 96, 128, 5, 600, 200, 0.02
+SENTENCES, CALIBRATION, LANGUAGE_MODELS, TRAINING, STEPS, RATE = 96, 128, 5, 2000, 200, 0.02
 SHARES, DRAWS = (0.3, 0.5, 0.7), 2000
 POINTS = ("as stored", "balanced", "random rotation", "scales", "descended")
 CALIBRATED = ("as stored", "random rotation", "descended")
@@ -195,15 +195,20 @@ def encoded(first: int = 0, count: int = SENTENCES) -> dict[str, Tensor]:
     texts = [each for each in texts if len(each) < 300 and each.endswith(".") and each[0].isupper()]
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))[first : first + count].tolist()
     tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained_encoder())
-    return dict(tokenizer([texts[k] for k in order], padding=True, truncation=True, return_tensors="pt"))
+    drawn = sorted((texts[k] for k in order), key=len)
+    return dict(tokenizer(drawn, padding=True, truncation=True, return_tensors="pt"))
 
 
 @torch.no_grad()
 def embedded(params: Params) -> Tensor:
     """Return the embeddings of all sentences, the mean over their tokens, of length 1."""
-    hidden = functional_call(minilm(), params, (), encoded()).last_hidden_state
-    mask = encoded()["attention_mask"][..., None]
-    return nn.functional.normalize((hidden * mask).sum(1), dim=-1)
+    means, inputs = [], encoded()
+    for rows in torch.arange(SENTENCES).split(12):  # of like lengths: little is padded
+        mask = inputs["attention_mask"][rows]
+        some = {name: value[rows, : mask.sum(1).max()] for name, value in inputs.items()}
+        hidden = functional_call(minilm(), params, (), some).last_hidden_state
+        means.append((hidden * some["attention_mask"][..., None]).sum(1))
+    return nn.functional.normalize(torch.cat(means), dim=-1)
 
 
 MAIN = ("4 bits", "4 bits, GPTQ", "3 bits, groups and clipping", "50 % pruned", "50 % pruned, Wanda")
