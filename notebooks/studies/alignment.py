@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ STEPS: dict[Kind, tuple[int, int]] = {
     "language model": (2000, 100),
 }
 """How long each kind of network is trained, and how long the loss along the path is lowered."""
-WAYS = ("none", "permuted", "rotated", "whole group", "refined", "refined alone")
 NAMES = {
     "none": "as trained",
     "permuted": "heads and neurons permuted",
@@ -56,10 +54,9 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     x, y = (each[: TOKENS // train[0].shape[1]] for each in train)  # 256 images, or 64 texts
     inputs, batches = (x,), [(x, y)]
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
-    none = Symmetries(())
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
     rows, near = [_row(kind, pair, "none", a, b, 0.0, test)], b
-    for way, symmetries in {"permuted": none, "rotated": folded, "whole group": every}.items():
+    for way, symmetries in {"permuted": Symmetries(()), "rotated": folded, "whole group": every}.items():
         found = align(b, a, inputs, symmetries=symmetries, permutations=permutations)
         near = found.model
         rows.append(_row(kind, pair, way, a, near, found.change, test))
@@ -88,49 +85,36 @@ def _folds(record: Any) -> bool:
 @torch.no_grad()
 def _row(kind: Kind, pair: int, way: str, a: nn.Module, b: nn.Module, change: float, test: Batch) -> dict[str, Any]:
     path = loss_along_path(a, b, loss, [test], points=POINTS)
-    mean = trained_mean(a, b)
-    scores = {"a": accuracy(a, test), "b": accuracy(b, test), "mean": accuracy(mean, test)}
+    mean = {name: (w + v) / 2 for (name, w), v in zip(a.named_parameters(), b.parameters(), strict=True)}
+    models = {"a": a, "b": b, "mean": partial(functional_call, a, mean)}
+    scores = {name: accuracy(model, test) for name, model in models.items()}
     return {"kind": kind, "pair": pair, "way": way, "barrier": path.barrier, "change": change, **scores}
-
-
-def trained_mean(a: nn.Module, b: nn.Module) -> nn.Module:
-    """Return a copy of a with the mean of both models' parameters."""
-    mean = copy.deepcopy(a)
-    with torch.no_grad():
-        for w, v in zip(mean.parameters(), b.parameters(), strict=True):
-            w.add_(v).div_(2)
-    return mean
 
 
 def tables(record: Record) -> Tables:
     """Return medians and ranges over pairs by kind of network and way to align; the medians alone, side by side."""
     rows = pd.DataFrame(record["rows"])
-    shown, main = [], {"Alignment": [NAMES[way] for way in WAYS]}
+    shown, main = [], {"Alignment": [*NAMES.values()]}
     for kind, own in rows.groupby("kind", sort=False):
         before = own[own.way == "none"].set_index("pair").barrier
         main[str(kind)] = []
-        for way in WAYS:
+        for way, name in NAMES.items():
             some = own[own.way == way].set_index("pair")
             middle, mean = some.barrier.median(), some["mean"]
             left = f"{100 * (some.barrier / before).median():.0f} %"
             barrier = f"{middle:.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
             ranged = f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"
-            shown.append([kind, NAMES[way], barrier, left, ranged])
+            shown.append([kind, name, barrier, left, ranged])
             main[str(kind)].append(f"{middle:.2g}, {left}, {mean.median():.2f}")
     columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
-    ends = [
-        [kind, str(own.pair.nunique()), *(f"{end:.3f}" for end in _ends(own)), str(record["steps"][kind][1])]
-        + [power(float(own.change.max()))]
-        for kind, own in rows.groupby("kind", sort=False)
-    ]
+    ends = []
+    for kind, own in rows.groupby("kind", sort=False):
+        alone, change = own[["a", "b"]].to_numpy(), power(float(own.change.max()))
+        steps = str(record["steps"][kind][1])
+        ends.append([kind, str(own.pair.nunique()), f"{alone.min():.3f}", f"{alone.max():.3f}", steps, change])
     named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Steps of descent", "Largest change of the function"]
     return {
         "barriers": pd.DataFrame(shown, columns=columns),
         "main": pd.DataFrame(main),
         "networks": pd.DataFrame(ends, columns=named),
     }
-
-
-def _ends(rows: pd.DataFrame) -> tuple[float, float]:
-    each = rows[["a", "b"]].to_numpy()
-    return float(each.min()), float(each.max())

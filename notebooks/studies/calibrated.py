@@ -89,6 +89,6 @@ def wanda(W: Tensor, H: Tensor, fraction: float) -> Tensor:
     return W.masked_fill(score <= score.kthvalue(count, dim=1, keepdim=True).values, 0.0) if count else W
 
 
-def changed(params: Params, seen: Moments, change: Callable[[Tensor, Tensor], Tensor]) -> Params:
+def calibrated(params: Params, seen: Moments, change: Callable[[Tensor, Tensor], Tensor]) -> Params:
     """Return the parameters with every weight of which H is known changed by `change(W, H)`."""
     return params | {name: change(params[name], H) for name, H in seen.items()}

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -60,13 +60,13 @@ class Transformer(nn.Module):
         return self.head(y if self.language else y.mean(1))
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss(model: Callable[[Tensor], Any], batch: Batch) -> Tensor:
     """Return the mean cross-entropy of the classes, or of the next characters."""
     return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, batch: Batch) -> float:
+def accuracy(model: Callable[[Tensor], Any], batch: Batch) -> float:
     """Return how often the most likely class, or character, is right."""
     return float((model(batch[0]).argmax(-1) == batch[1]).double().mean())
 
@@ -75,7 +75,7 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
 def data(kind: Kind) -> tuple[Batch, Batch, int]:
     """Return what is trained on, what is tested on, and the number of classes or characters."""
     if kind == "language model":
-        text = documentation()
+        text = "\n\n".join(paragraphs())
         letters = sorted(set(text))
         codes = torch.tensor([letters.index(c) for c in text])
         rows = codes[: len(codes) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
@@ -91,11 +91,6 @@ def data(kind: Kind) -> tuple[Batch, Batch, int]:
     return (x[:cut], y[:cut]), (x[cut:], y[cut:]), count
 
 
-def documentation() -> str:
-    """Return the docstrings of numpy and scipy, in ASCII, as one text."""
-    return "\n\n".join(paragraphs())
-
-
 def paragraphs() -> list[str]:
     """Return the paragraphs of the docstrings of functions and classes of numpy and scipy, each once."""
     import scipy.linalg
@@ -103,12 +98,9 @@ def paragraphs() -> list[str]:
     import scipy.signal
     import scipy.stats
 
-    found = dict.fromkeys(
-        each
-        for module in (np, np.linalg, scipy.linalg, scipy.optimize, scipy.signal, scipy.stats)
-        for text in _docstrings(module)
-        for each in text.split("\n\n")
-    )
+    modules = (np, np.linalg, scipy.linalg, scipy.optimize, scipy.signal, scipy.stats)
+    texts = (text for module in modules for text in _docstrings(module))
+    found = dict.fromkeys(each for text in texts for each in text.split("\n\n"))
     return [each for each in found if each.isascii() and ">>>" not in each and len(each) > 60]
 
 

@@ -14,18 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit import (
-    Descent,
-    Group,
-    GroupElement,
-    RoundingError,
-    Sparsity,
-    WeightObjective,
-    descend_orbit,
-)
-from quotient_manifolds.orbit.descend import OnParameters, minimize
+from quotient_manifolds.orbit import Group, GroupElement, RoundingError, Sparsity, WeightObjective
+from quotient_manifolds.orbit.descend import OnParameters, descend_orbit, minimize
 from quotient_manifolds.symmetries import Params, Symmetries, balance, find_symmetries
-from studies.calibrated import Moments, changed, gptq, moments, wanda
+from studies.calibrated import Moments, calibrated, gptq, moments, wanda
 from studies.common import Floats, Record, Tables, minus, power, pretrained_encoder, resume
 from studies.networks import data, loss, paragraphs, trained
 
@@ -34,7 +26,7 @@ SHARES, DRAWS = (0.3, 0.5, 0.7), 2000
 POINTS = ("as stored", "balanced", "random rotation", "scales", "descended")
 CALIBRATED = ("as stored", "random rotation", "descended")
 """Where methods that need data are tried."""
-Error = Callable[[Params], list[float]]
+Measured = Callable[[Params], Floats]
 Seen = Callable[[Params, Collection[str]], Moments]
 WEIGHTS = {
     "MiniLM, attention": lambda name, w: w.ndim == 2 and ".attention." in name,
@@ -60,8 +52,8 @@ def _of_minilm(subject: str, steps: int) -> list[dict[str, Any]]:
     model, inputs, other = minilm(), encoded(), encoded(SENTENCES, CALIBRATION)
     base = embedded(dict(model.named_parameters()))
 
-    def error(params: Params) -> list[float]:
-        return (1 - (embedded(params) * base).sum(-1)).tolist()
+    def error(params: Params) -> Floats:
+        return (1 - (embedded(params) * base).sum(-1)).double().numpy()
 
     def seen(params: Params, names: Collection[str]) -> Moments:
         return moments(model, params, names, keywords=other, mask=other["attention_mask"].bool())
@@ -76,81 +68,56 @@ def _of_language_model(seed: int, training: int, steps: int) -> list[dict[str, A
     (train, _), test, _ = data("language model")
     batches = [*zip(*(each.split(32) for each in test), strict=True)]
 
-    def losses(params: Params) -> list[float]:
-        return [float(loss(_Called(model, params), batch)) for batch in batches]
-
-    base = losses({name: w.detach() for name, w in model.named_parameters()})
-
-    def error(params: Params) -> list[float]:
-        return [after - before for after, before in zip(losses(params), base, strict=True)]
+    def losses(params: Params) -> Floats:
+        return np.array([float(loss(partial(functional_call, model, params), batch)) for batch in batches])
 
     def seen(params: Params, names: Collection[str]) -> Moments:
         return moments(model, params, names, (train[:CALIBRATION],))
 
-    rows = _rows("language model", seed, model, (test[0][:4],), (test[0][4:8],), error, seen, steps)
-    rows[0]["loss"] = float(np.mean(base))
-    return rows
-
-
-class _Called(nn.Module):
-    """Call a model with other parameters."""
-
-    def __init__(self, model: nn.Module, params: Params) -> None:
-        super().__init__()
-        self._call = partial(functional_call, model, params)
-
-    def forward(self, x: Tensor) -> Any:
-        return self._call((x,))
+    return _rows("language model", seed, model, (test[0][:4],), (test[0][4:8],), losses, seen, steps)
 
 
 def _rows(
-    subject: str, seed: int, model: nn.Module, inputs: Any, held_out: Any, error: Error, seen: Seen, steps: int
+    subject: str, seed: int, model: nn.Module, inputs: Any, held_out: Any, measured: Measured, seen: Seen, steps: int
 ) -> list[dict[str, Any]]:
     """Return the error of each sentence, or batch, by way and representative."""
     own = {name: w.detach() for name, w in model.named_parameters()}
     names = [name for name, w in own.items() if WEIGHTS[subject](name, w)]
     symmetries = find_symmetries(model, inputs)
-    balanced, rows, descents = balance(model, symmetries), [], []
-    rounding, sparsity = RoundingError(4, names=names), Sparsity(names=names)
-    for objective, ways in (
-        (rounding, _roundings(names, 64 if "MiniLM" in subject else 32)),
-        (sparsity, _prunings(names)),
-    ):
+    balanced, rows, descents = balance(model, symmetries), list[dict[str, Any]](), []
+    ways = _ways(names, 64 if "MiniLM" in subject else 32)
+    for objective in (RoundingError(4, names=names), Sparsity(names=names)):
         options: Any = {"symmetries": symmetries, "held_out": [held_out], "steps": steps, "learning_rate": RATE}
-        found: Descent = descend_orbit(model, objective, inputs, **options)
-        rotated, scaled = _rotated(symmetries, own, objective, seed), _scaled(symmetries, model, objective, steps)
+        found = descend_orbit(model, objective, inputs, **options)
+        rotated, scaled = _rotated(symmetries, own, objective, seed), _scaled(symmetries, own, model, objective, steps)
         points = dict(zip(POINTS, (own, balanced, rotated, scaled, found.params), strict=True))
         descents.append(found)
         with torch.no_grad():
-            inside = {point: seen(points[point], names) for point in CALIBRATED}
+            base, inside = measured(own), {point: seen(points[point], names) for point in CALIBRATED}
             for way, change in ways.items():
-                some = CALIBRATED if way.endswith(("GPTQ", "Wanda")) else POINTS
-                errors = {point: error(change(points[point], inside.get(point, {}))) for point in some}
-                rows.append({"subject": subject, "seed": seed, "way": way, "errors": errors})
+                if way.endswith(("pruned", "Wanda")) == isinstance(objective, Sparsity):
+                    some = CALIBRATED if way.endswith(("GPTQ", "Wanda")) else POINTS
+                    changed = {point: change(points[point], inside.get(point, {})) for point in some}
+                    errors = {point: (measured(params) - base).tolist() for point, params in changed.items()}
+                    rows.append({"subject": subject, "seed": seed, "way": way, "errors": errors})
     rows[0]["changes"] = [max(found.change, found.stored) for found in descents]
     rows[0]["conditions"] = [found.condition for found in descents]
+    rows[0]["loss"] = float(base.mean())
     return rows
 
 
-Change = Callable[[Params, Moments], Params]
-
-
-def _roundings(names: Collection[str], group: int) -> dict[str, Change]:
-    ways: dict[str, Change] = {}
+def _ways(names: Collection[str], group: int) -> dict[str, Callable[[Params, Moments], Params]]:
+    """Return what rounds or prunes parameters, some of it with what layers have as inputs."""
+    ways: dict[str, Callable[[Params, Moments], Params]] = {}
     for bits in (4, 3):
         grouped = RoundingError(bits, group, clip=True)
         for way, how in {f"{bits} bits": RoundingError(bits), f"{bits} bits, groups and clipping": grouped}.items():
             ways[way] = lambda params, _, how=how: how.round(params, names)
-            ways[f"{way}, GPTQ"] = partial(changed, change=partial(gptq, rounding=how))
-    return ways
-
-
-def _prunings(names: Collection[str]) -> dict[str, Change]:
-    ways: dict[str, Change] = {}
+            ways[f"{way}, GPTQ"] = partial(calibrated, change=partial(gptq, rounding=how))
     for share in SHARES:
         way = f"{100 * share:.0f} % pruned"
         ways[way] = lambda params, _, share=share: Sparsity.prune(params, names, share)
-        ways[f"{way}, Wanda"] = partial(changed, change=partial(wanda, fraction=share))
+        ways[f"{way}, Wanda"] = partial(calibrated, change=partial(wanda, fraction=share))
     return ways
 
 
@@ -161,9 +128,8 @@ def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, se
     return group.element([s - s.mT if s.ndim > 1 else torch.zeros_like(s) for s in drawn]).apply(own)
 
 
-def _scaled(symmetries: Symmetries, model: nn.Module, objective: WeightObjective, steps: int) -> Params:
+def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: WeightObjective, steps: int) -> Params:
     """Descend over diagonal elements alone."""
-    own = {name: w.detach() for name, w in model.named_parameters()}
     group = _Diagonal(symmetries, own, fold=True, moves=objective.moves)
     values = OnParameters(objective.on(model, group), own, torch.float32)
     numbers, _, _ = minimize(group, values, "adam", steps, RATE, 1e-4, None)
@@ -226,10 +192,9 @@ def tables(record: Record) -> Tables:
         means = [f"{errors[point].mean():.2g}" if point in errors else "" for point in POINTS]
         shown.append([subject, way, *means, _less(errors["as stored"], errors["descended"])])
     columns = ["Weights of", "Method", *(point.capitalize() for point in POINTS), "Error reduced by [95 %]"]
-    changes, conditions, losses = (
-        [value for row in record["rows"] for value in np.atleast_1d(row.get(key, ()))]
-        for key in ("changes", "conditions", "loss")
-    )
+    first = [row for row in record["rows"] if "changes" in row]
+    changes, conditions = ([value for row in first for value in row[key]] for key in ("changes", "conditions"))
+    losses = [row["loss"] for row in first if row["subject"] == "language model"]
     said = pd.DataFrame(
         [["Largest change of the function, in the precision of the weights", power(max(changes))],
          ["Largest condition of a group element", f"{max(conditions):.0f}"],

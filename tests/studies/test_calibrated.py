@@ -84,7 +84,7 @@ def test_baselines_keep_the_function_and_are_rotations_and_scales_alone() -> Non
     model, x = trained("RMSNorm, digits", 0, 1), data("RMSNorm, digits")[1][0][:4]
     symmetries, own = find_symmetries(model, (x,)), {name: w.detach() for name, w in model.named_parameters()}
     objective = RoundingError(4)
-    rotated, scaled = _rotated(symmetries, own, objective, 0), _scaled(symmetries, model, objective, 5)
+    rotated, scaled = _rotated(symmetries, own, objective, 0), _scaled(symmetries, own, model, objective, 5)
     for params in (rotated, scaled):
         assert torch.allclose(functional_call(model, params, (x,)), model(x), atol=1e-5)
         assert (params["blocks.0.q.weight"] - own["blocks.0.q.weight"]).norm() > 0.01
