@@ -55,7 +55,8 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     inputs, batches = (x,), [(x, y)]
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
-    rows, near = [_row(kind, pair, "none", a, b, 0.0, test)], b
+    rows = [_row(kind, pair, "none", a, b, 0.0, test)]
+    near: nn.Module = b
     for way, symmetries in {"permuted": Symmetries(()), "rotated": folded, "whole group": every}.items():
         found = align(b, a, inputs, symmetries=symmetries, permutations=permutations)
         near = found.model
@@ -86,7 +87,7 @@ def _folds(record: Any) -> bool:
 def _row(kind: Kind, pair: int, way: str, a: nn.Module, b: nn.Module, change: float, test: Batch) -> dict[str, Any]:
     path = loss_along_path(a, b, loss, [test], points=POINTS)
     mean = {name: (w + v) / 2 for (name, w), v in zip(a.named_parameters(), b.parameters(), strict=True)}
-    models = {"a": a, "b": b, "mean": partial(functional_call, a, mean)}
+    models: dict[str, Any] = {"a": a, "b": b, "mean": partial(functional_call, a, mean)}
     scores = {name: accuracy(model, test) for name, model in models.items()}
     return {"kind": kind, "pair": pair, "way": way, "barrier": path.barrier, "change": change, **scores}
 

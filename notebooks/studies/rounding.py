@@ -112,13 +112,17 @@ def _ways(names: Collection[str], group: int) -> dict[str, Callable[[Params, Mom
     for bits in (4, 3):
         grouped = RoundingError(bits, group, clip=True)
         for way, how in {f"{bits} bits": RoundingError(bits), f"{bits} bits, groups and clipping": grouped}.items():
-            ways[way] = lambda params, _, how=how: how.round(params, names)
+            ways[way] = partial(_alone, partial(how.round, names=names))
             ways[f"{way}, GPTQ"] = partial(calibrated, change=partial(gptq, rounding=how))
     for share in SHARES:
         way = f"{100 * share:.0f} % pruned"
-        ways[way] = lambda params, _, share=share: Sparsity.prune(params, names, share)
+        ways[way] = partial(_alone, partial(Sparsity.prune, names=names, fraction=share))
         ways[f"{way}, Wanda"] = partial(calibrated, change=partial(wanda, fraction=share))
     return ways
+
+
+def _alone(change: Callable[[Params], Params], params: Params, inside: Moments) -> Params:
+    return change(params)
 
 
 def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, seed: int) -> Params:
@@ -177,7 +181,7 @@ def embedded(params: Params) -> Tensor:
     return nn.functional.normalize(torch.cat(means), dim=-1)
 
 
-MAIN = ("4 bits", "4 bits, GPTQ", "3 bits, groups and clipping", "50 % pruned", "50 % pruned, Wanda")
+MAIN = ("4 bits", "4 bits, GPTQ", "50 % pruned", "50 % pruned, Wanda")
 """The ways that the page shows; all are in a file beside it."""
 
 
