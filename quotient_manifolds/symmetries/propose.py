@@ -24,9 +24,6 @@ from quotient_manifolds.symmetries.wires.record import ModelError
 from quotient_manifolds.symmetries.wires.records import reparameterizations
 from quotient_manifolds.symmetries.wires.run import Run
 
-# Of the code of a model and of its operations
-RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
-
 
 def propose_symmetries(
     model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None, declared: Symmetries | None = None
