@@ -28,7 +28,6 @@ from quotient_manifolds.sharpness import (
     hessian_trace,
     legacy_sharpness,
     top_eigenvalue,
-    worst_case_profile,
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, holm
@@ -60,12 +59,7 @@ MEASURES: list[tuple[str, Direct]] = [
         "worst-case, geometry: inv, eps: 0.01, radius: 0.05, steps: 2, restarts: 1, seed: 3",
         worst(Quotient("inv", eps=0.01), 0.05, restarts=1, seed=3),
     ),
-    (
-        "worst-case, geometry: mix, radius: [0.02, 0.05], steps: 2, warm_start: true",
-        lambda model, batches: list(
-            worst_case_profile(model, cross_entropy, batches, geometry=Quotient("mix"), radii=(0.02, 0.05), steps=2)
-        ),
-    ),
+    ("worst-case, geometry: mix, radius: [0.02, 0.05], steps: 2", worst(Quotient("mix"), 0.02, 0.05)),
     ("gradient-norm, geometry: mix", of(gradient_norm, "mix")),
     (
         "legacy-worst-case, geometry: adaptive, radius: 0.05, steps: 3",
@@ -114,17 +108,6 @@ def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path:
             assert value[name] == getattr(result, name) or (np.isnan(value[name]) and getattr(result, name) is None)
         assert (value["batches"], value["beyond_reach"]) == (2, result.truncation_warning is not None)
     assert found.rankings.empty
-
-
-def test_the_smaller_radii_are_climbed_again_where_their_last_points_are_not_at_hand(zoo: Path) -> None:
-    asked = "measure: worst-case, geometry: adaptive, steps: 2, warm_start: true, radius: "
-    head = SMALL.replace("*", "m_1")
-    run(write_spec(zoo, f"{asked} [0.02, 0.05]", head=head))
-    found = run(write_spec(zoo, f"{asked} [0.02, 0.05, 0.1]", head=head))
-    assert found.measured_now == 2
-    again = run_comparison(zoo / "zoo.yaml")  # without a folder, nothing is found and nothing written
-    assert again.measured_now == 2 * (1 + 3)
-    assert zoos.values(again) == zoos.values(found)
 
 
 def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:

@@ -216,7 +216,7 @@ def given(measure: Callable[..., Any], *others: Any, **settings: Any) -> Callabl
 
 
 OTHERS: dict[str, tuple[Callable[[], object], str]] = {
-    "radii": (given(qm.worst_case_profile, "adaptive", radii=(0.2, 0.1)), r"Radii must ascend\. Found 0\.1 after"),
+    "radii": (given(qm.worst_case_profile, "adaptive", radii=(0.2, 0.1)), r"Radii must ascend\. Found 0\.2, 0\.1"),
     "no radii": (given(qm.worst_case_profile, "inv", radii=()), "at least one radius"),
     "a norm": (lambda: climbed(torch.sum, 1.0, norm="l1"), "one of l2, linf"),
     "a radius": (lambda: climbed(torch.sum, 0.0), "radius must be"),
