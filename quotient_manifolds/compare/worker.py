@@ -31,7 +31,8 @@ from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import counted
 from quotient_manifolds.symmetries import Evaluate
-from quotient_manifolds.symmetries.verify import BatchLosses, jittered
+from quotient_manifolds.symmetries.outputs import ModelOutputs
+from quotient_manifolds.symmetries.verify import jittered
 from quotient_manifolds.version import MEANING, VERSION
 
 Made = TypeVar("Made")
@@ -240,7 +241,7 @@ def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
     does. More digits than 6 may depend on the machine. What is random draws alike each time, and sums are added in one
     order, by one thread.
     """
-    losses, threads = BatchLosses(model, evaluate, [batch]), torch.get_num_threads()
+    losses, threads = ModelOutputs(model, [batch], evaluate), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad(), torch.random.fork_rng():
