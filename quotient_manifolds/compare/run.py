@@ -138,7 +138,7 @@ def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tupl
             if store is not None:
                 store.remember(key, known)
         own: Any = entry.measure  # a worst case, which has a radius
-        chosen = MeasureEntry(replace(own, radius=known["radius"]), entry.warm_start)
+        chosen = MeasureEntry(replace(own, radius=known["radius"]))
         measures.append(chosen)
         said.append(f"The radius of {chosen.label} was suggested on {known['checkpoint']} (suggest_radius).")
     return replace(spec, measures=measures), tuple(said)

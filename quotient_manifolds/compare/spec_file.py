@@ -109,9 +109,7 @@ def _measures(section: Any) -> list[MeasureEntry]:
     kind, geometries = given.pop("measure", None), _numbers(given.pop("geometry", []))
     check_one_of("measure", kind, MEASURES)
     sizes = {name: _numbers(given.pop(name)) for name in SIZES if name in given}
-    if not isinstance(warm_start := given.pop("warm_start", False), bool):
-        raise ValueError(f"warm_start must be true or false. Found {warm_start!r}")
-    return list(measures_of(kind, geometries, sizes, options=given, warm_start=warm_start))
+    return list(measures_of(kind, geometries, sizes, options=given))
 
 
 def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:

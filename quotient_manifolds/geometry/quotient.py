@@ -335,9 +335,7 @@ def _why(symmetries: Symmetries) -> str:
     """Say what was found instead of measured pairs, if anything."""
     if symmetries.pairs:
         return f" (each of its {len(symmetries.pairs)} has a frozen parameter, with requires_grad=False)"
-    if symmetries.unrecognised:
-        return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
-    return f" ({symmetries.refused[0]})" if symmetries.refused else ""
+    return f" ({symmetries.refused[0]}; {HOW_TO})" if symmetries.refused else ""
 
 
 def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:

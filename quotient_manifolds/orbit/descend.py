@@ -160,9 +160,8 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
         params = {name: w.to(own[name].dtype) for name, w in wide.items()}
         change, stored = 0.0, 0.0
         for number, batch in enumerate(batches, 1):
-            outputs = ModelOutputs(model, batch, evaluate)
-            noise = outputs.rounding_noise(own, torch.Generator().manual_seed(0))
-            here = outputs.change({name: wide[name].clone() for name in element.names})
+            outputs = ModelOutputs(model, [batch], evaluate)
+            noise, here = outputs.noise(), outputs.change({name: wide[name].clone() for name in element.names})
             if not here <= HOLDS * noise * max(1.0, element.condition):
                 raise ValueError(
                     f"the function must stay on inputs number {number}. Found that it changes by {here:.1e}, where "

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.sharpness.ascent import check_whole
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
+from quotient_manifolds.sharpness.measure import Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm
@@ -158,7 +158,7 @@ class HessianTrace(Measure):
     def ticks(self, model: nn.Module) -> int:
         return self.samples
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         hessian = Hessian(replace(objective, tick=idle), self.products)  # products tick here, not passes
         generator = objective.generator(self.seed)
         curvatures = []
@@ -202,7 +202,7 @@ class TopEigenvalue(Measure):
         check_whole("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry, self.products)
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         hessian = Hessian(replace(objective, tick=idle), self.products)  # a batch ticks once, not every pass
         value, residual = self._largest(hessian, objective)
         objective.tick()

@@ -6,17 +6,13 @@ control is what one parameter, or one side, contributes to that product: where i
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import (
     check_eval,
     check_loaded,
@@ -25,10 +21,9 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, rounded
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
+from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
@@ -41,8 +36,6 @@ CONTROL = 3.0  # times what counts as orthogonal: where one side contributes les
 JITTER = 1e-2  # relative, of all parameters
 NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
-
-REPEATED = 1e-6  # relative: two evaluations that differ by more are random
 
 Verdict = Literal["unused", "inconclusive", "holds", "fails"]
 VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # of several batches the last counts
@@ -155,112 +148,14 @@ def verify_symmetries(
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     batches, function = (inputs, *others), evaluate or answer
-    losses = BatchLosses(model, function, batches)
+    losses = ModelOutputs(model, batches, function)
     for index in range(len(batches)):
-        losses.check(index)
+        losses.own(index)
     found, params = verify_on_batches(model, function, batches, symmetries, seed=seed), losses.params()
     zero = {each.name for each in symmetries.pairs if not (each.G.read(params).any() and each.H.read(params).any())}
     unseen: dict[str, Any] = {"verdict": "inconclusive", "reason": "one side is 0: moving it alone changes nothing"}
     checks = (replace(c, **unseen) if c.name in zero and c.verdict == "holds" else c for c in found.checks)
     return replace(found, checks=tuple(checks))
-
-
-@final
-class BatchLosses:
-    """Evaluate evaluate(model, batch) on every batch as a function of float64 parameters, on replicas.
-
-    In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
-    tells. What holds several numbers counts as their product with a fixed random vector.
-    """
-
-    def __init__(self, model: nn.Module, evaluate: Evaluate, batches: Sequence[Any]) -> None:
-        self.model, self.evaluate, self.batches = model, evaluate, batches
-        types = {w.dtype for w in model.parameters() if w.is_floating_point()}
-        least = min(types, key=lambda dtype: dtype.itemsize, default=torch.float64)
-        self._own = torch.promote_types(least, torch.float32)
-        self._type = torch.float64
-
-    @property
-    def precision(self) -> float:
-        """Return machine epsilon of the type that is computed in."""
-        return torch.finfo(self._type).eps
-
-    def params(self) -> Params:
-        """Return copies of the model's parameters, in float64 where they are floating point numbers."""
-        own = ((name, w.detach()) for name, w in self.model.named_parameters())
-        return {name: w.to(torch.float64 if w.is_floating_point() else w.dtype, copy=True) for name, w in own}
-
-    def value(self, params: Params, index: int) -> float:
-        """Return the loss on batch `index`."""
-        return float(_number(self._at(params, index)).detach())
-
-    def check(self, index: int) -> None:
-        """Raise ValueError unless batch `index` gives, twice, the same numbers."""
-        with torch.no_grad():
-            outputs, again = (self._at(self.params(), index) for _ in range(2))
-        if not any(output.numel() for output in outputs):
-            raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
-        if any(bool(output.isnan().any()) for output in outputs):
-            raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
-        value, other = float(_number(outputs)), float(_number(again))
-        if value != other and not abs(value - other) <= REPEATED * abs(value):
-            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
-
-    def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
-        """Return the gradient of the loss on batch `index` in the parameters of these names, in float64."""
-        leaves = {name: params[name].detach().requires_grad_() for name in names}
-        if not (value := _number(self._at(params | leaves, index))).requires_grad:
-            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-        grads = torch.autograd.grad(value, [*leaves.values()], materialize_grads=True)
-        return {name: g.double() for name, g in zip(leaves, grads, strict=True)}
-
-    def _at(self, params: Params, index: int) -> list[Tensor]:
-        if self._type == torch.float64:
-            try:
-                return self._run(params, index, torch.float64)
-            except RUN_ERRORS:
-                if index or self._own == torch.float64:  # where the first batch ran, it is this one
-                    raise
-        self._type = self._own
-        return self._run(params, index, self._own)
-
-    def _run(self, params: Params, index: int, dtype: torch.dtype) -> list[Tensor]:
-        def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        # The function may ask for gradients of what it is given, in place.
-        own = {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
-        copy = replica(self.model, own, cast)
-        batch = private_batch(self.batches[index], cast)
-        precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
-            outputs = floating(self.evaluate(copy, batch))
-        if not outputs:
-            raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
-        return outputs
-
-
-def _number(outputs: Sequence[Tensor]) -> Tensor:
-    """Return a number as it is, and of several their product with a fixed random vector."""
-    if sum(output.numel() for output in outputs) == 1:
-        return torch.cat([output.reshape(-1) for output in outputs])[0].double()
-    generator = torch.Generator().manual_seed(0)
-    weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
-    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
-    return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
-
-
-class _TrueGradients(TorchFunctionMode):
-    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.embedding, torch.embedding):
-            args = args[:2]
-            kwargs = {name: value for name, value in kwargs.items() if name in ("input", "weight", "indices")}
-        return func(*args, **kwargs)
 
 
 def verify_on_batches(
@@ -274,7 +169,7 @@ def verify_on_batches(
     check_eval(model)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    losses = BatchLosses(model, evaluate, batches)
+    losses = ModelOutputs(model, batches, evaluate)
     claimed = actions(symmetries)
     names = sorted({name for action in claimed for name in action.names})
     checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
@@ -314,7 +209,7 @@ def changed_by(
 ) -> str:
     """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none."""
     with torch.no_grad():
-        return _changed(BatchLosses(model, evaluate, batches), move, known)
+        return _changed(ModelOutputs(model, batches, evaluate), move, known)
 
 
 def _judged(
@@ -338,7 +233,7 @@ def _judged(
     return slope / most, control / most, "holds" if control > CONTROL * rounding else "inconclusive"
 
 
-def _is_cut_off(losses: BatchLosses, action: Action, params: Params, seed: int, index: int) -> bool:
+def _is_cut_off(losses: ModelOutputs, action: Action, params: Params, seed: int, index: int) -> bool:
     """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
 
     Moving one side of it alone must change the loss, by more than rounding.
@@ -378,7 +273,7 @@ def jittered(params: Params, seed: int) -> Params:
     return params
 
 
-def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) -> Verification:
+def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification) -> Verification:
     """Try one random element of all groups together; if the output changes, those fail whose own element changes it."""
     left = known.holding(symmetries)
 
@@ -412,7 +307,7 @@ def group_of(symmetry: Any) -> str:
     return str(symmetry.group)
 
 
-def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:
+def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Verification) -> str:
     moved = move(losses.params())
     for index, (before, tolerance) in enumerate(zip(known.losses, known.tolerances, strict=True)):
         after = losses.value(moved, index)
@@ -430,13 +325,10 @@ def _stay(params: Params) -> Params:
     return params
 
 
-def _noise(losses: BatchLosses, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
+def _noise(losses: ModelOutputs, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
     """Return how far the loss after a move goes if all parameters are rounded up or down at random before it."""
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(w: Tensor) -> Tensor:
-        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
-
-    near = [move({name: rounded(w) for name, w in params.items()}) for _ in range(2)]
+    near = [move(rounded(params, losses.precision, generator)) for _ in range(2)]
     value = losses.value(move(params), index)
     return max(abs(losses.value(each, index) - value) for each in near)
