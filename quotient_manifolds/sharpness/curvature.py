@@ -63,10 +63,10 @@ class Hessian:
             self.forward_passes, self.backward_passes = counts
             return f"fails ({first_line(error)})"
         near = self._difference(v)
-        error, size = apart(near, exact), norm(near)
-        wrong = error > DISAGREE * size and error > 4 * apart(near, self._difference(v, 0.125))
+        off, size = apart(near, exact), norm(near)
+        wrong = off > DISAGREE * size and off > 4 * apart(near, self._difference(v, 0.125))
         self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
-        return f"is off by {error / size:.0%}" if wrong else ""
+        return f"is off by {off / size:.0%}" if wrong else ""
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
