@@ -28,7 +28,7 @@ from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
-from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
+from quotient_manifolds.sharpness.losses import counted_logits
 from quotient_manifolds.sharpness.measure import counted
 from quotient_manifolds.symmetries import Evaluate
 from quotient_manifolds.symmetries.outputs import ModelOutputs
@@ -116,7 +116,7 @@ class Loaded:
         with torch.no_grad():
             if self.spec.loss is not None:
                 return {"loss": float(self.spec.loss_of()(model, batch)), "examples": 1}
-            logits, labels = _logits_and_labels(self.spec)(model, batch)
+            logits, labels = counted_logits(model, batch, causal=self.spec.data.task == CAUSAL)
             wrong = (logits.argmax(-1) != labels).double().mean()
             return {"error": float(wrong), "loss": float(F.cross_entropy(logits, labels)), "examples": len(labels)}
 
@@ -131,10 +131,6 @@ def attempt(work: Callable[[], Made]) -> Made | str:
         return sentence(error)
 
 
-def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
-    return next_token_logits_and_labels if spec.data.task == CAUSAL else logits_and_labels
-
-
 def load(job: Job) -> Loaded:
     """Load the model in the spec's precision on the device, and its batches."""
     spec = job.spec
@@ -147,7 +143,9 @@ def load(job: Job) -> Loaded:
         return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
 
     def outputs(model: nn.Module, batch: Any) -> Any:
-        return spec.loss_of()(model, batch) if spec.loss else _logits_and_labels(spec)(model, batch)[0]
+        if spec.loss is not None:
+            return spec.loss_of()(model, batch)
+        return counted_logits(model, batch, causal=spec.data.task == CAUSAL)[0]
 
     sources = {"data": spec.data, **({} if spec.test is None else {"test": spec.test})}
     made = {split: source.batches(model, job.checkpoint) for split, source in sources.items()}

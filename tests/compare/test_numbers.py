@@ -135,7 +135,9 @@ def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
     spec = Spec(checkpoints, data, measures, loss="tests.zoos:squares")
     found = run_comparison(spec, progress=lambda *step: told.append(step))
     model, batches = zoos.small(zoo / "models" / "m_2"), zoos.two_batches()
-    assert found.column(found.labels[0])[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
+    assert (
+        found.frame()[found.labels[0]].iloc[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
+    )
     losses = [zoos.squares(model, batch).item() for batch in batches]
     assert found.scores.loc["m_2"].to_dict() == {"loss": pytest.approx(np.mean(losses))}
     assert ("checkpoints", 2, 2) in told
