@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
     from quotient_manifolds.callbacks import SAMTrainerMixin, SharpnessCallback
     from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
-    from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
+    from quotient_manifolds.load import DataSource, load_model
     from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, Recipe, RotaryQuotient
     from quotient_manifolds.merge import merge_adapters
     from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
@@ -55,12 +55,12 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 
 # fmt: off
 __all__ = [
-    "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
-    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SAMTrainerMixin", "SharpnessCallback",
-    "Sparsity", "Symmetries", "__version__", "align", "average_case_sharpness", "balance", "count_symmetries",
-    "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries", "gradient_norm",
-    "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters", "next_token_cross_entropy",
-    "orbit_audit", "random_representative", "read_text_labels", "same_function", "suggest_radius", "tokenised_batches",
+    "SAM", "Adaptive", "AutoPGD", "DataSource", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient",
+    "QuotientAdam", "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "RoundingError", "SAMTrainerMixin",
+    "SharpnessCallback", "Sparsity", "Symmetries", "__version__", "align", "average_case_sharpness", "balance",
+    "count_symmetries", "cross_entropy", "declare_pair", "descend_orbit", "example_inputs", "find_symmetries",
+    "gradient_norm", "hessian_trace", "legacy_sharpness", "load_model", "loss_along_path", "merge_adapters",
+    "next_token_cross_entropy", "orbit_audit", "random_representative", "same_function", "suggest_radius",
     "top_eigenvalue", "verify_symmetries", "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
@@ -71,9 +71,11 @@ _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "
 
 _INSTEAD = {
     "MeasureResult": "Result",
+    "read_text_labels": "DataSource",
     "normalised_logits": "a loss(model, batch) that normalises the logits itself",
     "SharpnessRecord": "Result.to_frame",
     "relative_flatness": "notebooks/studies/appendix_g.py",
+    "tokenised_batches": "DataSource",
     "truncation_error": "Result.reach, and geodesic='exact' to see what truncation changes",
 }
 """What to use in place of names that are nowhere any more."""

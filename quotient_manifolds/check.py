@@ -25,3 +25,9 @@ def check_one_of(name: str, value: object, known: Iterable[object], besides: str
     if value not in known:
         listed = ", ".join(map(str, known)) + besides
         raise ValueError(f"{name} must be one of {listed}. Found {value!r}{meant(value, known)}")
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless a value is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")

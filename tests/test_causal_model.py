@@ -64,5 +64,5 @@ def test_all_the_way(tmp_path: Path) -> None:
     done = invoke("compare", tmp_path / "spec.yaml", "--out", tmp_path / "compared")
     assert done.exit_code == 0, done.output
     found = Comparison.load(tmp_path / "compared")
-    assert found.column("loss") == pytest.approx(losses, rel=1e-5)
-    assert found.column(found.labels[0]) == pytest.approx(expected, rel=1e-5)
+    assert found.frame()["loss"].tolist() == pytest.approx(losses, rel=1e-5)
+    assert found.frame()[found.labels[0]].tolist() == pytest.approx(expected, rel=1e-5)

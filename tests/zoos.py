@@ -93,8 +93,8 @@ def run(spec: Path, **options: Any) -> Comparison:
 
 def values(found: Comparison) -> dict[str, list[float | None]]:
     """The means of each checkpoint, None where one is not known."""
-    columns = {label: found.column(label) for label in found.labels}
-    return {name: [column[place] for column in columns.values()] for place, name in enumerate(found.scores.index)}
+    means = found.frame()[found.labels].astype(object)
+    return {str(name): row.where(row.notna(), None).tolist() for name, row in means.iterrows()}
 
 
 MARK = -7.0  # a pixel that says: here

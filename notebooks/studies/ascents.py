@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
+from quotient_manifolds.demo.zoo import Points, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
@@ -51,11 +51,11 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
 @one_thread()
 def run(out: Path, *, fast: bool, progress: Progress) -> Record:
     """Measure every network in every ball; `fast`: one network, hardly trained."""
-    digits, steps = load_digits(train_points=TRAIN_POINTS), 5 if fast else TRAINING_STEPS
-    networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, digits, steps) for name in LAYERS}
+    (points, _), steps = load_digits(TRAIN_POINTS), 5 if fast else TRAINING_STEPS
+    networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, points, steps) for name in LAYERS}
     recipe = draw_recipe(0, steps=2 * steps)
-    networks["vision transformer"] = partial(train, recipe, digits.train_images, digits.train_labels)
-    batch = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
+    networks["vision transformer"] = partial(train, recipe, *points)
+    batch = points[0][:BATCH_SIZE].double(), points[1][:BATCH_SIZE]
     names = list(networks)[:1] if fast else list(networks)
     cases: list[Record] = []
     for place, name in enumerate(names):
@@ -86,7 +86,7 @@ def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, ra
     }
 
 
-def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
+def _fit(name: str, points: Points, steps: int) -> nn.Module:
     """Train by Adam on all training images at once; torch's global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(network(digits.train_images), digits.train_labels).backward()
+        nn.functional.cross_entropy(network(points[0]), points[1]).backward()
         optimizer.step()
     return network
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -257,20 +256,12 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     from quotient_manifolds.demo import one_thread, prepare, tell
     from quotient_manifolds.files import write_text
 
-    parts, start = dict[str, float](), time.perf_counter()
-
-    def finished(part: str) -> None:
-        parts[part] = time.perf_counter() - start - sum(parts.values())
-
     processes = workers or os.cpu_count() or 1
     with common.progress_bars(quiet=quiet) as progress:
         spec = prepare(out, models=models, seed=seed, workers=processes, progress=progress)
-        finished("training")
         chapters = tell(out / "models" / "vit-00", out / "models" / "vit-01", out / "train.npz", processes, progress)
-        finished("symmetries")
     with one_thread():
         failures = _measured(spec, out, quiet=quiet, device=device)
-    finished("sharpness")
     title = "Symmetries, sharpness and generalisation of small vision transformers"
     lead = (
         f"{models} small vision transformers were trained on scikit-learn’s digits with different settings. This page "
@@ -280,7 +271,6 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     write_text(out / "report.html", page)
     if not quiet:
         common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
-        common.show("Seconds: " + ", ".join(f"{part} {seconds:.0f}" for part, seconds in parts.items()))
     _say_failures(failures)
 
 
@@ -330,11 +320,11 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
 def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
     names = ", ".join(each.name for each in wanted.checkpoints)
     common.show(f"{len(wanted.checkpoints)} checkpoints: {names}. A task is a measure on a checkpoint and a batch.")
-    if found.timed is not None:
+    if len(found.measures):
         common.show(
             found.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
-            f"About {timedelta(seconds=round(found.seconds))} (h:mm:ss) in one process, with {found.loading:.3g} s to "
-            f"load each of {found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry, in seconds. "
-            "Checks of symmetries and correlations are not counted.",
+            f"About {timedelta(seconds=round(found.measures['time'].sum()))} (h:mm:ss) in one process. Timed on the "
+            "first checkpoint: one pass in each geometry, in seconds. Loading, checks of symmetries and correlations "
+            "are not counted.",
         )
     common.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")

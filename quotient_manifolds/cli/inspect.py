@@ -61,7 +61,7 @@ def inspect(
     with inputs_for(network, inputs, seed=seed) as given:
         found = symmetries_of(network, given, symmetries)
         if not found.moved:
-            why = [*map(str, (*found.unrecognised, *found.refused)), "it has no attention"][0]
+            why = [*map(str, found.refused), "its operations leave none"][0]
             raise common.BadInput(
                 f"{model} ({type(network).__name__}) has no symmetric pair to show: {why}; {room.HOW_TO}."
             )

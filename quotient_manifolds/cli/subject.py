@@ -18,7 +18,7 @@ from quotient_manifolds.cli.common import BadInput
 from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.load import call_object, load_model, load_symmetries
 from quotient_manifolds.messages import Progress, sentence
-from quotient_manifolds.replica import private_batch
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import WorstCase
 from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.symmetries import (
@@ -31,7 +31,7 @@ from quotient_manifolds.symmetries import (
     output_change,
     random_representative,
 )
-from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating
+from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating, relative_change
 
 ALONE = "example inputs"
 
@@ -147,7 +147,8 @@ def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
 def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
     """Return a batch for `distance`: the inputs, and standard Gaussian targets of the shape of the output."""
     inputs = like(inputs, next(model.parameters()))
-    output = ModelOutputs(model, inputs, double=False).outputs[0]
+    with torch.no_grad():
+        output = floating(answer(replica(model, {}), private_batch(inputs)))[0]
     targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return inputs, targets.to(output)
 
@@ -180,9 +181,7 @@ def write_moved(network: nn.Module, moved: Params, held_out: Mapping[str, Any], 
                 raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
         change = 0.0
         for what, one in held_out.items():
-            here = ModelOutputs(again, one)
-            here.outputs = before[what]
-            change = max(change, here.change({}))
+            change = max(change, relative_change(ModelOutputs(again, [one]).own(), before[what]))
         if not change < 0.5:
             raise BadInput(
                 f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by {change:.1e} of "
@@ -194,12 +193,11 @@ def write_moved(network: nn.Module, moved: Params, held_out: Mapping[str, Any], 
 
 def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> list[Tensor]:
     """Return the output of a model, in float64. Raises BadInput if the moved parameters change it beyond rounding."""
-    here = ModelOutputs(network, inputs)
-    found, change = here.outputs, here.change({name: value.clone() for name, value in moved.items()})
-    here.compare_with(moved)
-    if not change <= MARGIN * max(here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE):
+    here = ModelOutputs(network, [inputs])
+    change = here.change({name: value.clone() for name, value in moved.items()})
+    if not change <= MARGIN * max(here.noise(moved), NOISE):
         raise BadInput(
             f"The transformed model must compute the same on held-out inputs. Found a change by "
             f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
         )
-    return found
+    return here.own()

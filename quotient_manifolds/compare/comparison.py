@@ -71,12 +71,6 @@ class Comparison:
         """Return how many values (a measure of a checkpoint) are known, and how many there could be."""
         return len(self.values), len(self.scores) * len(self.measures)
 
-    def column(self, name: str) -> list[Any]:
-        """Return a score, or the means of a measure by its label, in the order of `scores`; None: not known."""
-        values = self.values[self.values["label"] == name].set_index("checkpoint")["mean"]
-        column = values.reindex(self.scores.index) if name in self.measures.index else self.scores[name]
-        return [None if pd.isna(value) else value for value in column]
-
     def frame(self, column: str = "mean") -> pd.DataFrame:
         """Return a row for each checkpoint: its scores, then a column of `values` by measure; NaN: not known."""
         wide = self.values.pivot(index="checkpoint", columns="label", values=column)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,9 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
     """Return value, bootstrap interval, p-value and the corrected one of each correlation."""
     rows: list[list[str]] = []
     for _, row in rankings.iterrows():
-        interval = "" if pd.isna(row["low"]) else f"{_signed(row['low'])} to {_signed(row['high'])}"
         p_values = [_number(row[name]) for name in ("p_value", "p_holm")]
         names = [row[name] for name in ("measure", "against", "given", "kind")]
-        rows.append([*names, _signed(row["value"]), interval, *p_values, str(row["models"])])
+        rows.append([*names, _signed(row["value"]), _interval(row), *p_values, str(row["models"])])
     columns = ["Measure", "Against", "Given", "Kind", "Value", "Interval", "p", "p, Holm", "Models"]
     return _table("rankings", "Correlations over models", columns, rows, words=4)
 
@@ -112,19 +111,11 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
 def _tau_table(comparison: Comparison) -> Table:
     """Return Kendall's tau of each measure with each score, and its interval."""
     ranking = comparison.ranking()
-    against = list(ranking["against"].unique())
-    rows = []
-    for label in comparison.labels:
-        cells = []
-        for target in against:
-            found = ranking[(ranking["measure"] == label) & (ranking["against"] == target)]
-            for _, row in found.iterrows():
-                low, high = row["low"], row["high"]
-                interval = "" if pd.isna(low) else f" ({_signed(low)} to {_signed(high)})"
-                cells.append(_signed(row["value"]) + interval)
-            cells += [""] * found.empty
-        rows.append([label, *cells])
-    return _table("taus", "Kendall’s tau with each score, and its 95 % interval", ["Measure", *against], rows)
+    cells = [f"{_signed(row['value'])} ({_interval(row)})".removesuffix(" ()") for _, row in ranking.iterrows()]
+    table = ranking.assign(cell=cells).pivot(index="measure", columns="against", values="cell")
+    table = table.reindex(index=comparison.labels, columns=ranking["against"].unique(), fill_value="").fillna("")
+    rows = [[label, *row] for label, row in zip(table.index, table.to_numpy().tolist(), strict=True)]
+    return _table("taus", "Kendall’s tau with each score, and its 95 % interval", ["Measure", *table], rows)
 
 
 def _scatter(comparison: Comparison, target: str) -> str:
@@ -157,6 +148,11 @@ def _table(name: str, caption: str, columns: Sequence[str], rows: Sequence[Seque
 def _number(value: Any) -> str:
     """Return four digits of a number, a text as it is, and nothing for NaN."""
     return value if isinstance(value, str) else "" if pd.isna(value) else f"{value:.4g}".replace("-", "−")
+
+
+def _interval(row: Mapping[str, Any] | pd.Series) -> str:
+    """Return the interval of a correlation; nothing where it has none."""
+    return "" if pd.isna(row["low"]) else f"{_signed(row['low'])} to {_signed(row['high'])}"
 
 
 def _signed(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.check import meant
+from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
@@ -37,20 +37,19 @@ MEASURES: dict[str, type[Measure]] = {
     "top-eigenvalue": TopEigenvalue,
 }
 GAPS = ("error_gap", "loss_gap")
-_OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
+_OF_THE_RUN = ("geometry", "radius", "progress")  # fields of a measure that are not its options
 Scores = dict[str, float | str | None]
 
 
 @dataclass(frozen=True)
 class MeasureEntry:
-    """Say how tables call a measure; warm_start: the ascent begins where that at the next smaller radius ended.
+    """Say how tables call a measure.
 
     suggested: the radius is not chosen, and that of `measure` stands in for the one that `run_comparison` suggests on
     the first checkpoint, by the rule of `suggest_radius`, and takes for all.
     """
 
     measure: Measure
-    warm_start: bool = False
     suggested: bool = False
 
     @property
@@ -66,8 +65,7 @@ class MeasureEntry:
         own = [(each.name, getattr(self.measure, each.name), each.default) for each in fields(self.measure)]
         chosen = [("eps", eps, 0.0), *(each for each in own if each[0] not in _OF_THE_RUN)]
         options = [f"{name} {value}".removesuffix(".0") for name, value, usual in chosen if value != usual]
-        warm = ["warm start"] * self.warm_start
-        return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm])
+        return ", ".join([f"{geometry.name} {self.measure.name}", *options])
 
     @property
     def radius(self) -> float | None:
@@ -82,7 +80,6 @@ class MeasureEntry:
     @property
     def columns(self) -> dict[str, Any]:
         """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
-        settings = {**self.measure.settings, "warm_start": self.warm_start}
         geometry = self.measure.geometry
         return {
             "measure": self.measure.name,
@@ -90,7 +87,7 @@ class MeasureEntry:
             "radius": self.radius,
             "family": self.family,
             **{f"geometry.{key}": value for key, value in geometry.to_dict().items()},
-            **{f"settings.{key}": value for key, value in settings.items() if key != "radius"},
+            **{f"settings.{key}": value for key, value in self.measure.settings.items() if key != "radius"},
         }
 
 
@@ -99,7 +96,6 @@ def measures_of(
     geometries: Sequence[str | float],
     sizes: Mapping[str, Sequence[float]],
     *,
-    warm_start: bool = False,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
     """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
@@ -112,7 +108,7 @@ def measures_of(
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     if foreign := sorted(given - names):
-        allowed = ", ".join(sorted(names - {"after"}))
+        allowed = ", ".join(sorted(names))
         near = meant(foreign[0], [*names, *GEOMETRY_OPTIONS], cutoff=0.8)
         raise ValueError(f"{kind} must have options among {allowed}. Found {foreign[0]}{near}")
     suggested = made is WorstCase and "radius" not in given
@@ -120,17 +116,11 @@ def measures_of(
     given |= set(sizes)
     if lacking := sorted({each.name for each in fields(made) if each.default is MISSING} - given):
         raise ValueError(f"{kind} needs a {lacking[0]}")
-    if warm_start and "after" not in names:
-        raise ValueError(f"{kind} has no warm_start")
-    balls: list[dict[str, Any]] = [
-        {size: value, **({"after": tuple(sorted(values)[:place])} if warm_start else {})}
-        for size, values in sizes.items()
-        for place, value in enumerate(sorted(values))
-    ]
+    balls: list[dict[str, Any]] = [{size: value} for size, values in sizes.items() for value in sorted(values)]
     for name in geometries:
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         for ball in balls or [{}]:
-            yield MeasureEntry(made(geometry, **ball, **own), warm_start, suggested)
+            yield MeasureEntry(made(geometry, **ball, **own), suggested)
 
 
 @dataclass(frozen=True)
@@ -192,8 +182,7 @@ class Spec:
                 raise ValueError(f"{what} must not be empty")
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{what} must have names of their own. Found {twice} twice")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype must be one of float32, float64. Found {self.dtype!r}")
+        check_one_of("dtype", self.dtype, ("float32", "float64"))
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
         measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
         if self.loss is not None:  # errors are those of cross-entropy, which has labels

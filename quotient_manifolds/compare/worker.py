@@ -28,10 +28,11 @@ from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
-from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
-from quotient_manifolds.sharpness.measure import KnownAscents, counted
+from quotient_manifolds.sharpness.losses import counted_logits
+from quotient_manifolds.sharpness.measure import counted
 from quotient_manifolds.symmetries import Evaluate
-from quotient_manifolds.symmetries.verify import BatchLosses, jittered
+from quotient_manifolds.symmetries.outputs import ModelOutputs
+from quotient_manifolds.symmetries.verify import jittered
 from quotient_manifolds.version import MEANING, VERSION
 
 Made = TypeVar("Made")
@@ -97,16 +98,14 @@ class Loaded:
         batches, known = self.batches["data"], self.known
         return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known))
 
-    def value(
-        self, task: Task, prepared: PreparedModel | str | None, ascents: KnownAscents, progress: Progress | None
-    ) -> dict[str, Any]:
+    def value(self, task: Task, prepared: PreparedModel | str | None, progress: Progress | None) -> dict[str, Any]:
         """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""
         if isinstance(prepared, str):
             raise ValueError(prepared)
         if task.entry is None or prepared is None:
             return self.score(task.split, task.batch)
         tick = counted(progress, task.label, task.entry.measure.ticks(prepared.model))
-        return task.entry.measure.on(prepared, task.batch, tick, ascents).to_dict()
+        return task.entry.measure.on(prepared, task.batch, tick).to_dict()
 
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute the mean loss over the labels that count, their number, and the error, if the loss is cross-entropy.
@@ -117,7 +116,7 @@ class Loaded:
         with torch.no_grad():
             if self.spec.loss is not None:
                 return {"loss": float(self.spec.loss_of()(model, batch)), "examples": 1}
-            logits, labels = _logits_and_labels(self.spec)(model, batch)
+            logits, labels = counted_logits(model, batch, causal=self.spec.data.task == CAUSAL)
             wrong = (logits.argmax(-1) != labels).double().mean()
             return {"error": float(wrong), "loss": float(F.cross_entropy(logits, labels)), "examples": len(labels)}
 
@@ -132,10 +131,6 @@ def attempt(work: Callable[[], Made]) -> Made | str:
         return sentence(error)
 
 
-def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
-    return next_token_logits_and_labels if spec.data.task == CAUSAL else logits_and_labels
-
-
 def load(job: Job) -> Loaded:
     """Load the model in the spec's precision on the device, and its batches."""
     spec = job.spec
@@ -148,7 +143,9 @@ def load(job: Job) -> Loaded:
         return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
 
     def outputs(model: nn.Module, batch: Any) -> Any:
-        return spec.loss_of()(model, batch) if spec.loss else _logits_and_labels(spec)(model, batch)[0]
+        if spec.loss is not None:
+            return spec.loss_of()(model, batch)
+        return counted_logits(model, batch, causal=spec.data.task == CAUSAL)[0]
 
     sources = {"data": spec.data, **({} if spec.test is None else {"test": spec.test})}
     made = {split: source.batches(model, job.checkpoint) for split, source in sources.items()}
@@ -181,13 +178,12 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
         finished = store.finished(each.key for each in tasks)
         left = (each for each in tasks if each.key not in finished)
         for _, alike in groupby(left, key=lambda each: None if each.entry is None else each.entry.setting):
-            ascents: KnownAscents = {}  # tasks that go on from where the one before them ended follow it
             prepared: PreparedModel | str | None = None  # or what is wrong, found once
             for task in alike:
                 start = time.perf_counter()
                 if task.entry is not None and prepared is None:
                     prepared = loaded.prepared(task.entry)
-                found = attempt(partial(loaded.value, task, prepared, ascents, progress))
+                found = attempt(partial(loaded.value, task, prepared, progress))
                 seconds = time.perf_counter() - start
                 try:
                     if isinstance(found, str):
@@ -202,9 +198,8 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
 
 
 def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
-    """Return what there is to measure, ordered so that tasks of one setting follow each other, and radii ascend."""
+    """Return what there is to measure, ordered so that tasks of one setting follow each other."""
     settings = list(dict.fromkeys(each.setting for each in spec.measures))
-    families = list(dict.fromkeys(each.family for each in spec.measures))
 
     def task(split: str, index: int, entry: MeasureEntry | None) -> Task:
         decides = {
@@ -218,13 +213,11 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
         }
         return Task(task_key(decides), split, index, entry)
 
-    def place(asked: tuple[int, MeasureEntry]) -> tuple[float, ...]:
-        index, entry = asked
-        return settings.index(entry.setting), families.index(entry.family), index, entry.radius or 0.0
-
     scores = [task(split, index, None) for split, found in identity.batches.items() for index in range(len(found))]
-    asked = sorted(product(range(len(identity.batches["data"])), spec.measures), key=place)
-    return [*scores, *(task("data", index, entry) for index, entry in asked)]
+    asked = sorted(
+        product(spec.measures, range(len(identity.batches["data"]))), key=lambda each: settings.index(each[0].setting)
+    )
+    return [*scores, *(task("data", index, entry) for entry, index in asked)]
 
 
 def model_hash(model: nn.Module) -> str:
@@ -246,7 +239,7 @@ def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
     does. More digits than 6 may depend on the machine. What is random draws alike each time, and sums are added in one
     order, by one thread.
     """
-    losses, threads = BatchLosses(model, evaluate, [batch]), torch.get_num_threads()
+    losses, threads = ModelOutputs(model, [batch], evaluate), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad(), torch.random.fork_rng():

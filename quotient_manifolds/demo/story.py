@@ -41,25 +41,21 @@ class Chapter:
 
 def tell(first: Path, second: Path, data: Path, workers: int, progress: Progress) -> list[Chapter]:
     """Return what is shown of two trained models: an orbit, a certificate, an alignment. data: an npz file."""
-    jobs = [partial(_told, place, first, second, data) for place in (0, 2, 1)]  # the longest first
-    told: dict[int, Chapter] = {}
-    progress("symmetries of a model", 0, len(jobs))
-    for place, chapter in each_finished(jobs, workers):
-        told[place] = chapter
-        progress("symmetries of a model", len(told), len(jobs))
-    return [told[place] for place in sorted(told)]
-
-
-@one_thread()
-def _told(place: int, first: Path, second: Path, data: Path) -> tuple[int, Chapter]:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name][:IMAGES]) for name in ("images", "labels"))
     batch = {"pixel_values": images.double(), "labels": labels}
     one, other = (load_model(path).double() for path in (first, second))
-    parts = (lambda: orbit_chapter(one, batch), lambda: certificate_chapter(one))
-    return place, parts[place]() if place < len(parts) else alignment_chapter(one, other, batch)
+    jobs = [partial(orbit_chapter, one, batch), partial(certificate_chapter, one)]
+    jobs.append(partial(alignment_chapter, one, other, batch))
+    told: list[Chapter] = []
+    progress("symmetries of a model", 0, len(jobs))
+    for chapter in each_finished(jobs, workers):
+        told.append(chapter)
+        progress("symmetries of a model", len(told), len(jobs))
+    return told
 
 
+@one_thread()
 def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     """Act on a model by random elements of its symmetry group, and measure its output and its sharpness."""
     inputs = {"pixel_values": batch["pixel_values"]}
@@ -92,6 +88,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     )
 
 
+@one_thread()
 def certificate_chapter(model: nn.Module) -> Chapter:
     """Count how many dimensions of all parameters with the same function are found."""
     found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
@@ -108,6 +105,7 @@ def certificate_chapter(model: nn.Module) -> Chapter:
     )
 
 
+@one_thread()
 def alignment_chapter(model: nn.Module, to: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     """Align a model with one of another seed, and compare the loss along the straight path between them."""
     inputs: Any = {"pixel_values": batch["pixel_values"]}

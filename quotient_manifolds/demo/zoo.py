@@ -23,6 +23,7 @@ from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
 
+Points = tuple[Tensor, Tensor]  # images and their classes
 TRAIN_POINTS = 256  # few, so that generalisation gaps spread
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
 # 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.
@@ -45,7 +46,7 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
     Written: models/vit-00, vit-01, ... (each once), train.npz, test.npz, scores.csv with how each was trained, and
     zoo.yaml.
     """
-    load_digits(train_points=TRAIN_POINTS, seed=seed).write(out)
+    write_digits(out, train_points=TRAIN_POINTS, seed=seed)
     recipes = {f"vit-{index:02}": draw_recipe(index, seed=seed) for index in range(models)}
     how: dict[str, Any] = {"architecture": ARCHITECTURE, "workers": workers, "progress": progress}
     train_zoo(out / "models", recipes, out / "train.npz", **how)
@@ -55,28 +56,19 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
     return out / "zoo.yaml"
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Hold images (N, 1, 8, 8) float32, standardised by the training images' mean and deviation, and their classes."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-    def write(self, folder: Path) -> None:
-        """Write train.npz and test.npz, each with `images` and `labels`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("train", "test"):
-            images, labels = getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
-            with whole(folder / f"{name}.npz") as unfinished, unfinished.open("wb") as file:
-                np.savez(file, images=images.numpy(), labels=labels.numpy())
+def write_digits(folder: Path, *, train_points: int, seed: int = 0) -> None:
+    """Write train.npz and test.npz, each with `images` and `labels`, of `load_digits`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (images, labels) in zip(("train", "test"), load_digits(train_points, seed), strict=True):
+        with whole(folder / f"{name}.npz") as unfinished, unfinished.open("wb") as file:
+            np.savez(file, images=images.numpy(), labels=labels.numpy())
 
 
-def load_digits(*, train_points: int, seed: int = 0) -> Digits:
+def load_digits(train_points: int, seed: int = 0) -> tuple[Points, Points]:
     """Return the 1797 digits, `train_points` of them as training images, the rest for testing, classes in proportion.
 
-    Raises ImportError where scikit-learn is not installed.
+    Images are (N, 1, 8, 8) float32, standardised by the training images' mean and deviation. Raises ImportError where
+    scikit-learn is not installed.
     """
     try:
         from sklearn import datasets, model_selection
@@ -89,7 +81,7 @@ def load_digits(*, train_points: int, seed: int = 0) -> Digits:
     images = torch.from_numpy(grey).float().reshape(-1, 1, 8, 8)
     images = (images - images[train].mean()) / images[train].std()
     labels = torch.from_numpy(classes).long()
-    return Digits(images[train], labels[train], images[test], labels[test])
+    return (images[train], labels[train]), (images[test], labels[test])
 
 
 @dataclass(frozen=True)
@@ -144,10 +136,10 @@ def train_zoo(
 
 
 def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[Any]:
-    """Yield the results of jobs as they are finished, in so many processes; one worker is this process."""
+    """Yield the results of jobs in order, run in so many processes; one worker is this process."""
     import joblib
 
-    run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator_unordered")
+    run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator")
     return run(joblib.delayed(job)() for job in jobs)
 
 

@@ -13,14 +13,12 @@ from quotient_manifolds.load.models import (
     load_symmetries,
 )
 from quotient_manifolds.load.shards import load_shards
-from quotient_manifolds.load.text import Batches, LabelledText, read_text_labels
-from quotient_manifolds.load.tokens import tokenised_batches
+from quotient_manifolds.load.text import Batches
 
 __all__ = [
     "Batches",
     "Checkpoint",
     "DataSource",
-    "LabelledText",
     "call_object",
     "find_checkpoints",
     "load_checkpoint",
@@ -28,6 +26,4 @@ __all__ = [
     "load_object",
     "load_shards",
     "load_symmetries",
-    "read_text_labels",
-    "tokenised_batches",
 ]

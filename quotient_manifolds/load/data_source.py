@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import (
     has_image_processor,
@@ -86,9 +87,8 @@ class DataSource:
         if suffix not in (*SUFFIXES, ".npz"):
             raise ValueError(f"Data must be in a {', '.join(SUFFIXES)} or .npz file. Found {self.path}.")
         for name in ("batch_size", "max_batches", "max_examples", "max_length"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1. Found {value!r}.")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
         if self.task not in (None, CLASSIFICATION, CAUSAL):
             raise ValueError(f"task must be {CLASSIFICATION} or {CAUSAL}. Found {self.task!r}.")
         for name in SETTINGS["npz" if self.kind == "text" else "text"]:

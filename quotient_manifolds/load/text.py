@@ -6,14 +6,13 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from quotient_manifolds.files import expanded
 from quotient_manifolds.messages import brief, first_line
 
 COLUMNS = ("text", "text_pair", "label")
@@ -37,32 +36,14 @@ class LabelledText:
     line: int = field(default=0, compare=False, repr=False)  # of the file it was read from
 
 
-def read_text_labels(
-    file: str | Path,
-    *,
-    num_labels: int | None = None,
-    labels: Labels | None = None,
-    columns: Mapping[str, str] | None = None,
-) -> list[LabelledText]:
-    """Read the examples of a .jsonl, .csv or .tsv file with the columns text, label and, for pairs, text_pair.
-
-    A .tsv file has no quotes. `columns` gives other names of the columns; `labels` the class of each label in the file,
-    {"entailment": 1, ...}. Raises ValueError naming the file and the line: no examples, a missing column, a text that
-    is no string, a label that is no integer (or has no class) or not in 0 ... num_labels - 1.
-    """
-    return [
-        replace(each, label=class_of(each.label, f"{file}, line {each.line}", labels, num_labels))
-        for each in read_examples(expanded(file), columns=columns)
-    ]
-
-
 def read_examples(
     path: Path, *, columns: Mapping[str, str] | None = None, needed: Sequence[str] = ("text", "label")
 ) -> Iterator[LabelledText]:
-    """Yield the examples of a file, in order; none is read before it is asked for.
+    """Yield the examples of a .jsonl, .csv, .tsv or .txt file, in order; none is read before it is asked for.
 
-    needed: the columns that must be there, besides those that `columns` names. Raises ValueError as `read_text_labels`
-    does, of labels only where there is none.
+    A .tsv file has no quotes. columns: what text, text_pair and label are called in the file; needed: those that must
+    be there besides. Raises ValueError naming the file and the line: no examples, a missing column, a text that is no
+    string.
     """
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
     wanted = [column for column in COLUMNS if column in (*needed, *(columns or {}))]

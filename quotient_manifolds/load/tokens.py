@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final, final
 
-import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.huggingface import load_tokenizer, read_config, transformers_library
-from quotient_manifolds.load.text import PLAIN, Batches, LabelledText, drawn, read_examples
+from quotient_manifolds.load.huggingface import load_tokenizer, transformers_library
+from quotient_manifolds.load.text import PLAIN, LabelledText, drawn, read_examples
 from quotient_manifolds.messages import brief
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
@@ -86,25 +84,6 @@ class TextEncoder:
         cut = f"{self.truncated} of {examples} texts were cut at {self.max_length} tokens (max_length)."
         rare = f"{unknown:.0%} of the tokens are unknown to the tokenizer."
         return [cut] * bool(self.truncated) + [rare] * (unknown > NOTABLE)
-
-
-def tokenised_batches(
-    directory: str | Path, examples: Sequence[LabelledText], *, batch_size: int = 32, max_length: int | None = None
-) -> Batches:
-    """Return the examples, in order, as batches a Hugging Face classifier takes: dicts of input_ids and so on, and
-    labels.
-
-    Texts are cut at `max_length` tokens (128, or the positions the model has, if fewer) and padded to the longest of
-    their batch; the last batch may be smaller. The `notes` of the answer say how many texts were cut. Raises ValueError
-    if the directory has no tokenizer, one whose tokens or positions the model beside it does not have, or one that
-    knows less than half of the words.
-    """
-    path = Path(directory)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1. Found {batch_size}.")
-    inputs, notes = encoded(examples, path, SimpleNamespace(**read_config(path)), batch_size, max_length)
-    labels = torch.tensor([each.label for each in examples]).split(batch_size)
-    return Batches([{**each, "labels": told} for each, told in zip(inputs, labels, strict=True)], notes)
 
 
 def encoded(

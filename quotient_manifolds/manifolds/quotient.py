@@ -175,7 +175,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         # Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever
         # wrote to the tensor in whatever way. A space is of a private copy of the point and in no graph.
         for space in self._recent:
-            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
+            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and torch.equal(space.point, x):
                 return space
         space = self.at(x.detach().as_subclass(Tensor))
         self._recent = (space, *self._recent[: REMEMBERED - 1])
@@ -340,13 +340,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         self._require(**points)
         if not all(map(all_finite, points.values())):
             raise ValueError(NOT_FINITE)
-
-
-def _equal(x: Tensor, y: Tensor) -> bool:
-    """Return whether shapes and bits are equal; integers of 8 bytes compare faster than floating-point numbers."""
-    if x.shape != y.shape or any(not z.is_contiguous() or z.numel() % 2 or z.storage_offset() % 2 for z in (x, y)):
-        return torch.equal(x, y)
-    return torch.equal(*(z.detach().view(-1).view(torch.int64) for z in (x, y)))
 
 
 def lasts(x: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
-from quotient_manifolds.orbit.descend import Moved, OnParameters, minimize, moved_by, verified
+from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
-from quotient_manifolds.orbit.path import OnPath, check_alike, distance, parameters
+from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries import (
     Evaluate,
@@ -33,6 +34,7 @@ from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
 from quotient_manifolds.symmetries.reparameterization import together
 
 ROUNDS, SWEEPS = 30, 5
+INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
 SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
 POLISHED, POLISHING = 4, 60  # times, and steps each
 EXACT = 1e-13
@@ -110,11 +112,11 @@ def align(
             element = GroupElement()
     path: tuple[float, ...] = ()
     if loss is not None:
-        start = element.apply(own)
-        dtype = torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32
+        start, dtype = element.apply(own), precision(own)
         group = Group(symmetries, start, condition=condition)
-        values = OnPath(loss, start, dtype, model, list(batches), other)
-        first, _ = values(start, ())
+        places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
+        values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
+        first, _ = values(start)
         numbers, met, least = minimize(group, values, "adam", steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
@@ -124,6 +126,10 @@ def align(
     return Alignment(
         moved.model, moved.params, element, moved.change, moved.stored, before, distance(moved.params, other), path
     )
+
+
+def _between(other: Params, t: float, params: Params) -> Params:
+    return {name: other[name].lerp(w, t) for name, w in params.items()}
 
 
 def same_function(
@@ -269,7 +275,7 @@ class _Aligner:
             return torch.stack([(params[name] - self._there[name]).square().sum() for name in group.names]).sum() / size
 
         with torch.enable_grad():
-            values = OnParameters(squares, self._here, torch.float64)
+            values = Terms([squares], self._here, torch.float64)
             numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
         before, kept, steps = self._distance(), dict(self._here), len(self._steps)
         self._here = group.element([s.detach() for s in numbers]).apply(self._here)

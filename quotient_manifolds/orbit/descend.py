@@ -6,21 +6,24 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
-from quotient_manifolds.orbit.objectives import WeightObjective
+from quotient_manifolds.orbit.objectives import Objective, WeightObjective
+from quotient_manifolds.orbit.path import parameters
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.outputs import ModelOutputs
 
 Model = TypeVar("Model", bound=nn.Module)
-Batches = Sequence[Any]
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
 PATIENCE = 20  # steps over which the objective has to fall
 
@@ -113,29 +116,31 @@ def descend_orbit(
     if not callable(objective) and not isinstance(objective, WeightObjective):
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
     _check_settings(method, steps, learning_rate, tolerance)
-    own = {name: value.detach() for name, value in model.named_parameters()}
+    own = parameters(model)
     check_weights(own, own)
     symmetries = verified(model, inputs, symmetries, evaluate)
-    if isinstance(objective, WeightObjective):
-        group = Group(symmetries, own, condition=condition, fold=True, moves=objective.moves)
-    else:
-        group = Group(symmetries, own, condition=condition)
+    moves = objective.moves if isinstance(objective, WeightObjective) else None
+    group = Group(symmetries, own, condition=condition, fold=moves is not None, moves=moves)
     if not group.records:
         raise ValueError(f"{type(model).__name__} has no continuous symmetry: its orbit is one point.")
-    dtype = dtype or (torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32)
+    dtype = dtype or precision(own)
     if isinstance(objective, WeightObjective):
-        values = OnParameters(objective.on(model, group), own, dtype)
-    elif batches is None:
-        values = OnParameters(objective, own, dtype)
+        terms = [objective.on(model, group)]
     else:
-        values = OnBatches(objective, own, dtype, model, list(batches))
-    first, _ = values(own, ())
+        terms = [objective] if batches is None else mean_loss(objective, model, batches, dtype)
+    values = Terms(terms, own, dtype)
+    first, _ = values(own)
     numbers, path, least = minimize(group, values, method, steps, learning_rate, tolerance, progress)
     with torch.no_grad():
         element = group.element([s.double() for s in numbers]) if least < first else GroupElement()
     moved = moved_by(model, element, (inputs, *held_out), evaluate)
-    last, _ = values(moved.params, ())
+    last, _ = values(moved.params)
     return Descent(moved.model, moved.params, element, moved.change, moved.stored, (first, *path, last))
+
+
+def precision(params: Params) -> torch.dtype:
+    """Return float64 where any parameter is in it, and float32 else."""
+    return torch.float64 if any(w.dtype == torch.float64 for w in params.values()) else torch.float32
 
 
 def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
@@ -147,17 +152,16 @@ def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evalu
     return verify_symmetries(model, inputs, found, evaluate=evaluate).holding(found) if found.moved else found
 
 
-def moved_by(model: Model, element: GroupElement, batches: Batches, evaluate: Evaluate | None) -> Moved:
+def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evaluate: Evaluate | None) -> Moved:
     """Return the model where a group element takes it; ValueError where its function changes on one of the batches."""
-    own = {name: value.detach() for name, value in model.named_parameters()}
+    own = parameters(model)
     with torch.no_grad():
         wide = element.apply(own, torch.float64)
         params = {name: w.to(own[name].dtype) for name, w in wide.items()}
         change, stored = 0.0, 0.0
         for number, batch in enumerate(batches, 1):
-            outputs = ModelOutputs(model, batch, evaluate)
-            noise = outputs.rounding_noise(own, torch.Generator().manual_seed(0))
-            here = outputs.change({name: wide[name].clone() for name in element.names})
+            outputs = ModelOutputs(model, [batch], evaluate)
+            noise, here = outputs.noise(), outputs.change({name: wide[name].clone() for name in element.names})
             if not here <= HOLDS * noise * max(1.0, element.condition):
                 raise ValueError(
                     f"the function must stay on inputs number {number}. Found that it changes by {here:.1e}, where "
@@ -171,66 +175,57 @@ def moved_by(model: Model, element: GroupElement, batches: Batches, evaluate: Ev
     return Moved(twin, params, element, change, stored)
 
 
-class OnParameters:
-    """Evaluate an objective of parameters, and its gradient in those of some names."""
+def mean_loss(
+    loss: Callable[..., Tensor],
+    model: nn.Module,
+    batches: Iterable[Any],
+    dtype: torch.dtype,
+    places: Sequence[Callable[[Params], Params]] = (dict,),
+) -> list[Objective]:
+    """Return the terms of the mean of a loss(model, batch) over batches and over places that parameters lead to."""
+    given = listed(batches)
 
-    def __init__(self, objective: Callable[..., Tensor], own: Params, dtype: torch.dtype) -> None:
-        self.objective, self.dtype = objective, dtype
+    def cast(value: Tensor) -> Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+
+    def term(place: Callable[[Params], Params], batch: Any, params: Params) -> Tensor:
+        return loss(replica(model, place(params), cast), private_batch(batch, cast)) / (len(places) * len(given))
+
+    return [partial(term, place, batch) for place in places for batch in given]
+
+
+class Terms:
+    """Evaluate a sum of terms of parameters, and its gradient in those of some names; one term's graph is held."""
+
+    def __init__(self, terms: Sequence[Objective], own: Params, dtype: torch.dtype) -> None:
+        self.terms, self.dtype = terms, dtype
         self.own = {name: w.to(dtype) for name, w in own.items()}
 
-    def __call__(self, params: Params, names: Sequence[str]) -> tuple[float, list[Tensor]]:
+    @torch.enable_grad()
+    def __call__(self, params: Params, names: Sequence[str] = ()) -> tuple[float, list[Tensor]]:
         """Return the value at these parameters and its gradient in those of these names."""
         leaves = self.own | {name: w.detach().to(self.dtype) for name, w in params.items()}
         chosen = [leaves[name].requires_grad_() for name in names]
-        with torch.enable_grad():
-            total = 0.0
-            grads = [torch.zeros_like(w) for w in chosen]
-            for value in self._values(leaves):
-                total += self._number(value)
-                if names and not value.requires_grad:
-                    raise ValueError(
-                        "the objective must be differentiable in the parameters that symmetries change. Found a number "
-                        f"without a graph: use {', '.join(names[:2])} by torch operations, without detach or no_grad."
-                    )
-                found = torch.autograd.grad(value, chosen, allow_unused=True) if names else ()
-                grads = [g if new is None else g + new for g, new in zip(grads, found, strict=bool(names))]
+        total, grads = 0.0, [torch.zeros_like(w) for w in chosen]
+        for term in self.terms:
+            value: Any = term(dict(leaves))
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
+            if names and not value.requires_grad:
+                raise ValueError(
+                    "the objective must be differentiable in the parameters that symmetries change. Found a number "
+                    f"without a graph: use {', '.join(names[:2])} by torch operations, without detach or no_grad."
+                )
+            total += float(value.detach())
+            slopes = torch.autograd.grad(value, chosen, allow_unused=True) if names else ()
+            grads = [g if new is None else g + new for g, new in zip(grads, slopes, strict=True)]
         return total, grads
-
-    def _values(self, leaves: Params) -> Iterable[Tensor]:
-        yield self.objective(dict(leaves))
-
-    def _number(self, value: Any) -> float:
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
-        return float(value.detach())
-
-
-class OnBatches(OnParameters):
-    """Evaluate the mean of a loss(model, batch) over batches; one batch's graph is held at a time."""
-
-    def __init__(
-        self, loss: Callable[..., Tensor], own: Params, dtype: torch.dtype, model: nn.Module, batches: Batches
-    ) -> None:
-        super().__init__(loss, own, dtype)
-        if not batches:
-            raise ValueError("batches must hold at least one batch. Found none.")
-        self._model, self._batches = model, batches
-
-    def _cast(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if value.is_floating_point() else value
-
-    def _values(self, leaves: Params) -> Iterable[Tensor]:
-        for batch in self._batches:
-            yield self._loss(leaves, batch) / len(self._batches)
-
-    def _loss(self, params: Params, batch: Any) -> Tensor:
-        return self.objective(replica(self._model, params, self._cast), private_batch(batch, self._cast))
 
 
 def minimize(
     group: Group,
-    values: OnParameters,
+    values: Terms,
     method: str,
     steps: int,
     learning_rate: float,
@@ -278,8 +273,7 @@ def minimize(
 def _check_settings(method: str, steps: int, learning_rate: float, tolerance: float) -> None:
     if method not in ("adam", "lbfgs"):
         raise ValueError(f"method must be 'adam' or 'lbfgs'. Found {method!r}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be an integer of at least 1. Found {steps!r}.")
+    check_integer("steps", steps, 1)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be a positive number. Found {learning_rate!r}.")
     if not 0 <= tolerance < math.inf:

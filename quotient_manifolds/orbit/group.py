@@ -141,7 +141,7 @@ class Group:
         *,
         condition: float = CONDITION,
         fold: bool = False,
-        moves: Callable[[Record], bool] = lambda record: True,
+        moves: Callable[[Record], bool] | None = None,
     ) -> None:
         if not isinstance(condition, (int, float)) or not 1 < condition < math.inf:
             raise ValueError(f"The bound on the condition number must be a number above 1. Found {condition!r}.")
@@ -155,7 +155,7 @@ class Group:
         # gauges act where gains are those of `start`, which autograd does not follow: scales come after them
         found: list[Record] = [*gauges, *symmetries.pairs]
         found += [each for each in scalings if each not in folded]
-        self.records = tuple(each for each in found if moves(each))
+        self.records = tuple(each for each in found if moves is None or moves(each))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.orbit.group import Group, Record
 from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair
 
@@ -101,9 +102,9 @@ class RoundingError(WeightObjective):
     names: Collection[str] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, value, least in (("bits", self.bits, 2), ("group_size", self.group_size, 1)):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
+        check_integer("bits", self.bits, 2)
+        if self.group_size is not None:
+            check_integer("group_size", self.group_size, 1)
 
     def moves(self, record: Record) -> bool:
         """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""

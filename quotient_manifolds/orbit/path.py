@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.orbit.descend import Batches, OnBatches
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
@@ -19,9 +19,6 @@ from quotient_manifolds.symmetries.checks import check_eval
 
 if TYPE_CHECKING:
     from quotient_manifolds.plots import Plot
-
-INSIDE = (0.25, 0.5, 0.75)
-"""Where the path is evaluated when its loss is lowered."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,7 @@ def loss_along_path(
     ValueError for models of different architectures or in train mode, fewer than 3 points, and no batches.
     """
     check_alike(a, b)
-    if isinstance(points, bool) or not isinstance(points, int) or points < 3:
-        raise ValueError(f"points must be an integer of at least 3. Found {points!r}.")
+    check_integer("points", points, 3)
     for each in (a, b):
         check_eval(each)
     check_loss(loss)
@@ -69,13 +65,8 @@ def loss_along_path(
     losses = []
     with torch.no_grad():
         for t in ts:
-            values = (
-                float(
-                    loss(replica(a, {name: w.lerp(last[name], t) for name, w in first.items()}), private_batch(batch))
-                )
-                for batch in given
-            )
-            losses.append(sum(values) / len(given))
+            model = replica(a, {name: w.lerp(last[name], t) for name, w in first.items()})
+            losses.append(sum(float(loss(model, private_batch(batch))) for batch in given) / len(given))
     return PathLosses(tuple(ts), tuple(losses))
 
 
@@ -101,25 +92,3 @@ def distance(params: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float
     pairs = [(params[name].double(), other[name].double()) for name in other]
     change = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
     return change / (math.sqrt(sum(float(b.square().sum()) for _, b in pairs)) or 1.0)
-
-
-class OnPath(OnBatches):
-    """Evaluate the mean of a loss over batches and over points inside of the path to another model."""
-
-    def __init__(
-        self,
-        loss: Callable[..., Tensor],
-        own: Params,
-        dtype: torch.dtype,
-        model: nn.Module,
-        batches: Batches,
-        other: Params,
-    ) -> None:
-        super().__init__(loss, own, dtype, model, batches)
-        self._other = {name: w.to(dtype) for name, w in other.items()}
-
-    def _values(self, leaves: Params) -> Iterator[Tensor]:
-        for t in INSIDE:
-            for batch in self._batches:  # each has a graph of its own, which is gone when the next begins
-                params = {name: (1 - t) * self._other[name] + t * w for name, w in leaves.items()}
-                yield self._loss(params, batch) / (len(INSIDE) * len(self._batches))

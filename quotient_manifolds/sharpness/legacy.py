@@ -26,7 +26,7 @@ from scipy.optimize import brentq
 from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, ShardedSpace, TangentSpace
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
+from quotient_manifolds.sharpness.measure import Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.result import BatchResult
 from quotient_manifolds.sharpness.vector import norm as l2_norm
@@ -62,7 +62,7 @@ class LegacyWorstCase(Measure):
     def ticks(self, model: nn.Module) -> int:
         return 2 * self.steps
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         space = objective.space
         if isinstance(space, ShardedSpace):
             raise ValueError("The released ascent takes whole models. Found a sharded one; take worst_case_sharpness")

@@ -83,23 +83,11 @@ def _causal(model: nn.Module) -> str | None:
     return kind if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
-def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits (n, classes) and labels (n,) where the labels of a batch count; batches as for `cross_entropy`."""
-    logits, labels = _logits_and_labels(model, batch)
+def counted_logits(model: nn.Module, batch: Any, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return logits (n, classes) and labels (n,) where the labels of a batch count; of next tokens where `causal`."""
+    logits, labels = (_next_tokens if causal else _logits_and_labels)(model, batch)
     counted = labels != IGNORED
     return logits[counted], labels[counted]
-
-
-def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits (n, vocabulary) and the next tokens (n,) where these count, as for `next_token_cross_entropy`."""
-    logits, labels = _next_tokens(model, batch)
-    counted = labels != IGNORED
-    return logits[counted], labels[counted]
-
-
-def _single(logits: Tensor) -> Tensor:
-    """Return logits in float32 or, if they are wider, as they are: losses of half precision would have two digits."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
@@ -136,7 +124,9 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         output = model(**inputs)
     else:
         output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    logits = _single(logits_of(output))
+    logits = logits_of(output)
+    # Losses of half precision would have two digits.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"Labels must have the shape of the logits without their last axis, {tuple(logits.shape[:-1])}. "

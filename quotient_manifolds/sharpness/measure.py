@@ -13,7 +13,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
+from quotient_manifolds.sharpness.ascent import check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
@@ -21,12 +21,7 @@ from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Sett
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
-KnownAscents = dict[tuple["Measure", int], Ascent]
-"""Where an ascent ended, by its measure and the index of its batch: for the measures that go on from there.
-
-It holds one ascent at a time, the last, whose point is as large as the model.
-"""
-
+Compute = Callable[[BatchObjective], BatchResult]
 Settings = ParamSpec("Settings")
 
 _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings that are whole numbers, and the least
@@ -58,27 +53,27 @@ class Measure(ABC):
         return 1
 
     @abstractmethod
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         """Compute the measure of one batch's loss as a function of the coordinates z."""
 
-    def on(self, prepared: PreparedModel, index: int, tick: Tick, ascents: KnownAscents) -> BatchResult:
-        """Compute the measure on batch `index`, which depends on no other batch, nor on what was measured before.
+    def on(self, prepared: PreparedModel, index: int, tick: Tick, compute: Compute | None = None) -> BatchResult:
+        """Compute the measure on batch `index`, which depends on no other batch.
 
-        tick: called after every forward pass (or what `ticks` counts). ascents: {}, or what other measures of the same
-        model in the same geometry were handed before this one; it saves passes and changes no value.
+        tick: called after every forward pass (or what `ticks` counts). compute: in place of the measure's own.
         """
         with autograd_available(), over_processes(prepared.processes_on):
             if prepared.processes_on is not None:
                 check_agreed({"measure": self.name, **self.settings})
-            found = self.compute(prepared.objective(index, tick), ascents)
+            found = (compute or self.compute)(prepared.objective(index, tick))
             prepared.check_start(index, found.base_loss)
             return replace(found, group=group_key(prepared.geometry.group))
 
     @property
     def settings(self) -> dict[str, Setting]:
         """Return all fields but geometry and progress."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.compare and each.name != "geometry"}
-        return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in own.items()}
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if each.compare and each.name != "geometry"
+        }
 
     def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], known: KnownSymmetries | None = None) -> Result:
         """Compute the measure of a model on every batch. Raises as `WorstCase` does; warns of nothing.
@@ -91,7 +86,7 @@ class Measure(ABC):
         tick = counted(self.progress, label, n * self.ticks(model))
         found = []
         for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
-            found.append(self.on(prepared, index, tick, {}))
+            found.append(self.on(prepared, index, tick))
         return self.result(tuple(found))
 
     def result(self, batches: tuple[BatchResult, ...]) -> Result:

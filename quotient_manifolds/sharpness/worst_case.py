@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, final
 
@@ -11,10 +12,10 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import AutoPGD, check_radius
+from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, measuring, warned
-from quotient_manifolds.sharpness.objective import BatchObjective, idle
+from quotient_manifolds.sharpness.measure import Measure, counted, measuring, warned
+from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
 from quotient_manifolds.sharpness.vector import absolute_sum, norm, scale
@@ -36,8 +37,7 @@ class WorstCase(Measure):
     deterministic, and is never written. Parameters with requires_grad=False stay fixed.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each. The ascent is `AutoPGD`. after: smaller radii, ascending, that
-    are measured before, see `worst_case_profile`.
+    so on. A radius means something different in each. The ascent is `AutoPGD`.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
     `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
@@ -55,37 +55,26 @@ class WorstCase(Measure):
     steps: int = 20
     restarts: int = 0
     seed: int = 0
-    after: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for smaller, larger in pairwise((*self.after, self.radius)):
-            check_radius(smaller)
-            if not smaller < larger:
-                raise ValueError(f"Radii must ascend. Found {self.radius!r} after {self.after!r}")
 
     def ticks(self, model: nn.Module) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
-        start = base = None
-        if self.after:
-            smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
-            if (smaller, objective.index) not in ascents:  # measured here, uncounted
-                smaller.compute(replace(objective, tick=idle), ascents)
-            before = ascents[smaller, objective.index]
-            start, base = before.z, before.base
+    def compute(self, objective: BatchObjective) -> BatchResult:
+        return self.after([], objective)
+
+    def after(self, before: list[Ascent], objective: BatchObjective) -> BatchResult:
+        """Compute the measure by an ascent from the end of that in `before`, if there is one; leave this one there."""
+        known: dict[str, Any] = {"start": before[0].z, "base": before[0].base} if before else {}
         best = AutoPGD(self.steps, self.restarts).maximise(
-            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
+            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, **known
         )
-        if start is None and len(set(best.losses)) == 1 and not best.critical_start:
+        if not before and len(set(best.losses)) == 1 and not best.critical_start:
             # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
             raise ValueError(
                 f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
                 f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
             )
-        ascents.clear()  # one point at a time: it is as large as the model
-        ascents[self, objective.index] = best
+        before[:] = [best]  # one point at a time: it is as large as the model
         space = objective.space
         return BatchResult(
             best.loss - best.base,
@@ -125,16 +114,22 @@ def worst_case_profile(
     if not radii:
         raise ValueError("There must be at least one radius. Found none")
     resolved = as_geometry(geometry)
-    chain = [WorstCase(resolved, radius, after=tuple(radii[:k]), **settings) for k, radius in enumerate(radii)]
+    chain = [WorstCase(resolved, radius, **settings) for radius in radii]
+    if not all(smaller < larger for smaller, larger in pairwise(radii)):
+        raise ValueError(f"Radii must ascend. Found {', '.join(map(repr, radii))}")
     prepared = PreparedModel.of(model, loss, batches, resolved)
     n = len(prepared.batches)
     tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks(model) for measure in chain))
-    ascents: KnownAscents = {}  # in which each radius finds where the one before it ended
-    found = [[measure.on(prepared, index, tick, ascents) for measure in chain] for index in range(n)]
-    profile = tuple(measure.result(batches) for measure, batches in zip(chain, zip(*found, strict=True), strict=True))
-    for each in profile:
-        warned(each)
-    return profile
+    found = []
+    for index in range(n):
+        before: list[Ascent] = []  # where the one at the smaller radius ended
+        found.append([each.on(prepared, index, tick, partial(each.after, before)) for each in chain])
+    profile = []
+    for place, (measure, batches_) in enumerate(zip(chain, zip(*found, strict=True), strict=True)):
+        result = measure.result(batches_)
+        after = {"after": ", ".join(map(repr, radii[:place]))} if place else {}
+        profile.append(warned(replace(result, settings={**result.settings, **after})))
+    return tuple(profile)
 
 
 @final
@@ -167,7 +162,7 @@ class AverageCase(Measure):
     def ticks(self, model: nn.Module) -> int:
         return 2 * self.samples + 1
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         base = objective.value(objective.zero())
         generator = objective.generator(self.seed)
         rises, reaches = [], []
@@ -203,7 +198,7 @@ class GradientNorm(Measure):
 
     name: ClassVar[str] = "gradient norm"
 
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+    def compute(self, objective: BatchObjective) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
         # For a box, the norm dual to that of the box.
         value = norm(gradient) if objective.space.norm == "l2" else absolute_sum(gradient)

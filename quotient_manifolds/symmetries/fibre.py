@@ -141,7 +141,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
         if len(batches) == len(used):
             continue
         if not used:
-            ModelOutputs(jacobian.model, batches[0], jacobian.evaluate, double=False)  # raises if they are random
+            ModelOutputs(jacobian.model, batches[:1], jacobian.evaluate).own()  # raises if they are random
         R, rows = jacobian.triangle(batches[len(used) :], above=R)
         of_half, outputs, used = rank, outputs + rows, batches
         s, rank, gap = _spectrum(R)

@@ -45,9 +45,8 @@ def find_symmetries(
     computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
 
     declared: pairs (see `declare_pair`) that are known, in the place of what is found of the same
-    parameters. A module used twice is found once, under the first name of its parameters. A model without attention may
-    have no pairs, which is no error. `unrecognised` lists modules that have the names of attention, and of which
-    nothing was found or refused.
+    parameters. A module used twice is found once, under the first name of its parameters. A model may have no
+    pairs, which is no error.
     TypeError for anything but a module. ValueError in train mode, where the model does not run on the inputs, and where
     a parameter has no values, is NaN or infinite, or is in a pair and quantised, sparse or complex.
     """

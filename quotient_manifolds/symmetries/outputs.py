@@ -1,107 +1,162 @@
-"""Compute how much a model's outputs change from some parameters to others, and how much of that is rounding."""
+"""Evaluate a model as a function of its parameters, and compare what it gives at some with what it gives at others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quotient_manifolds.replica import private_batch, replica, unchanged
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import check_eval
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.reparameterization import gaussian
 
 Evaluate = Callable[[nn.Module, Any], Any]
 """(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
 
+# Of the code of a model and of its operations
+RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
+
 EXAMPLES = 2  # of a batch, which show what a model computes
-STEP = 1e-6  # relative, of the third differences that show rounding
+REPEATED = 1e-6  # relative: two evaluations that differ by more are random
 
 
 class ModelOutputs:
-    """Evaluate a model as a function of its parameters on one input, and compare with what its own parameters give.
+    """Evaluate evaluate(model, batch) on every batch as a function of parameters, on replicas.
 
-    In float64, or without `double` in the model's own precision. Raises ValueError in train mode, and for outputs that
-    are empty, NaN, not repeatable or hold no floating point tensor.
+    In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
+    tells. Parameters that are not given are the model's own.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None, double: bool = True) -> None:
-        check_eval(model)
-        self._model, self._evaluate = model, evaluate or answer
-        self._cast = doubled if double else unchanged
-        self._inputs = inputs
-        # As they are: float64 copies, each twice as large as a model, are made when they are needed and dropped then.
-        self.params: Params = {name: value.detach() for name, value in model.named_parameters()}
-        moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
-        self.precision = torch.float64 if double else moved
-        self.outputs = self.at({})
-        check_outputs(self.outputs)
-        if any(bool(torch.isnan(output).any()) for output in self.outputs):
-            raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
-        if self.change({}) > 1e-6:
-            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
+    def __init__(self, model: nn.Module, batches: Sequence[Any], evaluate: Evaluate | None = None) -> None:
+        self.model, self.evaluate, self.batches = model, evaluate or answer, batches
+        types = {w.dtype for w in model.parameters() if w.is_floating_point()}
+        least = min(types, key=lambda dtype: dtype.itemsize, default=torch.float64)
+        self._narrow = torch.promote_types(least, torch.float32)
+        self._type = torch.float64
+        self._own: dict[int, list[Tensor]] = {}
 
-    def at(self, moved: Params) -> list[Tensor]:
-        """Return the floating point outputs with some parameters replaced, by tensors that the run may write to."""
-        params = {
-            name: self._private(name) if moved.get(name, own) is own else moved[name]
-            for name, own in self.params.items()
-        }
-        model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
-        with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
-            outputs = floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
-        return [output.detach() for output in outputs]
+    @property
+    def precision(self) -> float:
+        """Return machine epsilon of the type that is computed in."""
+        return torch.finfo(self._type).eps
 
-    def copied(self, names: Iterable[str]) -> Params:
-        """Return the parameters, those of these names as copies that may be moved and run with, once."""
-        return self.params | {name: self._private(name) for name in names}
+    def params(self) -> Params:
+        """Return copies of the model's parameters, in float64 where they are floating point numbers."""
+        own = ((name, w.detach()) for name, w in self.model.named_parameters())
+        return {name: w.to(torch.float64 if w.is_floating_point() else w.dtype, copy=True) for name, w in own}
 
-    def _private(self, name: str) -> Tensor:
-        own = self.params[name]
-        cast = self._cast(own)
-        return own.clone() if cast is own else cast
+    def own(self, index: int = 0) -> list[Tensor]:
+        """Return the floating point outputs on batch `index`.
 
-    def compare_with(self, params: Params) -> None:
-        """Compare, from here on, with what these parameters give."""
-        self.params |= params
-        self.outputs = self.at({})
-
-    def change(self, moved: Params) -> float:
-        """Return the largest change of an output entry, relative to the largest finite entry of its tensor."""
-        return max(
-            (_relative(new - old, old, same=new == old) for new, old in zip(self.at(moved), self.outputs, strict=True)),
-            default=0.0,
-        )
-
-    def rounding_noise(self, names: Iterable[str], generator: torch.Generator) -> float:
-        """Estimate the outputs' rounding noise, from third differences along a random direction of these parameters.
-
-        A smooth function's third difference is O(STEP^3), far below rounding; what remains is noise, of variance
-        20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least that of
-        the parameters' precision. A few numbers are too small a sample: then the largest of three directions counts.
+        Raises ValueError in train mode, and unless they are, twice, the same numbers.
         """
-        few = sum(output.numel() for output in self.outputs) < 30
-        sizes = [self._third_difference(names, generator) for _ in range(3 if few else 1)]
-        return max(max(sizes) / 20**0.5, torch.finfo(self.precision).eps)
+        if index not in self._own:
+            check_eval(self.model)
+            outputs, again = ([each.detach() for each in self.at({}, index)] for _ in range(2))
+            check_outputs(outputs)
+            shapes = [each.shape for each in outputs]
+            if any(bool(output.isnan().any()) for output in outputs):
+                raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
+            if [each.shape for each in again] != shapes or not relative_change(again, outputs) <= REPEATED:
+                raise ValueError(
+                    "two evaluations on the same inputs differ: the model is random, nothing can be compared."
+                )
+            self._own[index] = outputs
+        return self._own[index]
 
-    def _along(self, name: str, step: float, direction: Tensor) -> Tensor:
-        own = self._private(name)
-        return own.addcmul_(own, direction.to(own.dtype), value=step)
+    def change(self, params: Params, index: int = 0) -> float:
+        """Return by how much parameters, which the run may write to, change outputs: see `relative_change`."""
+        own = self.own(index)
+        with torch.no_grad():
+            return relative_change(self.at(params, index), own)
 
-    def _third_difference(self, names: Iterable[str], generator: torch.Generator) -> float:
-        direction = {}
-        for name in names:
-            value = self.params[name]
-            noise = torch.randn(value.shape, generator=generator, dtype=self.precision).to(value.device, value.dtype)
-            direction[name] = noise
-        third = list(self.outputs)
-        for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
-            at = self.at({name: self._along(name, count * STEP, along) for name, along in direction.items()})
-            third = [total + weight * value for total, value in zip(third, at, strict=True)]
-        infinite = [~torch.isfinite(old) for old in self.outputs]
-        return max(map(_relative, third, self.outputs, infinite))
+    def noise(self, params: Mapping[str, Tensor] | None = None, index: int = 0) -> float:
+        """Estimate the relative change of outputs by rounding, here or at parameters, which are rounded at random."""
+        generator, start = torch.Generator().manual_seed(0), self.params() | dict(params or {})
+        with torch.no_grad():
+            there = self.at({name: w.clone() for name, w in start.items()}, index)
+            near = [self.at(rounded(start, self.precision, generator), index) for _ in range(2)]
+        return max(*(relative_change(each, there) for each in near), self.precision)
+
+    def value(self, params: Params, index: int) -> float:
+        """Return the output on batch `index` as one number: several count as their product with a random vector."""
+        return float(_number(self.at(params, index)).detach())
+
+    def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
+        """Return the gradient of the number on batch `index` in the parameters of these names, in float64."""
+        leaves = {name: params[name].detach().requires_grad_() for name in names}
+        if not (value := _number(self.at(params | leaves, index))).requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        grads = torch.autograd.grad(value, [*leaves.values()], materialize_grads=True)
+        return {name: g.double() for name, g in zip(leaves, grads, strict=True)}
+
+    def at(self, params: Params, index: int = 0) -> list[Tensor]:
+        """Return the floating point outputs with these parameters, which the run may write to."""
+        if self._type == torch.float64:
+            try:
+                return self._run(params, index, torch.float64)
+            except RUN_ERRORS:
+                if index or self._narrow == torch.float64:  # where the first batch ran, it is this one
+                    raise
+        self._type = self._narrow
+        return self._run(params, index, self._narrow)
+
+    def _run(self, params: Params, index: int, dtype: torch.dtype) -> list[Tensor]:
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        others = ((name, w.detach()) for name, w in self.model.named_parameters() if name not in params)
+        given = {name: w.to(dtype if w.is_floating_point() else w.dtype, copy=True) for name, w in others}
+        # The function may ask for gradients of what it is given, in place.
+        given |= {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
+        copy = replica(self.model, given, cast)
+        batch = private_batch(self.batches[index], cast)
+        precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
+        with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
+            outputs = floating(self.evaluate(copy, batch))
+        if not outputs:
+            raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
+        return outputs
+
+
+def _number(outputs: Sequence[Tensor]) -> Tensor:
+    """Return a number as it is, and of several their product with a fixed random vector."""
+    if sum(output.numel() for output in outputs) == 1:
+        return torch.cat([output.reshape(-1) for output in outputs])[0].double()
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
+    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
+    return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
+
+
+class _TrueGradients(TorchFunctionMode):
+    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.embedding, torch.embedding):
+            args = args[:2]
+            kwargs = {name: value for name, value in kwargs.items() if name in ("input", "weight", "indices")}
+        return func(*args, **kwargs)
+
+
+def rounded(params: Mapping[str, Tensor], precision: float, generator: torch.Generator) -> Params:
+    """Return parameters of which each is rounded up or down at random, by this relative size."""
+
+    def near(w: Tensor) -> Tensor:
+        return w * (1 + precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
+
+    return {name: near(w) for name, w in params.items()}
 
 
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
@@ -110,10 +165,14 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
     Each holds some or all of the model's parameters; the others are the model's own. `inputs` as for
     `verify_symmetries`.
     """
+    outputs = ModelOutputs(model, [inputs])
+    outputs.own()
     with torch.no_grad():
-        outputs = ModelOutputs(model, inputs)
-        outputs.compare_with({name: value.detach() for name, value in before.items()})
-        return outputs.change({name: value.detach().to(torch.float64, copy=True) for name, value in after.items()})
+        there, here = (
+            outputs.at({name: value.detach().to(torch.float64, copy=True) for name, value in params.items()})
+            for params in (after, before)
+        )
+    return relative_change(there, here)
 
 
 def first_examples(batch: Any) -> list[Any]:
@@ -146,6 +205,12 @@ def called(inputs: Any) -> str:
     if isinstance(inputs, tuple):
         return f"model(*inputs), with {len(inputs)} arguments"
     return f"model(inputs), with one argument, a {type(inputs).__name__}"
+
+
+def relative_change(new: Sequence[Tensor], old: Sequence[Tensor]) -> float:
+    """Return the largest change of an entry, relative to the largest finite entry of its tensor."""
+    pairs = zip(new, old, strict=True)
+    return max((_relative(one - other, other, same=one == other) for one, other in pairs), default=0.0)
 
 
 def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:

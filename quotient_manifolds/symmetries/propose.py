@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -15,10 +15,7 @@ from quotient_manifolds.symmetries.checks import (
     check_symmetries,
     check_weights,
 )
-from quotient_manifolds.symmetries.detect import looks_like_attention
 from quotient_manifolds.symmetries.outputs import Evaluate, called, first_examples
-from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
@@ -26,9 +23,6 @@ from quotient_manifolds.symmetries.wires.permutations import Permutation, permut
 from quotient_manifolds.symmetries.wires.record import ModelError
 from quotient_manifolds.symmetries.wires.records import reparameterizations
 from quotient_manifolds.symmetries.wires.run import Run
-
-# Of the code of a model and of its operations
-RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
 
 def propose_symmetries(
@@ -120,30 +114,4 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     touched = {name for pair in match.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
-    unrecognised = _unfollowed(dict(model.named_modules()), match, free)
-    return Symmetries(match.pairs, rest, unrecognised, (*match.refused, *unknown), tuple(free))
-
-
-def _unfollowed(modules: Mapping[str, nn.Module], found: Match, free: Iterable[Reparameterization]) -> tuple[str, ...]:
-    """Return the innermost modules that look like attention and of which nothing is found or refused."""
-    kinds = (QUERY_KEY, VALUE_OUTPUT)
-    owners = {name.rpartition(".")[0] for pair in found.pairs if pair.kind in kinds for name in pair.names}
-    owners |= {each.name.removesuffix(each.kind).rstrip() for each in found.refused if each.kind in kinds}
-    looks = {name for name, module in modules.items() if looks_like_attention(module)}
-    innermost = looks - {above for name in looks for above in _lineage(name) if above != name}
-    turned = ({*each.names} for each in free if isinstance(each, Gauge))
-    owners |= {at for names in turned for at in innermost if all(at in _lineage(name) for name in names)}
-    settled = {owner for owner in owners if owner in modules}
-    settled |= {above for owner in settled for above in _lineage(owner) if above in looks}
-    around = {above for name in settled for above in _lineage(name)}  # a block is called after its attention
-    open_ = [name for name in modules if name in looks - around and settled.isdisjoint(_lineage(name))]
-    outer = {above for name in open_ for above in _lineage(name) if above != name}
-    return tuple(f"{name or '(the model)'} ({type(modules[name]).__name__})" for name in open_ if name not in outer)
-
-
-def _lineage(name: str) -> Iterator[str]:
-    """Yield the name of a module and of all modules around it, the model's "" last."""
-    yield name
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
+    return Symmetries(match.pairs, rest, (*match.refused, *unknown), tuple(free))

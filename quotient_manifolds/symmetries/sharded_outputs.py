@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, Whole
 from quotient_manifolds.symmetries.checks import check_eval, check_symmetries, generator_of
-from quotient_manifolds.symmetries.outputs import STEP, Evaluate
+from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.tangents import Action, actions
 from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, group_of
 
 MARGIN = 1e3  # times the rounding noise: what a move may change
+STEP = 1e-6  # relative, of the third differences that show rounding
 NEGLIGIBLE = 1e-9  # part of the control: rounding too, where weights are so badly scaled that the noise varies
 
 
@@ -64,7 +65,7 @@ def verify_sharded(
 class ShardedOutputs:
     """Evaluate the loss of a model whose processes have a part each, at other parameters, and put the model back.
 
-    As `ModelOutputs`, in the precision in which the model computes: a product in half precision rounds all it is given,
+    In the precision in which the model computes: a product in half precision rounds all it is given,
     which is what its noise then is. One number tells, the mean of the loss over the processes.
     Raises ValueError for a loss that is no finite number, or not repeatable.
     """
@@ -99,9 +100,11 @@ class ShardedOutputs:
         return abs(self._at(parts) - self._reference) / (abs(self._reference) or 1.0)
 
     def rounding_noise(self, names: Iterable[str], generator: torch.Generator) -> float:
-        """Estimate the loss's rounding noise: from third differences as `ModelOutputs` does, three directions.
+        """Estimate the loss's rounding noise from third differences along three random directions.
 
-        Where products are in half precision, also as what a change of all weights by their spacing there does.
+        A smooth function's third difference is O(STEP^3), far below rounding; what remains is noise, of variance
+        20 sigma^2. STEP exceeds float32's spacing, so casts to float32 inside the model show. Where products are in
+        half precision, also what a change of all weights by their spacing there does.
         """
         local = torch.Generator().manual_seed(int(torch.randint(2**31, (), generator=generator)) + self._model.rank)
         names = list(names)

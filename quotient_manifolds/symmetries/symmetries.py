@@ -23,8 +23,8 @@ Model = TypeVar("Model", bound=nn.Module)
 Scope = Literal["all", "pairs", "paper"]
 """Which of a model's symmetries: all; pairs of attention and adapters with redundant biases; or with biases as rows."""
 
-HOW_TO = "docs/own_attention.md shows how to declare it"
-"""Where to look when attention is not recognised."""
+HOW_TO = "docs/own_attention.md shows how to declare symmetries"
+"""Where to look when some are not found."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,13 @@ class Match:
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
-    rest: the parameters in no pair. unrecognised: modules that look like attention and of which nothing is found or
-    refused. refused: what has no continuous symmetry, with the reasons.
+    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons, and the
+    operations that no rule knows, whose inputs are held fixed.
     reparameterizations: those with a canonical point, in the order in which they are brought there.
     """
 
     pairs: tuple[SymmetricPair, ...]
     rest: tuple[str, ...] = ()
-    unrecognised: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
 
@@ -178,7 +177,6 @@ class Symmetries:
             ],
             "refused": [asdict(refusal) for refusal in self.refused],
             "rest": list(self.rest),
-            "unrecognised": list(self.unrecognised),
         }
 
     def __repr__(self) -> str:
@@ -201,7 +199,6 @@ class Symmetries:
         for title, lines in (
             ("refused:", without_layers(map(str, self.refused))),
             (f"in no pair, {len(self.rest)} tensors:", without_layers(self.rest)),
-            (f"attention not recognised ({HOW_TO}):", self.unrecognised),
         ):
             if lines:
                 blocks.append("\n  ".join((title, *lines)))

@@ -7,16 +7,13 @@ control is what one parameter, or one side, contributes to that product: where i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import (
     check_eval,
     check_loaded,
@@ -25,10 +22,9 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, rounded
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
+from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
@@ -42,7 +38,8 @@ JITTER = 1e-2  # relative, of all parameters
 NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
 
-REPEATED = 1e-6  # relative: two evaluations that differ by more are random
+Begin = Callable[[Symmetries, Params], Params]
+"""(symmetries, parameters) -> parameters of the same function; tensors may be those given."""
 
 Verdict = Literal["unused", "inconclusive", "holds", "fails"]
 VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # of several batches the last counts
@@ -155,9 +152,9 @@ def verify_symmetries(
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     batches, function = (inputs, *others), evaluate or answer
-    losses = BatchLosses(model, function, batches)
+    losses = ModelOutputs(model, batches, function)
     for index in range(len(batches)):
-        losses.check(index)
+        losses.own(index)
     found, params = verify_on_batches(model, function, batches, symmetries, seed=seed), losses.params()
     zero = {each.name for each in symmetries.pairs if not (each.G.read(params).any() and each.H.read(params).any())}
     unseen: dict[str, Any] = {"verdict": "inconclusive", "reason": "one side is 0: moving it alone changes nothing"}
@@ -165,125 +162,47 @@ def verify_symmetries(
     return replace(found, checks=tuple(checks))
 
 
-@final
-class BatchLosses:
-    """Evaluate evaluate(model, batch) on every batch as a function of float64 parameters, on replicas.
-
-    In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
-    tells. What holds several numbers counts as their product with a fixed random vector.
-    """
-
-    def __init__(self, model: nn.Module, evaluate: Evaluate, batches: Sequence[Any]) -> None:
-        self.model, self.evaluate, self.batches = model, evaluate, batches
-        types = {w.dtype for w in model.parameters() if w.is_floating_point()}
-        least = min(types, key=lambda dtype: dtype.itemsize, default=torch.float64)
-        self._own = torch.promote_types(least, torch.float32)
-        self._type = torch.float64
-
-    @property
-    def precision(self) -> float:
-        """Return machine epsilon of the type that is computed in."""
-        return torch.finfo(self._type).eps
-
-    def params(self) -> Params:
-        """Return copies of the model's parameters, in float64 where they are floating point numbers."""
-        own = ((name, w.detach()) for name, w in self.model.named_parameters())
-        return {name: w.to(torch.float64 if w.is_floating_point() else w.dtype, copy=True) for name, w in own}
-
-    def value(self, params: Params, index: int) -> float:
-        """Return the loss on batch `index`."""
-        return float(_number(self._at(params, index)).detach())
-
-    def check(self, index: int) -> None:
-        """Raise ValueError unless batch `index` gives, twice, the same numbers."""
-        with torch.no_grad():
-            outputs, again = (self._at(self.params(), index) for _ in range(2))
-        if not any(output.numel() for output in outputs):
-            raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
-        if any(bool(output.isnan().any()) for output in outputs):
-            raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
-        value, other = float(_number(outputs)), float(_number(again))
-        if value != other and not abs(value - other) <= REPEATED * abs(value):
-            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
-
-    def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
-        """Return the gradient of the loss on batch `index` in the parameters of these names, in float64."""
-        leaves = {name: params[name].detach().requires_grad_() for name in names}
-        if not (value := _number(self._at(params | leaves, index))).requires_grad:
-            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-        grads = torch.autograd.grad(value, [*leaves.values()], materialize_grads=True)
-        return {name: g.double() for name, g in zip(leaves, grads, strict=True)}
-
-    def _at(self, params: Params, index: int) -> list[Tensor]:
-        if self._type == torch.float64:
-            try:
-                return self._run(params, index, torch.float64)
-            except RUN_ERRORS:
-                if index or self._own == torch.float64:  # where the first batch ran, it is this one
-                    raise
-        self._type = self._own
-        return self._run(params, index, self._own)
-
-    def _run(self, params: Params, index: int, dtype: torch.dtype) -> list[Tensor]:
-        def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        # The function may ask for gradients of what it is given, in place.
-        own = {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
-        copy = replica(self.model, own, cast)
-        batch = private_batch(self.batches[index], cast)
-        precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
-            outputs = floating(self.evaluate(copy, batch))
-        if not outputs:
-            raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
-        return outputs
-
-
-def _number(outputs: Sequence[Tensor]) -> Tensor:
-    """Return a number as it is, and of several their product with a fixed random vector."""
-    if sum(output.numel() for output in outputs) == 1:
-        return torch.cat([output.reshape(-1) for output in outputs])[0].double()
-    generator = torch.Generator().manual_seed(0)
-    weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
-    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
-    return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
-
-
-class _TrueGradients(TorchFunctionMode):
-    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.embedding, torch.embedding):
-            args = args[:2]
-            kwargs = {name: value for name, value in kwargs.items() if name in ("input", "weight", "indices")}
-        return func(*args, **kwargs)
-
-
 def verify_on_batches(
-    model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], symmetries: Symmetries, *, seed: int = 0
+    model: nn.Module,
+    evaluate: Evaluate,
+    batches: Sequence[Any],
+    symmetries: Symmetries,
+    *,
+    seed: int = 0,
+    begin: Begin | None = None,
 ) -> Verification:
     """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
     One forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
     side that is 0 is no reason to doubt a pair. Raises what the function raises.
+
+    begin: (symmetries, params) -> parameters of the same function, at which a measure begins. The element of the whole
+    group then acts from there; ValueError where the loss is another one there.
     """
     check_eval(model)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    losses = BatchLosses(model, evaluate, batches)
+    losses = ModelOutputs(model, batches, evaluate)
     claimed = actions(symmetries)
     names = sorted({name for action in claimed for name in action.names})
     checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
+    indices, there = range(len(batches)), list[float]()
+    with torch.no_grad():
+        params = losses.params()
+        values = tuple(losses.value(params, index) for index in indices)
+        if begin is not None:
+            with contextlib.suppress(ValueError):  # what is claimed may be false, and lead nowhere
+                params = begin(symmetries, params)
+                moved = _act(_joint(symmetries), params | {name: params[name].clone() for name in names}, seed)
+                there = [losses.value(moved, index) for index in indices]
+                del moved
+        if not there:
+            # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
+            multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
+            params = balance(params, replace(symmetries, reparameterizations=multiplied))
+        params = jittered({name: w.clone() for name, w in params.items()}, seed)
     tolerances = list[float]()
-    # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
-    multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
-    sized = replace(symmetries, reparameterizations=multiplied)
-    params = jittered(balance(losses.params(), sized), seed)
-    for index in range(len(batches)):
+    for index, value in zip(indices, values, strict=True):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
         for number, action in enumerate(claimed):
@@ -296,17 +215,15 @@ def verify_on_batches(
                     "inconclusive": "moving one side of it alone does not change the output on any batch",
                 }.get(verdict, "")
                 checks[number] = checks[number].on(slope, control, verdict, reason)
-        tolerances.append(rounding)
+        tolerances.append(rounding + ROUNDING * losses.precision * abs(value))
         del grads
     del params
+    known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
+    changes = [abs(after - before) for after, before in zip(there, values, strict=False)]
+    if changes and not known.failed and all(each <= most for each, most in zip(changes, tolerances, strict=True)):
+        return known
     with torch.no_grad():
-        params = losses.params()
-        values = tuple(losses.value(params, index) for index in range(len(batches)))
-        tolerances = [
-            each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
-        ]
-        known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
-        return _together(losses, symmetries, known)
+        return _together(losses, symmetries, known, begin)
 
 
 def changed_by(
@@ -314,7 +231,7 @@ def changed_by(
 ) -> str:
     """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none."""
     with torch.no_grad():
-        return _changed(BatchLosses(model, evaluate, batches), move, known)
+        return _changed(ModelOutputs(model, batches, evaluate), move, known)
 
 
 def _judged(
@@ -338,7 +255,7 @@ def _judged(
     return slope / most, control / most, "holds" if control > CONTROL * rounding else "inconclusive"
 
 
-def _is_cut_off(losses: BatchLosses, action: Action, params: Params, seed: int, index: int) -> bool:
+def _is_cut_off(losses: ModelOutputs, action: Action, params: Params, seed: int, index: int) -> bool:
     """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
 
     Moving one side of it alone must change the loss, by more than rounding.
@@ -378,33 +295,56 @@ def jittered(params: Params, seed: int) -> Params:
     return params
 
 
-def _together(losses: BatchLosses, symmetries: Symmetries, known: Verification) -> Verification:
+def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification, begin: Begin | None) -> Verification:
     """Try one random element of all groups together; if the output changes, those fail whose own element changes it."""
     left = known.holding(symmetries)
-
-    def said(chosen: Iterable[Action]) -> str:
-        def act(params: Params) -> Params:
-            generator = torch.Generator().manual_seed(known.seed)
-            for action in chosen:
-                action.act(params, generator, FINITE, False)
-            return params
-
-        return _changed(losses, act, known)
-
-    joined = replace(left, reparameterizations=tuple(together(left.reparameterizations)))
-    if not left.every or not (all_ := said(actions(joined))):
+    if not left.every:
         return known
-    alone = {action.name: said([action]) for action in actions(left)}
+
+    def changed(chosen: Sequence[Action], begin: Begin | None = None) -> str:
+        def move(params: Params) -> Params:
+            if begin is not None:
+                params = {name: w.clone() for name, w in begin(left, params).items()}
+            return _act(chosen, params, known.seed)
+
+        return _changed(losses, move, known)
+
+    if not (all_ := changed(_joint(left), begin)):
+        return known
+    alone = {action.name: changed([action]) for action in actions(left)}
     false = {
         name: f"acting with one of its elements changes the output: {found}" for name, found in alone.items() if found
     }
+    if not false and begin is not None and (found := changed([], begin)):
+        raise ValueError(canonical_changes(found))
     if not false:
         raise ValueError(
             f"The output must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
             f"pass symmetries= without some of them"
         )
     checks = (replace(c, verdict="fails", reason=false[c.name]) if c.name in false else c for c in known.checks)
-    return _together(losses, symmetries, replace(known, checks=tuple(checks)))
+    return _together(losses, symmetries, replace(known, checks=tuple(checks)), begin)
+
+
+def canonical_changes(found: str) -> str:
+    """Say that a loss is another one where a measure begins."""
+    return (
+        f"The loss must be the same at the canonical point of the orbit. Found {found}; use Adaptive(), "
+        "or pass symmetries= without these"
+    )
+
+
+def _joint(symmetries: Symmetries) -> list[Action]:
+    """Return the actions of all symmetries, of what is evaluated at once as one."""
+    return actions(replace(symmetries, reparameterizations=tuple(together(symmetries.reparameterizations))))
+
+
+def _act(chosen: Iterable[Action], params: Params, seed: int) -> Params:
+    """Act with a random element of each, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for action in chosen:
+        action.act(params, generator, FINITE, False)
+    return params
 
 
 def group_of(symmetry: Any) -> str:
@@ -412,7 +352,7 @@ def group_of(symmetry: Any) -> str:
     return str(symmetry.group)
 
 
-def _changed(losses: BatchLosses, move: Callable[[Params], Params], known: Verification) -> str:
+def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Verification) -> str:
     moved = move(losses.params())
     for index, (before, tolerance) in enumerate(zip(known.losses, known.tolerances, strict=True)):
         after = losses.value(moved, index)
@@ -430,13 +370,10 @@ def _stay(params: Params) -> Params:
     return params
 
 
-def _noise(losses: BatchLosses, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
+def _noise(losses: ModelOutputs, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
     """Return how far the loss after a move goes if all parameters are rounded up or down at random before it."""
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(w: Tensor) -> Tensor:
-        return w * (1 + losses.precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
-
-    near = [move({name: rounded(w) for name, w in params.items()}) for _ in range(2)]
+    near = [move(rounded(params, losses.precision, generator)) for _ in range(2)]
     value = losses.value(move(params), index)
     return max(abs(losses.value(each, index) - value) for each in near)

@@ -15,7 +15,6 @@ import quotient_manifolds as qm
 from quotient_manifolds import symmetries
 from quotient_manifolds.cli.subject import distance, distance_batch
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.load import LabelledText
 from tests.command_line import FAST, TEXTS, call, digest
 from tests.lora_files import random_lora
 
@@ -83,8 +82,7 @@ def test_measure_agrees_with_the_library_and_resumes(bert: Path, texts: Path, tm
     assert shown.exit_code == 0, shown.output
     assert f"Report: {out}" in shown.stdout.replace("\n", "")
     found = Comparison.load(out)
-    examples = [LabelledText(text, None, int(word == "POS")) for text, word in TEXTS]
-    batches = qm.tokenised_batches(bert, examples, batch_size=4)
+    batches = qm.DataSource(texts, batch_size=4).batches(qm.load_model(bert))
     for geometry in ("adaptive", "mix"):
         (row,) = [row for _, row in found.values.iterrows() if row["label"].startswith(geometry)]
         expected = qm.worst_case_sharpness(

@@ -28,7 +28,6 @@ from quotient_manifolds.sharpness import (
     hessian_trace,
     legacy_sharpness,
     top_eigenvalue,
-    worst_case_profile,
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, holm
@@ -60,12 +59,7 @@ MEASURES: list[tuple[str, Direct]] = [
         "worst-case, geometry: inv, eps: 0.01, radius: 0.05, steps: 2, restarts: 1, seed: 3",
         worst(Quotient("inv", eps=0.01), 0.05, restarts=1, seed=3),
     ),
-    (
-        "worst-case, geometry: mix, radius: [0.02, 0.05], steps: 2, warm_start: true",
-        lambda model, batches: list(
-            worst_case_profile(model, cross_entropy, batches, geometry=Quotient("mix"), radii=(0.02, 0.05), steps=2)
-        ),
-    ),
+    ("worst-case, geometry: mix, radius: [0.02, 0.05], steps: 2", worst(Quotient("mix"), 0.02, 0.05)),
     ("gradient-norm, geometry: mix", of(gradient_norm, "mix")),
     (
         "legacy-worst-case, geometry: adaptive, radius: 0.05, steps: 3",
@@ -116,17 +110,6 @@ def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path:
     assert found.rankings.empty
 
 
-def test_the_smaller_radii_are_climbed_again_where_their_last_points_are_not_at_hand(zoo: Path) -> None:
-    asked = "measure: worst-case, geometry: adaptive, steps: 2, warm_start: true, radius: "
-    head = SMALL.replace("*", "m_1")
-    run(write_spec(zoo, f"{asked} [0.02, 0.05]", head=head))
-    found = run(write_spec(zoo, f"{asked} [0.02, 0.05, 0.1]", head=head))
-    assert found.measured_now == 2
-    again = run_comparison(zoo / "zoo.yaml")  # without a folder, nothing is found and nothing written
-    assert again.measured_now == 2 * (1 + 3)
-    assert zoos.values(again) == zoos.values(found)
-
-
 def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
     """With a last batch of another size."""
     head = SMALL.replace("batch_size: 4", "batch_size: 5") + "\ntest: {path: test.npz, batch_size: 3}"
@@ -152,7 +135,9 @@ def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
     spec = Spec(checkpoints, data, measures, loss="tests.zoos:squares")
     found = run_comparison(spec, progress=lambda *step: told.append(step))
     model, batches = zoos.small(zoo / "models" / "m_2"), zoos.two_batches()
-    assert found.column(found.labels[0])[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
+    assert (
+        found.frame()[found.labels[0]].iloc[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
+    )
     losses = [zoos.squares(model, batch).item() for batch in batches]
     assert found.scores.loc["m_2"].to_dict() == {"loss": pytest.approx(np.mean(losses))}
     assert ("checkpoints", 2, 2) in told

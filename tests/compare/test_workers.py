@@ -29,7 +29,7 @@ from tests.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
 MEASURES = (
-    "measure: worst-case, geometry: adaptive, radius: [0.02, 0.05], steps: 2, warm_start: true",
+    "measure: worst-case, geometry: adaptive, radius: [0.02, 0.05], steps: 2",
     "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2",
     "measure: gradient-norm, geometry: [euclidean, adaptive]",
 )

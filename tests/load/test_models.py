@@ -15,11 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quotient_manifolds.load import (
-    LabelledText,
-    load_model,
-    tokenised_batches,
-)
+from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.load.huggingface import check_patterns
 from quotient_manifolds.symmetries import example_inputs
 from tests import hugging_face
@@ -190,5 +186,6 @@ def test_a_backbone_is_not_fetched(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_network")
 def test_models_and_tokenizers_load_without_a_connection(tmp_path: Path) -> None:
-    load_model(hugging_face.bert_classifier(tmp_path))
-    assert tokenised_batches(tmp_path, [LabelledText("good", None, 0)])
+    model = load_model(hugging_face.bert_classifier(tmp_path))
+    (tmp_path / "a.jsonl").write_text('{"text": "good", "label": 0}')
+    assert DataSource(tmp_path / "a.jsonl").batches(model)

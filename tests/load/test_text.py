@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from quotient_manifolds.load import LabelledText, read_text_labels, tokenised_batches
+from quotient_manifolds.load.huggingface import read_config
+from quotient_manifolds.load.text import LabelledText, Labels, class_of, read_examples
+from quotient_manifolds.load.tokens import encoded
 from tests import hugging_face
 from tests.refusals import one_sentence
 
 ROWS = [("a good film", "good", "yes"), ("bad", "very good", "no"), ("not bad", "bad", "maybe")]
 SUFFIXES = [".jsonl", ".csv", ".tsv"]
+
+
+def read(
+    path: Path, labels: Labels | None = None, columns: dict[str, str] | None = None, count: int | None = None
+) -> list[LabelledText]:
+    examples = read_examples(path, columns=columns)
+    return [replace(each, label=class_of(each.label, f"{path}, line {each.line}", labels, count)) for each in examples]
+
+
+def tokenised(
+    home: Path, examples: list[LabelledText], batch_size: int = 32, max_length: int | None = None
+) -> tuple[list[dict[str, Tensor]], list[str]]:
+    return encoded(examples, home, SimpleNamespace(**read_config(home)), batch_size, max_length)
 
 
 def write_text(folder: Path, suffix: str, columns: tuple[str, str, str] = ("text", "text_pair", "label")) -> Path:
@@ -35,21 +53,21 @@ def write_text(folder: Path, suffix: str, columns: tuple[str, str, str] = ("text
 def test_words_become_classes_and_columns_may_have_other_names(suffix: str, tmp_path: Path) -> None:
     labels = {"yes": 2, "no": 0, "maybe": 0}
     expected = [LabelledText(text, pair, labels[word]) for text, pair, word in ROWS]
-    assert read_text_labels(write_text(tmp_path, suffix), labels=labels, num_labels=3) == expected
+    assert read(write_text(tmp_path, suffix), labels=labels, count=3) == expected
     other = write_text(tmp_path, suffix, ("premise", "hypothesis", "gold"))
     columns = {"text": "premise", "text_pair": "hypothesis", "label": "gold"}
-    assert read_text_labels(other, labels=labels, columns=columns) == expected
+    assert read(other, labels=labels, columns=columns) == expected
     with pytest.raises(ValueError, match=r"line [12]: no 'text'; expected the columns text and gold"):
-        read_text_labels(other, labels=labels, columns={"label": "gold"})
+        read(other, labels=labels, columns={"label": "gold"})
     with pytest.raises(ValueError, match=r"line [23]: the label must be one of yes, maybe. Found 'no'"):
-        read_text_labels(other, labels={"yes": 0, "maybe": 1}, columns=columns)
+        read(other, labels={"yes": 0, "maybe": 1}, columns=columns)
     with pytest.raises(ValueError, match=r"line [12]: the label must be in 0 \.\.\. 1, .* Found 'yes'"):
-        read_text_labels(other, labels=labels, columns=columns, num_labels=2)
+        read(other, labels=labels, columns=columns, count=2)
 
 
 def test_a_tsv_file_has_no_quotes(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('text\tlabel\n"an open quote, and a comma\t1\n12" long\t0\n')
-    texts = [example.text for example in read_text_labels(tmp_path / "a.tsv")]
+    texts = [example.text for example in read(tmp_path / "a.tsv")]
     assert texts == ['"an open quote, and a comma', '12" long']
 
 
@@ -57,8 +75,8 @@ def test_jsonl_and_csv_agree(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a good film", "label": 1}\n\n{"text": "bad, bad", "label": 0}\n')
     (tmp_path / "a.csv").write_text('\ufefflabel,text,id\n1,a good film,7\n 0,"bad, bad",8\n', encoding="utf-8")
     expected = [LabelledText("a good film", None, 1), LabelledText("bad, bad", None, 0)]
-    assert read_text_labels(tmp_path / "a.jsonl") == expected
-    assert read_text_labels(tmp_path / "a.csv", num_labels=2) == expected
+    assert read(tmp_path / "a.jsonl") == expected
+    assert read(tmp_path / "a.csv", count=2) == expected
 
 
 GOOD = '{"text": "good", "label": 1}\n'
@@ -83,10 +101,10 @@ BAD_DATA = {
 def test_bad_data_is_refused_in_one_sentence(name: str, content: str, match: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=match) as caught:
-        read_text_labels(tmp_path / name, num_labels=2)
+        read(tmp_path / name, count=2)
     assert one_sentence(str(caught.value)), str(caught.value)
     with pytest.raises(ValueError, match="no data file"):
-        read_text_labels(tmp_path / "absent.csv")
+        read(tmp_path / "absent.csv")
 
 
 PIECES = [b"text,label\n", b"text\tlabel\n", b'{"text": "a", "label": 1}', b"\n", b'"', b",", b"\r", b"1", b"\0"]
@@ -103,7 +121,7 @@ def test_any_bytes_are_read_or_refused(
     path = tmp_path_factory.mktemp("text") / name
     path.write_bytes(b"".join(content))
     with contextlib.suppress(ValueError):
-        assert all(isinstance(example.label, int) for example in read_text_labels(path))
+        assert all(isinstance(example.label, int) for example in read(path))
 
 
 # ---- tokens
@@ -111,16 +129,16 @@ def test_any_bytes_are_read_or_refused(
 
 def test_pairs_are_marked_and_texts_that_are_cut_are_counted(tmp_path: Path) -> None:
     hugging_face.bert_classifier(tmp_path)
-    (batch,) = tokenised_batches(tmp_path, [LabelledText("good", "bad", 0)])
+    (batch,), _ = tokenised(tmp_path, [LabelledText("good", "bad", 0)])
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
     examples = [LabelledText("good " * count, None, 0) for count in (5, 6, 7, 8, 9, 200)]
     for batch_size in (1, 4, 32):
-        batches = tokenised_batches(tmp_path, examples, batch_size=batch_size, max_length=9)
-        assert batches.notes == ["3 of 6 texts were cut at 9 tokens (max_length)."]
+        batches, notes = tokenised(tmp_path, examples, batch_size, max_length=9)
+        assert notes == ["3 of 6 texts were cut at 9 tokens (max_length)."]
         assert max(batch["input_ids"].shape[1] for batch in batches) == 9
-    (batch,) = tokenised_batches(tmp_path, examples)
+    (batch,), _ = tokenised(tmp_path, examples)
     assert batch["input_ids"].shape[1] == 64  # the model's positions
-    assert tokenised_batches(tmp_path, examples[:3]).notes == []
+    assert tokenised(tmp_path, examples[:3])[1] == []
 
 
 def save_tokenizer(directory: Path, tokens: list[str]) -> None:
@@ -132,32 +150,30 @@ def test_batches_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     good, pair = LabelledText("good", None, 0), LabelledText("good", "bad", 0)
     hugging_face.gpt2(tmp_path)
     with pytest.raises(ValueError, match="no tokenizer"):
-        tokenised_batches(tmp_path, [good])
+        tokenised(tmp_path, [good])
     save_tokenizer(tmp_path, ["?", "good"])  # adds no tokens of its own
     with pytest.raises(ValueError, match="no padding token; use batches of size 1"):
-        tokenised_batches(tmp_path, [good, good])
+        tokenised(tmp_path, [good, good])
     with pytest.raises(ValueError, match=r"must have tokens .* Found ''"):
-        tokenised_batches(tmp_path, [LabelledText("", None, 0)])
-    (batch,) = tokenised_batches(tmp_path, [good], batch_size=1)
+        tokenised(tmp_path, [LabelledText("", None, 0)])
+    (batch,), _ = tokenised(tmp_path, [good], batch_size=1)
     assert batch["input_ids"].tolist() == [[1]]
     save_tokenizer(tmp_path, [str(i) for i in range(50)] + ["good"])
     with pytest.raises(ValueError, match="gives token 50, but the model knows 40"):
-        tokenised_batches(tmp_path, [good])
+        tokenised(tmp_path, [good])
     hugging_face.bert_classifier(tmp_path)
     with pytest.raises(ValueError, match="must have a text_pair, or none"):
-        tokenised_batches(tmp_path, [good, pair])
-    with pytest.raises(ValueError, match="at least 1"):
-        tokenised_batches(tmp_path, [good], batch_size=0)
+        tokenised(tmp_path, [good, pair])
     with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 64, .* Found 65"):
-        tokenised_batches(tmp_path, [good], max_length=65)
+        tokenised(tmp_path, [good], max_length=65)
 
 
 def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path) -> None:
     hugging_face.bert_classifier(tmp_path)
     examples = [LabelledText(text, None, 0) for text in ("a good film", "a good qwerty")]
-    assert tokenised_batches(tmp_path, examples).notes == ["17% of the tokens are unknown to the tokenizer."]
+    assert tokenised(tmp_path, examples)[1] == ["17% of the tokens are unknown to the tokenizer."]
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "xx"]) + "\n")
     with pytest.raises(ValueError, match=r"100% of the tokens are unknown to the tokenizer") as caught:
-        tokenised_batches(tmp_path, examples)
+        tokenised(tmp_path, examples)
     assert one_sentence(str(caught.value))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.sharpness.losses import next_token_logits_and_labels
+from quotient_manifolds.sharpness.losses import counted_logits
 from studies.fibres import small_model
 
 CAUSAL = ("gpt2 with a head", "llama with a head")
@@ -64,7 +64,7 @@ def test_cross_entropy_reads_every_kind_of_output_and_skips_ignored_labels() -> 
 
 def test_next_tokens_are_those_of_the_loss() -> None:
     model, batch = nn.Embedding(5, 3), (torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([[0, 1, -100], [2, 2, 0]]))
-    logits, labels = next_token_logits_and_labels(model, batch)
+    logits, labels = counted_logits(model, batch, causal=True)
     assert labels.tolist() == [1, 2, 0]
     assert torch.equal(logits, model.weight[[0, 3, 4]])
     assert torch.allclose(nn.functional.cross_entropy(logits, labels), qm.next_token_cross_entropy(model, batch))

@@ -52,7 +52,7 @@ def test_a_geometry_is_made_again_from_its_record(geometry: Geometry) -> None:
 
 
 def test_a_measurement_keeps_its_geometry() -> None:
-    assert Quotient("mix", symmetries=Symmetries((), (), (), (), ())).to_dict()["symmetries"] == "given"
+    assert Quotient("mix", symmetries=Symmetries((), (), (), ())).to_dict()["symmetries"] == "given"
     found = measured(Adaptive(eta=0.01, norm="linf"))
     assert found.geometry_settings == Adaptive(eta=0.01, norm="linf").to_dict()
 

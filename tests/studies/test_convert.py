@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from quotient_manifolds.load import DataSource, LabelledText, load_model, tokenised_batches
+from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.symmetries import find_symmetries, verify_symmetries
 from studies.convert import clip_classifier, convert
 
@@ -183,7 +183,8 @@ def test_a_bert_computes_what_its_variables_say(tmp_path: Path, monkeypatch: pyt
         expected = bert_logits(variables, ids, types, heads=heads)
         assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
         (tmp_path / "bert_config.json").write_text('{"num_attention_heads": 4}')
-    (batch,) = tokenised_batches(tmp_path / "new_2", [LabelledText("A good film", "not bad", 1)])
+    (tmp_path / "a.jsonl").write_text('{"text": "A good film", "text_pair": "not bad", "label": 1}')
+    (batch,) = DataSource(tmp_path / "a.jsonl").batches(load_model(tmp_path / "new_2"))
     assert batch["input_ids"].tolist() == [[2, 9, 5, 8, 3, 10, 6, 3]]
     del variables["bert/pooler/dense/bias"]
     with pytest.raises(RuntimeError, match=r"pooler\.dense\.bias"):

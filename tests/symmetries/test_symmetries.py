@@ -61,7 +61,6 @@ def test_the_pairs_are_exactly_these(case: ModelCase) -> None:
     assert len(found.pairs) == len(case.pairs)
     assert all(pair.kind == pair.name.split()[-1] for pair in found.pairs)
     assert all(pair.group == f"GL({pair.h})^{pair.heads}" for pair in found.pairs)
-    assert found.unrecognised == ()
 
 
 @every_model
@@ -264,17 +263,6 @@ class TiedToATable(nn.Module):
         return self.attention(self.embedding(ids))
 
 
-class Silent(nn.Module):
-    """Attention by name, of which nothing is a linear map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (nn.Parameter(torch.randn(12)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (self.q_proj * self.k_proj).tanh() + self.v_proj
-
-
 def _with(name: str, value: object) -> nn.Module:
     model = nn.Sequential(ViTAttention()).eval()
     setattr(model[0], name, value)
@@ -315,15 +303,6 @@ def test_what_stands_in_the_way_of_one_pair_leaves_the_other(case: str) -> None:
     make, inputs, left = LEFT[case]
     found = find_symmetries(make().eval(), inputs)
     assert tuple(pair.name for pair in found.pairs) == left
-    assert found.unrecognised == ()
-
-
-def test_attention_of_which_nothing_is_found_is_named() -> None:
-    model = nn.ModuleDict({"block": nn.Sequential(Silent())}).eval()
-    found = find_symmetries(model, noise(2, 5, 12), evaluate=lambda module, x: module["block"](x))
-    assert found.pairs == ()
-    assert found.unrecognised == ("block.0 (Silent)",)
-    assert "block.0 (Silent)" in str(found)
 
 
 def test_what_does_not_run_says_so() -> None:

@@ -21,7 +21,9 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.load import LabelledText, load_model, tokenised_batches
+from quotient_manifolds.load import load_model
+from quotient_manifolds.load.text import LabelledText
+from quotient_manifolds.load.tokens import encoded
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.optim import QuotientAdam
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
@@ -69,8 +71,9 @@ def read_reviews(archive: Path, sizes: tuple[int, ...]) -> tuple[Reviews, ...]:
     if len(sentences) < sum(sizes):
         raise ValueError(f"films must have {sum(sizes)} clear and short sentences. Found {len(sentences)}")
     texts = [LabelledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
-    (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
-    labels, bert = batch.pop("labels"), _encoder()
+    bert = _encoder()
+    (batch,), _ = encoded(texts, pretrained_encoder(), bert.config, len(texts), LONGEST)
+    labels = torch.tensor([each.label for each in texts])
     hidden = torch.cat(
         [
             bert(**{name: value[rows] for name, value in batch.items()}, output_hidden_states=True).hidden_states[BELOW]
