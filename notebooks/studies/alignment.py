@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import align, descend_orbit, loss_along_path
@@ -52,30 +50,26 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     a, b = (trained(kind, 2 * pair + each, steps) for each in range(2))
     train, test, _ = data(kind)
     x, y = (each[: TOKENS // train[0].shape[1]] for each in train)  # 256 images, or 64 texts
-    inputs, batches = (x,), [(x, y)]
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
     rows = [_row(kind, pair, "none", a, b, 0.0, test)]
     near: nn.Module = b
     for way, symmetries in {"permuted": Symmetries(()), "rotated": folded, "whole group": every}.items():
-        found = align(b, a, inputs, symmetries=symmetries, permutations=permutations)
+        found = align(b, a, (x,), symmetries=symmetries, permutations=permutations)
         near = found.model
         rows.append(_row(kind, pair, way, a, near, found.change, test))
     options: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
     for way, start in {"refined": near, "refined alone": b}.items():
-        moved = descend_orbit(start, partial(_on_path, a, batches), inputs, **options)
+        moved = descend_orbit(start, partial(_on_path, a, (x, y)), (x,), **options)
         rows.append(_row(kind, pair, way, a, moved.model, moved.change, test))
     return rows
 
 
-def _on_path(a: nn.Module, batches: Sequence[Batch], params: dict[str, Tensor]) -> Tensor:
+def _on_path(a: nn.Module, batch: Batch, params: dict[str, Tensor]) -> Tensor:
     """Return the mean loss at three points inside of the path from a to the parameters."""
     own = {name: w.detach() for name, w in a.named_parameters()}
-    losses = []
-    for t in (0.25, 0.5, 0.75):
-        between = {name: own[name].lerp(w, t) for name, w in params.items()}
-        losses += [F.cross_entropy(functional_call(a, between, x).flatten(0, -2), y.flatten()) for x, y in batches]
-    return torch.stack(losses).mean()
+    paths = ({name: own[name].lerp(w, t) for name, w in params.items()} for t in (0.25, 0.5, 0.75))
+    return torch.stack([loss(partial(functional_call, a, between), batch) for between in paths]).mean()
 
 
 def _folds(record: Any) -> bool:

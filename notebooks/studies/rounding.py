@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import Group, GroupElement, RoundingError, Sparsity, WeightObjective
-from quotient_manifolds.orbit.descend import OnParameters, descend_orbit, minimize
+from quotient_manifolds.orbit.descend import Terms, descend_orbit, minimize
 from quotient_manifolds.symmetries import Params, Symmetries, balance, find_symmetries
 from studies.calibrated import Moments, calibrated, gptq, moments, wanda
 from studies.common import Floats, Record, Tables, minus, power, pretrained_encoder, resume
@@ -88,17 +88,17 @@ def _rows(
     ways = _ways(names, 64 if "MiniLM" in subject else 32)
     for objective in (RoundingError(4, names=names), Sparsity(names=names)):
         options: Any = {"symmetries": symmetries, "held_out": [held_out], "steps": steps, "learning_rate": RATE}
-        found = descend_orbit(model, objective, inputs, **options)
+        descent = descend_orbit(model, objective, inputs, **options)
         rotated, scaled = _rotated(symmetries, own, objective, seed), _scaled(symmetries, own, model, objective, steps)
-        points = dict(zip(POINTS, (own, balanced, rotated, scaled, found.params), strict=True))
-        descents.append(found)
+        points = dict(zip(POINTS, (own, balanced, rotated, scaled, descent.params), strict=True))
+        descents.append(descent)
         with torch.no_grad():
             base, inside = measured(own), {point: seen(points[point], names) for point in CALIBRATED}
             for way, change in ways.items():
                 if way.endswith(("pruned", "Wanda")) == isinstance(objective, Sparsity):
-                    some = CALIBRATED if way.endswith(("GPTQ", "Wanda")) else POINTS
-                    changed = {point: change(points[point], inside.get(point, {})) for point in some}
-                    errors = {point: (measured(params) - base).tolist() for point, params in changed.items()}
+                    given = inside if way.endswith(("GPTQ", "Wanda")) else dict.fromkeys(POINTS)
+                    found = {at: change(points[at], *([H] if H else [])) for at, H in given.items()}
+                    errors = {at: (measured(params) - base).tolist() for at, params in found.items()}
                     rows.append({"subject": subject, "seed": seed, "way": way, "errors": errors})
     rows[0]["changes"] = [max(found.change, found.stored) for found in descents]
     rows[0]["conditions"] = [found.condition for found in descents]
@@ -106,23 +106,19 @@ def _rows(
     return rows
 
 
-def _ways(names: Collection[str], group: int) -> dict[str, Callable[[Params, Moments], Params]]:
+def _ways(names: Collection[str], group: int) -> dict[str, Callable[..., Params]]:
     """Return what rounds or prunes parameters, some of it with what layers have as inputs."""
-    ways: dict[str, Callable[[Params, Moments], Params]] = {}
+    ways: dict[str, Callable[..., Params]] = {}
     for bits in (4, 3):
         grouped = RoundingError(bits, group, clip=True)
         for way, how in {f"{bits} bits": RoundingError(bits), f"{bits} bits, groups and clipping": grouped}.items():
-            ways[way] = partial(_alone, partial(how.round, names=names))
+            ways[way] = partial(how.round, names=names)
             ways[f"{way}, GPTQ"] = partial(calibrated, change=partial(gptq, rounding=how))
     for share in SHARES:
         way = f"{100 * share:.0f} % pruned"
-        ways[way] = partial(_alone, partial(Sparsity.prune, names=names, fraction=share))
+        ways[way] = partial(Sparsity.prune, names=names, fraction=share)
         ways[f"{way}, Wanda"] = partial(calibrated, change=partial(wanda, fraction=share))
     return ways
-
-
-def _alone(change: Callable[[Params], Params], params: Params, inside: Moments) -> Params:
-    return change(params)
 
 
 def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, seed: int) -> Params:
@@ -135,7 +131,7 @@ def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, se
 def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: WeightObjective, steps: int) -> Params:
     """Descend over diagonal elements alone."""
     group = _Diagonal(symmetries, own, fold=True, moves=objective.moves)
-    values = OnParameters(objective.on(model, group), own, torch.float32)
+    values = Terms([objective.on(model, group)], own, torch.float32)
     numbers, _, _ = minimize(group, values, "adam", steps, RATE, 1e-4, None)
     return group.element([s.detach().double() for s in numbers]).apply(own)
 
