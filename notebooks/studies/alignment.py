@@ -89,27 +89,20 @@ def _row(kind: Kind, pair: int, way: str, a: nn.Module, b: nn.Module, change: fl
 def tables(record: Record) -> Tables:
     """Return medians and ranges over pairs by kind of network and way to align; the medians alone, side by side."""
     rows = pd.DataFrame(record["rows"])
-    shown, main = [], {"Alignment": [*NAMES.values()]}
+    shown, ends, main = [], [], {"Alignment": [*NAMES.values()]}
     for kind, own in rows.groupby("kind", sort=False):
-        before = own[own.way == "none"].set_index("pair").barrier
+        before, alone = own[own.way == "none"].set_index("pair").barrier, own[["a", "b"]].to_numpy()
+        ends.append([kind, str(len(before)), f"{alone.min():.3f}", f"{alone.max():.3f}"])
+        ends[-1] += [str(record["steps"][kind][1]), power(float(own.change.max()))]
         main[str(kind)] = []
         for way, name in NAMES.items():
             some = own[own.way == way].set_index("pair")
             middle, mean = some.barrier.median(), some["mean"]
             left = f"{100 * (some.barrier / before).median():.0f} %"
             barrier = f"{middle:.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
-            ranged = f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"
-            shown.append([kind, name, barrier, left, ranged])
+            shown.append([kind, name, barrier, left, f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"])
             main[str(kind)].append(f"{middle:.2g}, {left}, {mean.median():.2f}")
     columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
-    ends = []
-    for kind, own in rows.groupby("kind", sort=False):
-        alone, change = own[["a", "b"]].to_numpy(), power(float(own.change.max()))
-        steps = str(record["steps"][kind][1])
-        ends.append([kind, str(own.pair.nunique()), f"{alone.min():.3f}", f"{alone.max():.3f}", steps, change])
     named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Steps of descent", "Largest change of the function"]
-    return {
-        "barriers": pd.DataFrame(shown, columns=columns),
-        "main": pd.DataFrame(main),
-        "networks": pd.DataFrame(ends, columns=named),
-    }
+    barriers, networks = pd.DataFrame(shown, columns=columns), pd.DataFrame(ends, columns=named)
+    return {"barriers": barriers, "main": pd.DataFrame(main), "networks": networks}

@@ -195,14 +195,14 @@ def tables(record: Record) -> Tables:
     first = [row for row in record["rows"] if "changes" in row]
     changes, conditions = ([value for row in first for value in row[key]] for key in ("changes", "conditions"))
     losses = [row["loss"] for row in first if row["subject"] == "language model"]
-    said = pd.DataFrame(
-        [["Largest change of the function, in the precision of the weights", power(max(changes))],
-         ["Largest condition of a group element", f"{max(conditions):.0f}"],
-         ["Test loss of language models, lowest and highest", f"{min(losses):.2f}, {max(losses):.2f}"]],
-        columns=["Descents", ""],
-    )  # fmt: skip
+    said = {
+        "Largest change of the function, in the precision of the weights": power(max(changes)),
+        "Largest condition of a group element": f"{max(conditions):.0f}",
+        "Test loss of language models, lowest and highest": f"{min(losses):.2f}, {max(losses):.2f}",
+    }
+    descents = pd.DataFrame(said.items(), columns=["Descents", ""])
     table = pd.DataFrame(shown, columns=columns)
-    return {"errors": table, "main": table[table["Method"].isin(MAIN)], "descents": said}
+    return {"errors": table, "main": table[table["Method"].isin(MAIN)], "descents": descents}
 
 
 def _less(stored: Floats, low: Floats) -> str:

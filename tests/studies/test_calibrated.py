@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,9 @@ from torch.func import functional_call
 from quotient_manifolds.orbit import RoundingError
 from quotient_manifolds.symmetries import find_symmetries
 from studies.calibrated import gptq, moments, wanda
+from studies.common import load
 from studies.networks import data, trained
-from studies.rounding import _less, _rotated, _scaled
+from studies.rounding import LANGUAGE_MODELS, _less, _rotated, _scaled
 
 
 def weight_and_inputs() -> tuple[Tensor, Tensor]:
@@ -77,7 +80,15 @@ def test_moments_are_of_the_inputs_of_every_layer_and_of_tokens_that_count() -> 
     assert not model[0]._forward_hooks
 
 
-# ---- what the study of rounding compares
+# ---- the studies of rounding and alignment
+
+
+def test_the_page_says_of_language_models_what_the_record_holds() -> None:
+    rows = pd.DataFrame(load("alignment")["rows"]).query("kind == 'language model'")
+    assert (rows["mean"] < rows[["a", "b"]].min(axis=1)).all()
+    assert "worse than both" in (Path(__file__).parents[2] / "docs/orbit.md").read_text(encoding="utf-8")
+    seeds = {row["seed"] for row in load("rounding")["rows"] if row["subject"] == "language model"}
+    assert seeds == {*range(LANGUAGE_MODELS)}
 
 
 def test_baselines_keep_the_function_and_are_rotations_and_scales_alone() -> None:
