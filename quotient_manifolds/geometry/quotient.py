@@ -43,7 +43,7 @@ from quotient_manifolds.symmetries import (
     random_representative,
     verify_sharded,
 )
-from quotient_manifolds.symmetries.verify import changed_by, verify_on_batches
+from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
 APART = 0.5  # log-scale of the element that another point of the orbit is reached by
@@ -193,8 +193,8 @@ class Quotient(Geometry):
         """Return the quotient by those symmetries under which the loss stays, on every batch; see `verify`.
 
         All that leaves the loss alone is found in one recorded run of loss(model, first batch). A forward and backward
-        pass and three forward passes in float64 on every batch verify it: `verify_on_batches`, and that the loss is the
-        same where a measure begins. A sharded model is moved along its symmetries instead, by about ten evaluations a
+        pass and two forward passes in float64 on every batch verify it, and that the loss is the same where a measure
+        begins: `verify_on_batches`. A sharded model is moved along its symmetries instead, by about ten evaluations a
         batch.
         """
         known = known or KnownSymmetries()
@@ -217,18 +217,21 @@ class Quotient(Geometry):
                 if each.verdict == "fails"
             }
             return verified._without(failed, self.symmetries)
-        verify = partial(verify_on_batches, model, loss, batches, symmetries)
+        begin = partial(self._begin, model, known)
+        subjects = f"begins {self.metric} {self.eps}", model, loss, symmetries, *batches
+
+        def verify() -> Verification:
+            found = verify_on_batches(model, loss, batches, symmetries, begin=begin)
+            known.once(str, *subjects)  # where this geometry begins is verified, too
+            return found
+
         found = known.once(verify, "verified", model, loss, symmetries, *batches)
         verified = verified._without(found.failed, self.symmetries)
-        begins = partial(changed_by, model, loss, batches, partial(verified._begin, model, known), found)
-        where = f"begins {self.metric} {self.eps}"
         single = partial(_warn_of_several_points, model, verified._known(model))
         known.once(single, "single", model, loss, symmetries, *batches)
-        if changed := known.once(begins, where, model, loss, symmetries, *batches):
-            raise ValueError(
-                f"The loss must be the same at the canonical point of the orbit. Found {changed}; use Adaptive(), "
-                "or pass symmetries= without these"
-            )
+        there = partial(changed_by, model, loss, batches, partial(begin, verified._known(model)), found)
+        if changed := known.once(there, *subjects):
+            raise ValueError(canonical_changes(changed))
         return verified
 
     def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
@@ -263,14 +266,14 @@ class Quotient(Geometry):
             return self
         return replace(self, symmetries=self.symmetries.without(set(failed)))
 
-    def _begin(self, model: nn.Module, known: KnownSymmetries, every: Params) -> Params:
+    def _begin(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
-        own = trained_parameters(model)
+        here, own = replace(self, symmetries=symmetries), trained_parameters(model)
         start = {name: every[name] for name in own}
-        pairs, others, point = self._canonical(model, start, every)
+        pairs, others, point = here._canonical(model, start, every)
         # The first to be asked for is that of the model itself; what follows tells how it rounds.
-        known.once(lambda: (pairs, others, _measured(point, start, own)), "canonical", model, self.symmetries)
-        return every | self._balanced(pairs, point, start)[1]
+        known.once(lambda: (pairs, others, _measured(point, start, own)), "canonical", model, symmetries)
+        return every | here._balanced(pairs, point, start)[1]
 
 
 def _measured(point: Params, start: Params, own: Params) -> Params:

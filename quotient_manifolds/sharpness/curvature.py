@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -14,15 +14,13 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.measure import Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm
 from quotient_manifolds.symmetries import Params
-
-Products = Literal["exact", "difference"]
-PRODUCTS = ("exact", "difference")
 
 DISAGREE = 0.01  # relative, of a product: rounding explains less
 
@@ -34,39 +32,41 @@ class Hessian:
     Second-order and exact geodesics agree to the order that counts, so both give the Riemannian Hessian; first-order
     ones leave the bend of the geodesics out.
 
-    products: "exact" differentiates twice through network and geodesic, one forward for all products, whose graph is
-    kept. "difference" takes (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and
-    backwards each, a relative error of about e^2, for networks whose operations have no second derivative. Some have a
-    wrong one, such as torch's weight_norm: one product is compared with a difference of gradients first, and where they
-    disagree "difference" is taken with a warning. Take it yourself for checkpointed activations.
+    A product differentiates twice through network and geodesic, one forward for all of them, whose graph is kept. Some
+    operations have no second derivative, some a wrong one, such as torch's weight_norm: one product is compared with a
+    difference of gradients first, and where they disagree, these are taken with a warning. They are
+    (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and backwards each, a relative
+    error of about e^2.
     """
 
-    def __init__(self, objective: BatchObjective, products: Products) -> None:
+    def __init__(self, objective: BatchObjective) -> None:
         self.objective, self.space = objective, objective.space
-        self.forward_passes, self.backward_passes = 1, int(products == "exact")
-        if products == "exact":
-            self.base, self.times = self._differentiated()
-            if off := self._error():
-                warnings.warn(
-                    f"The second derivative by autograd of the loss on batch {objective.index} is off by {off:.0%}; "
-                    f"differences of gradients are taken instead",
-                    stacklevel=2,
-                )
-                self.times = self._difference
-        else:
-            self.base, self.times = objective.value(objective.zero()), self._difference
+        self.forward_passes, self.backward_passes = 1, 1
+        self.base, self.times = self._differentiated()
+        if fault := self._fault():
+            warnings.warn(
+                f"The second derivative by autograd of the loss on batch {objective.index} {fault}; differences of "
+                f"gradients are taken instead",
+                stacklevel=2,
+            )
+            self.times = self._difference
 
-    def _error(self) -> float:
-        """Return the relative error of a random product by autograd; 0 where differences of gradients do not deny it.
+    def _fault(self) -> str:
+        """Say what is wrong with a random product by autograd; "" where differences of gradients do not deny it.
 
         They may have errors of their own, from rounding and from kinks near by, but these depend on the step.
         """
         counts, v = (self.forward_passes, self.backward_passes), self.space.sample(torch.Generator().manual_seed(0))
-        exact, near = self.times(v), self._difference(v)
-        error, size = apart(near, exact), norm(near)
-        wrong = error > DISAGREE * size and error > 4 * apart(near, self._difference(v, 0.125))
+        try:
+            exact = self.times(v)
+        except RuntimeError as error:  # of an operation that has none, or of memory
+            self.forward_passes, self.backward_passes = counts
+            return f"fails ({first_line(error)})"
+        near = self._difference(v)
+        off, size = apart(near, exact), norm(near)
+        wrong = off > DISAGREE * size and off > 4 * apart(near, self._difference(v, 0.125))
         self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
-        return error / size if wrong else 0.0
+        return f"is off by {off / size:.0%}" if wrong else ""
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
@@ -84,16 +84,8 @@ class Hessian:
             along, directions = zip(*pairs, strict=True)
             self.backward_passes += 1
             graph: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
-            try:
-                with sdpa_kernel(SDPBackend.MATH):
-                    products = torch.autograd.grad(along, tuple(leaves.values()), directions, **graph)
-            except RuntimeError as error:
-                if "not implemented" not in str(error):
-                    raise
-                raise ValueError(
-                    f"All operations must have a second derivative. Found one that has none "
-                    f"({str(error).splitlines()[0]}); use products='difference'"
-                ) from None
+            with sdpa_kernel(SDPBackend.MATH):
+                products = torch.autograd.grad(along, tuple(leaves.values()), directions, **graph)
             return self.space.project(dict(zip(leaves, products, strict=True)))
 
         return loss, times
@@ -120,12 +112,10 @@ def apart(x: Params, y: Params) -> float:
     return norm({key: x[key] - y[key] for key in x})
 
 
-def check_hessian(measure: str, geometry: Geometry, products: str) -> None:
-    """Raise ValueError for unknown products, and for a geometry whose ball is no ellipsoid: it has no inner product."""
+def check_hessian(measure: str, geometry: Geometry) -> None:
+    """Raise ValueError for a geometry whose ball is no ellipsoid: it has no inner product."""
     if isinstance(geometry, Euclidean | Adaptive) and geometry.norm != "l2":
         raise ValueError(f"The {measure} needs an inner product, which {geometry.name} has none of; use norm='l2'")
-    if products not in PRODUCTS:
-        raise ValueError(f"products must be one of {', '.join(PRODUCTS)}. Found {products!r}")
 
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -141,25 +131,23 @@ class HessianTrace(Measure):
     quotient geometry; with first-order geodesics it lacks their bend. To second order in sigma, average-case sharpness
     is sigma^2 / 2 times this trace. Invariant along the orbit as `AverageCase` is.
 
-    products: "exact" or "difference", see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`;
-    progress counts directions.
+    Model, loss, batches, checks and errors as for `WorstCase`; progress counts directions.
     """
 
     name: ClassVar[str] = "Hessian trace"
 
     samples: int = 32
-    products: Products = "exact"
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hessian(self.name, self.geometry, self.products)
+        check_hessian(self.name, self.geometry)
 
     def ticks(self, model: nn.Module) -> int:
         return self.samples
 
     def compute(self, objective: BatchObjective) -> BatchResult:
-        hessian = Hessian(replace(objective, tick=idle), self.products)  # products tick here, not passes
+        hessian = Hessian(replace(objective, tick=idle))  # products tick here, not passes
         generator = objective.generator(self.seed)
         curvatures = []
         for _ in range(self.samples):
@@ -184,15 +172,13 @@ class TopEigenvalue(Measure):
     v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of
     Lanczos, which keeps 20 vectors in float64; ValueError if it has not converged by then.
 
-    products: "exact" or "difference", see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`;
-    progress counts batches.
+    Model, loss, batches, checks and errors as for `WorstCase`; progress counts batches.
     """
 
     name: ClassVar[str] = "top Hessian eigenvalue"
 
     tolerance: float = 1e-4
     restarts: int = 30
-    products: Products = "exact"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -200,10 +186,10 @@ class TopEigenvalue(Measure):
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
         check_whole("restarts", self.restarts, 1)
-        check_hessian(self.name, self.geometry, self.products)
+        check_hessian(self.name, self.geometry)
 
     def compute(self, objective: BatchObjective) -> BatchResult:
-        hessian = Hessian(replace(objective, tick=idle), self.products)  # a batch ticks once, not every pass
+        hessian = Hessian(replace(objective, tick=idle))  # a batch ticks once, not every pass
         value, residual = self._largest(hessian, objective)
         objective.tick()
         return BatchResult(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)

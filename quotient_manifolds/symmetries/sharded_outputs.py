@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, Whole
 from quotient_manifolds.symmetries.checks import check_eval, check_symmetries, generator_of
-from quotient_manifolds.symmetries.outputs import Evaluate, rounded
+from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.tangents import Action, actions
 from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, group_of
 
 MARGIN = 1e3  # times the rounding noise: what a move may change
+STEP = 1e-6  # relative, of the third differences that show rounding
 NEGLIGIBLE = 1e-9  # part of the control: rounding too, where weights are so badly scaled that the noise varies
 
 
@@ -64,7 +65,7 @@ def verify_sharded(
 class ShardedOutputs:
     """Evaluate the loss of a model whose processes have a part each, at other parameters, and put the model back.
 
-    As `ModelOutputs`, in the precision in which the model computes: a product in half precision rounds all it is given,
+    In the precision in which the model computes: a product in half precision rounds all it is given,
     which is what its noise then is. One number tells, the mean of the loss over the processes.
     Raises ValueError for a loss that is no finite number, or not repeatable.
     """
@@ -99,14 +100,29 @@ class ShardedOutputs:
         return abs(self._at(parts) - self._reference) / (abs(self._reference) or 1.0)
 
     def rounding_noise(self, names: Iterable[str], generator: torch.Generator) -> float:
-        """Estimate the loss's rounding noise: the largest change by rounding all that moves at random, three times.
+        """Estimate the loss's rounding noise from third differences along three random directions.
 
-        To the precision of the parameters, and to that of products where these are narrower.
+        A smooth function's third difference is O(STEP^3), far below rounding; what remains is noise, of variance
+        20 sigma^2. STEP exceeds float32's spacing, so casts to float32 inside the model show. Where products are in
+        half precision, also what a change of all weights by their spacing there does.
         """
         local = torch.Generator().manual_seed(int(torch.randint(2**31, (), generator=generator)) + self._model.rank)
-        own = {name: self._saved[name] for name in names}
-        sizes = sorted({torch.finfo(each).eps for each in (*self._precisions, *(part.dtype for part in own.values()))})
-        return max(*(self.change(rounded(own, size, local)) for size in sizes for _ in range(3)), *sizes)
+        names = list(names)
+        sizes = [self._third_difference(names, local) / 20**0.5 for _ in range(3)]
+        for precision in self._precisions:
+            noise = torch.finfo(precision).eps
+            moved = {name: self._saved[name] * (1 + noise * _gaussian(self._saved[name], local)) for name in names}
+            sizes.append(self.change(moved))
+        return max(*sizes, max(torch.finfo(part.dtype).eps for part in self._saved.values()))
+
+    def _third_difference(self, names: list[str], generator: torch.Generator) -> float:
+        direction = {name: _gaussian(self._saved[name], generator) for name in names}
+        total = self._reference
+        for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
+            total += weight * self._at(
+                {name: self._saved[name] * (1 + count * STEP * z) for name, z in direction.items()}
+            )
+        return abs(total) / (abs(self._reference) or 1.0)
 
     def _at(self, moved: Params) -> float:
         with self._model.restored(self._frozen) as held:
@@ -120,3 +136,7 @@ class ShardedOutputs:
     def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dtype.itemsize < 4:
             self._precisions.add(output.dtype)
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

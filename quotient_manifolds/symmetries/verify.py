@@ -6,6 +6,7 @@ control is what one parameter, or one side, contributes to that product: where i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, final
@@ -36,6 +37,9 @@ CONTROL = 3.0  # times what counts as orthogonal: where one side contributes les
 JITTER = 1e-2  # relative, of all parameters
 NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
+
+Begin = Callable[[Symmetries, Params], Params]
+"""(symmetries, parameters) -> parameters of the same function; tensors may be those given."""
 
 Verdict = Literal["unused", "inconclusive", "holds", "fails"]
 VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # of several batches the last counts
@@ -159,12 +163,21 @@ def verify_symmetries(
 
 
 def verify_on_batches(
-    model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], symmetries: Symmetries, *, seed: int = 0
+    model: nn.Module,
+    evaluate: Evaluate,
+    batches: Sequence[Any],
+    symmetries: Symmetries,
+    *,
+    seed: int = 0,
+    begin: Begin | None = None,
 ) -> Verification:
     """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
     One forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
     side that is 0 is no reason to doubt a pair. Raises what the function raises.
+
+    begin: (symmetries, params) -> parameters of the same function, at which a measure begins. The element of the whole
+    group then acts from there; ValueError where the loss is another one there.
     """
     check_eval(model)
     check_loaded(model)
@@ -173,12 +186,23 @@ def verify_on_batches(
     claimed = actions(symmetries)
     names = sorted({name for action in claimed for name in action.names})
     checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
+    indices, there = range(len(batches)), list[float]()
+    with torch.no_grad():
+        params = losses.params()
+        values = tuple(losses.value(params, index) for index in indices)
+        if begin is not None:
+            with contextlib.suppress(ValueError):  # what is claimed may be false, and lead nowhere
+                params = begin(symmetries, params)
+                moved = _act(_joint(symmetries), params | {name: params[name].clone() for name in names}, seed)
+                there = [losses.value(moved, index) for index in indices]
+                del moved
+        if not there:
+            # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
+            multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
+            params = balance(params, replace(symmetries, reparameterizations=multiplied))
+        params = jittered({name: w.clone() for name, w in params.items()}, seed)
     tolerances = list[float]()
-    # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small for what they compute.
-    multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
-    sized = replace(symmetries, reparameterizations=multiplied)
-    params = jittered(balance(losses.params(), sized), seed)
-    for index in range(len(batches)):
+    for index, value in zip(indices, values, strict=True):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
         for number, action in enumerate(claimed):
@@ -191,17 +215,15 @@ def verify_on_batches(
                     "inconclusive": "moving one side of it alone does not change the output on any batch",
                 }.get(verdict, "")
                 checks[number] = checks[number].on(slope, control, verdict, reason)
-        tolerances.append(rounding)
+        tolerances.append(rounding + ROUNDING * losses.precision * abs(value))
         del grads
     del params
+    known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
+    changes = [abs(after - before) for after, before in zip(there, values, strict=False)]
+    if changes and not known.failed and all(each <= most for each, most in zip(changes, tolerances, strict=True)):
+        return known
     with torch.no_grad():
-        params = losses.params()
-        values = tuple(losses.value(params, index) for index in range(len(batches)))
-        tolerances = [
-            each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
-        ]
-        known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
-        return _together(losses, symmetries, known)
+        return _together(losses, symmetries, known, begin)
 
 
 def changed_by(
@@ -273,33 +295,56 @@ def jittered(params: Params, seed: int) -> Params:
     return params
 
 
-def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification) -> Verification:
+def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification, begin: Begin | None) -> Verification:
     """Try one random element of all groups together; if the output changes, those fail whose own element changes it."""
     left = known.holding(symmetries)
-
-    def said(chosen: Iterable[Action]) -> str:
-        def act(params: Params) -> Params:
-            generator = torch.Generator().manual_seed(known.seed)
-            for action in chosen:
-                action.act(params, generator, FINITE, False)
-            return params
-
-        return _changed(losses, act, known)
-
-    joined = replace(left, reparameterizations=tuple(together(left.reparameterizations)))
-    if not left.every or not (all_ := said(actions(joined))):
+    if not left.every:
         return known
-    alone = {action.name: said([action]) for action in actions(left)}
+
+    def changed(chosen: Sequence[Action], begin: Begin | None = None) -> str:
+        def move(params: Params) -> Params:
+            if begin is not None:
+                params = {name: w.clone() for name, w in begin(left, params).items()}
+            return _act(chosen, params, known.seed)
+
+        return _changed(losses, move, known)
+
+    if not (all_ := changed(_joint(left), begin)):
+        return known
+    alone = {action.name: changed([action]) for action in actions(left)}
     false = {
         name: f"acting with one of its elements changes the output: {found}" for name, found in alone.items() if found
     }
+    if not false and begin is not None and (found := changed([], begin)):
+        raise ValueError(canonical_changes(found))
     if not false:
         raise ValueError(
             f"The output must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
             f"pass symmetries= without some of them"
         )
     checks = (replace(c, verdict="fails", reason=false[c.name]) if c.name in false else c for c in known.checks)
-    return _together(losses, symmetries, replace(known, checks=tuple(checks)))
+    return _together(losses, symmetries, replace(known, checks=tuple(checks)), begin)
+
+
+def canonical_changes(found: str) -> str:
+    """Say that a loss is another one where a measure begins."""
+    return (
+        f"The loss must be the same at the canonical point of the orbit. Found {found}; use Adaptive(), "
+        "or pass symmetries= without these"
+    )
+
+
+def _joint(symmetries: Symmetries) -> list[Action]:
+    """Return the actions of all symmetries, of what is evaluated at once as one."""
+    return actions(replace(symmetries, reparameterizations=tuple(together(symmetries.reparameterizations))))
+
+
+def _act(chosen: Iterable[Action], params: Params, seed: int) -> Params:
+    """Act with a random element of each, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for action in chosen:
+        action.act(params, generator, FINITE, False)
+    return params
 
 
 def group_of(symmetry: Any) -> str:

@@ -178,7 +178,6 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
         ("steps", 0, "steps must be a whole number, at least 1"),
         ("restarts", 0.5, "restarts must be a whole number"),
         ("restarts", -1, "restarts must be a whole number"),
-        ("products", "guess", "products must be one of exact, difference"),
         ("tolerance", 0.0, "tolerance must"),
         ("tolerance", 1.0, "tolerance must"),
     )),
