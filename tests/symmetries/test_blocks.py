@@ -19,7 +19,6 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "full convolution": (69, "constants by position through zeros beside the tokens"),
     "linear attention": (133, "products over tokens"),
     "norm per head": (112, "a gain and a bias that heads share"),
-    "tied table and head": (143, "not known"),
     "two streams": (120, "not known"),
 }
 """How many are found where it is fewer than there are, and why."""
