@@ -384,7 +384,7 @@ class Shifts:
         for row in linear.ins:
             self._open(row)
         plain = not linear.taps and linear.shape[0] == 1
-        answer = self._answer(linear) if plain and linear.shared != "other" else None
+        answer = self._answer(linear) if plain and linear.shared in ("", "alike") else None
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
             by = linear.entries.scale / answer.linear.entries.scale
