@@ -320,11 +320,11 @@ def _print_comparison(found: Comparison, folder: Path | None) -> None:
 def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
     names = ", ".join(each.name for each in wanted.checkpoints)
     common.show(f"{len(wanted.checkpoints)} checkpoints: {names}. A task is a measure on a checkpoint and a batch.")
-    if found.timed is not None:
+    if len(found.measures):
         common.show(
             found.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
-            f"About {timedelta(seconds=round(found.seconds))} (h:mm:ss) in one process, with {found.loading:.3g} s to "
-            f"load each of {found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry, in seconds. "
-            "Checks of symmetries and correlations are not counted.",
+            f"About {timedelta(seconds=round(found.measures['time'].sum()))} (h:mm:ss) in one process. Timed on the "
+            "first checkpoint: one pass in each geometry, in seconds. Loading, checks of symmetries and correlations "
+            "are not counted.",
         )
     common.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")

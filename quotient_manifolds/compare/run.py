@@ -242,21 +242,12 @@ class Forecast:
 
     measures, by label, with a row for the scores, which are not timed: `tasks` (a checkpoint and a batch), how many are
     `left`, the `passes` that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left
-    (NaN: could not be timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many
-    are to be loaded. notes and failures: sentences.
+    (NaN: could not be timed); empty if the first checkpoint does not load. notes and failures: sentences.
     """
 
     measures: pd.DataFrame
-    timed: str | None
-    loading: float
-    to_load: int
     failures: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of all that is left and could be timed, with loading."""
-        return float(self.measures["time"].sum()) + self.to_load * self.loading
 
 
 def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") -> Forecast:
@@ -267,24 +258,19 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     """
     place = Path(out) / "store.sqlite"
     with ExitStack() as stack:
-        kept = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
-        spec, said = with_radii(spec, str(device), kept)
-    jobs, start, columns = jobs_of(spec, str(device)), time.perf_counter(), ["tasks", "left", "passes", "seconds"]
-    name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
-    loading, rows, to_load = time.perf_counter() - start, list[tuple[str, bool]](), 0
-    if isinstance(loaded, str):
-        empty = pd.DataFrame(columns=[*columns, "time"], dtype=float)
-        return Forecast(empty, None, 0.0, len(jobs), (f"{name}: {loaded}",), ())
-    with ExitStack() as stack:
         store = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
+        spec, said = with_radii(spec, str(device), store)
+        jobs, rows = jobs_of(spec, str(device)), list[tuple[str, bool]]()
+        name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
+        if isinstance(loaded, str):
+            return Forecast(pd.DataFrame(), (f"{name}: {loaded}",), ())
         for job in jobs:
             record = None if store is None else store.recall(job.fingerprint)
             tasks = tasks_of(spec, loaded.identity if record is None else Identity(**record))
             finished = set() if store is None or record is None else store.finished(each.key for each in tasks)
             rows += [(SCORES if each.entry is None else each.label, each.key not in finished) for each in tasks]
-            to_load += record is None or spec.calls_functions or len(finished) < len(tasks)
     counts = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(tasks="count", left="sum")
-    measures = counts.reindex(index=[SCORES, *spec.labels], columns=columns)
+    measures = counts.reindex(index=[SCORES, *spec.labels], columns=["tasks", "left", "passes", "seconds"])
     first = {each.setting: each for each in reversed(spec.measures)}
     timed = {setting: attempt(partial(_seconds, loaded, each)) for setting, each in first.items()}
     failures = [f"{name}, {first[key].label}: {said}" for key, said in timed.items() if isinstance(said, str)]
@@ -296,7 +282,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     notes = [*said]
     notes += [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
     notes += unmatched([each.name for each in spec.checkpoints], spec.scores)
-    return Forecast(measures, name, loading, to_load, tuple(failures), tuple(notes))
+    return Forecast(measures, tuple(failures), tuple(notes))
 
 
 def _seconds(loaded: Loaded, entry: MeasureEntry) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.check import meant
+from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
@@ -182,8 +182,7 @@ class Spec:
                 raise ValueError(f"{what} must not be empty")
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{what} must have names of their own. Found {twice} twice")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype must be one of float32, float64. Found {self.dtype!r}")
+        check_one_of("dtype", self.dtype, ("float32", "float64"))
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
         measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
         if self.loss is not None:  # errors are those of cross-entropy, which has labels

@@ -20,7 +20,6 @@ from quotient_manifolds.load import DataSource, find_checkpoints, load_object
 from quotient_manifolds.messages import brief, sentence
 from quotient_manifolds.sharpness.result import SIZES
 
-LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
 KEYS = [each.name for each in fields(Spec) if each.name not in ("name", "path")]
 DATA_KEYS = [each.name for each in fields(DataSource)]
 NAME = "checkpoint"
@@ -68,11 +67,7 @@ def read_spec(path: str | Path) -> Spec:
 def _content(path: Path) -> Any:
     """Return the mappings, lists and scalars of plain YAML 1.2."""
     try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)  # of a pipe or a device, which may have no end, too
-        if len(text) > LARGEST:
-            raise ValueError(f"{path} must be a spec, below {LARGEST} bytes. Found more")
-        return YAML(typ="safe", pure=True).load(text.decode("utf-8"))
+        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be readable YAML: {error}") from error
     except YAMLError as error:

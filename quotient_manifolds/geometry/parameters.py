@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quotient_manifolds.linalg import product_svd, rank_floor
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.sharded import Layout, Whole
+from quotient_manifolds.sharded.parts import require_values
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
@@ -30,11 +31,7 @@ ROUNDING = 8.0  # times what rounding every weight can make of a singular value 
 def measured_parameters(model: nn.Module) -> Params:
     """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
     for name, w in model.named_parameters():
-        if w.is_meta:
-            raise ValueError(
-                f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the "
-                f"whole model into memory"
-            )
+        require_values(name, w)
         if w.is_complex():
             raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
     require_finite(dict(model.named_parameters()))

@@ -34,16 +34,13 @@ class QuotientSGD(QuotientOptimizer):
         symmetries: Symmetries,
         lr: float = 1e-3,
         momentum: float = 0.0,
-        dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         *,
         metric: str = "mix",
         max_norm: float | None = None,
-        maximize: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        defaults |= {"nesterov": nesterov, "maximize": maximize}
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, symmetries, defaults, torch.optim.SGD, metric=metric, max_norm=max_norm)
 
     def _direction(self, job: Job) -> Tensor:
@@ -51,8 +48,8 @@ class QuotientSGD(QuotientOptimizer):
         momentum = float(group["momentum"])
         if momentum:
             kept = job.kept.get("gradient")
-            if kept is not None:  # as in torch, the first gradient is not dampened
-                gradient = kept * momentum + gradient * (1 - float(group["dampening"]))
+            if kept is not None:
+                gradient = kept * momentum + gradient
             job.memory["gradient"] = gradient
             if group["nesterov"]:
                 gradient = job.gradient + gradient * momentum
@@ -110,9 +107,8 @@ class QuotientAdam(QuotientOptimizer):
         *,
         metric: str = "mix",
         max_norm: float | None = None,
-        maximize: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, symmetries, defaults, torch.optim.AdamW, metric=metric, max_norm=max_norm)
 
     def _direction(self, job: Job) -> Tensor:

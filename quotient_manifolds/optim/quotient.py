@@ -168,7 +168,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                 gradient = applied(gradient.double(), point.n, back).to(x.dtype)
                 if "gradient" in kept:
                     kept["gradient"] = applied(kept["gradient"].double(), point.n, back).to(x.dtype)
-            yield Job(part, group, steps, point, -gradient if group.get("maximize") else gradient, kept)
+            yield Job(part, group, steps, point, gradient, kept)
 
     def _end(self, job: Job) -> Tensor:
         """Find where a batch of pairs goes, and bring what is remembered of gradients there."""
