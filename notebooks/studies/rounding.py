@@ -190,7 +190,7 @@ def tables(record: Record) -> Tables:
     for (subject, way), several in rows.items():
         errors = {point: np.array([each[point] for each in several]) for point in POINTS if point in several[0]}
         means = [f"{errors[point].mean():.2g}" if point in errors else "" for point in POINTS]
-        shown.append([subject, way, *means, _less(errors["as stored"], errors["descended"])])
+        shown.append([subject, way, *means, less(errors["as stored"], errors["descended"])])
     columns = ["Weights of", "Method", *(point.capitalize() for point in POINTS), "Error reduced by [95 %]"]
     first = [row for row in record["rows"] if "changes" in row]
     changes, conditions = ([value for row in first for value in row[key]] for key in ("changes", "conditions"))
@@ -205,11 +205,12 @@ def tables(record: Record) -> Tables:
     return {"errors": table, "main": table[table["Method"].isin(MAIN)], "descents": descents}
 
 
-def _less(stored: Floats, low: Floats) -> str:
+def less(stored: Floats, low: Floats) -> str:
     """Return by how many per cent the mean error is less, with an interval by the bootstrap.
 
     Errors are (models, sentences or batches): models are drawn, where there are several, and in each the others.
     """
+    stored, low = np.atleast_2d(stored, low)
     models, items = stored.shape
     draw = np.random.default_rng(0)
     drawn = draw.integers(models, size=(DRAWS, models, 1)), draw.integers(items, size=(DRAWS, models, items))

@@ -12,7 +12,6 @@ from quotient_manifolds.load.models import (
     load_object,
     load_symmetries,
 )
-from quotient_manifolds.load.shards import load_shards
 from quotient_manifolds.load.text import Batches
 
 __all__ = [
@@ -24,6 +23,5 @@ __all__ = [
     "load_checkpoint",
     "load_model",
     "load_object",
-    "load_shards",
     "load_symmetries",
 ]

@@ -67,7 +67,6 @@ def test_parts_of_a_model_give_the_value_of_the_whole(found: dict[str, Any], alo
     assert_close(own["values"], alone, 1e-12)
     assert all(numbers[0] is not None and numbers[0] > 0 for numbers in alone.values())
     assert_close({"": own["again"]}, {"": alone["euclidean"]}, 1e-12)
-    assert_close({"": own["loaded"]}, {"": alone["adaptive"]}, 1e-12)
 
 
 def test_tensor_parallel_processes_give_the_value_of_the_whole(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,9 +18,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
-from accelerate import init_empty_weights
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,7 +29,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from quotient_manifolds import find_symmetries
 from quotient_manifolds.callbacks import SharpnessCallback
 from quotient_manifolds.geometry import Euclidean, Quotient
-from quotient_manifolds.load import load_shards
 from quotient_manifolds.sharpness import (
     PreparedModel,
     WorstCase,
@@ -42,7 +37,7 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import ELSEWHERE, FEW, Batch, batch, config, frozen, half, llama, measured
+from tests.sharded.made import ELSEWHERE, FEW, Batch, batch, frozen, half, llama, measured
 
 LOSS = next_token_cross_entropy
 Numbers = dict[str, Any]
@@ -92,7 +87,7 @@ def refused(words: str, function: Callable[[], Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
-def run_fsdp(folder: Path) -> Numbers:
+def run_fsdp() -> Numbers:
     whole, part = batch(), own(batch())
     symmetries = find_symmetries(llama(torch.float64), whole, evaluate=LOSS)
     model = fsdp()
@@ -119,7 +114,7 @@ def run_fsdp(folder: Path) -> Numbers:
     found["single"] = measured(single, part, symmetries, *FEW)
     autocast = worst_case_sharpness(single, half, [part], geometry=mix, radius=0.1, steps=3)
     found["half"] = [autocast.mean, autocast.batches[0].base_loss]
-    return found | loads(folder, before, part, symmetries)
+    return found
 
 
 def interrupted(model: nn.Module, part: Batch) -> None:
@@ -228,7 +223,7 @@ def refusals(model: nn.Module, part: Batch, symmetries: Symmetries) -> None:
         prepared = PreparedModel.of(model, LOSS, [part], "euclidean")
         with torch.no_grad():
             next(iter(model.parameters())).mul_(2)
-        WorstCase(Euclidean(), 0.1, 2).on(prepared, 0, lambda: None, {})
+        WorstCase(Euclidean(), 0.1, 2).on(prepared, 0, lambda: None)
 
     table: dict[str, Callable[[], Any]] = {
         "find them before it is sharded": lambda: worst(geometry="mix"),
@@ -248,7 +243,6 @@ def refusals(model: nn.Module, part: Batch, symmetries: Symmetries) -> None:
         "The model must be whole": lambda: SharpnessCallback(
             SimpleNamespace(model=model), LOSS, [part], geometry="euclidean", radius=0.1
         ),
-        "call fully_shard(model) first": lambda: load_shards(llama(torch.float64), "nowhere"),
     }
     for words, call in table.items():
         refused(words, call)
@@ -275,49 +269,6 @@ def rounded(part: Batch) -> dict[str, float]:
         assert all(words in each for each in said), (name, said)
         rises[name] = value.mean
     return rises
-
-
-def loads(folder: Path, before: dict[str, Tensor], part: Batch, symmetries: Symmetries) -> Numbers:
-    """Read files into models made without memory; nothing is written of files that do not fit."""
-    saved = folder / "saved"
-    if dist.get_rank() == 0:
-        llama(torch.float64).save_pretrained(saved, max_shard_size="30KB")
-        index = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
-        last = sorted(set(index.values()))[-1]
-        for name in ("wrong", "damaged"):
-            shutil.copytree(saved, folder / name)
-        save_file({key: torch.zeros(3) for key in load_file(saved / last)}, folder / "wrong" / last)
-        (folder / "damaged" / last).write_bytes((saved / last).read_bytes()[:-10])
-    dist.barrier()
-    with init_empty_weights(include_buffers=False):
-        empty = transformers.LlamaForCausalLM(config()).double()
-    filled = sharded(empty, checkpointed=False)
-    load_shards(filled, saved)
-    assert len(list(saved.glob("*.safetensors"))) > 2
-    assert_same({name.replace("_checkpoint_wrapped_module.", ""): w for name, w in before.items()}, filled)
-    refused("must have shape", lambda: load_shards(filled, folder / "wrong"))
-    refused("does not load", lambda: load_shards(filled, folder / "damaged"))
-    value = measured(filled, part, symmetries, "adaptive")["adaptive"]
-
-    settings = config()
-    settings.tie_word_embeddings = True
-    torch.manual_seed(2)
-    whole = transformers.LlamaForCausalLM(settings).double().eval()
-    if dist.get_rank() == 0:
-        whole.save_pretrained(folder / "tied")
-    dist.barrier()
-    with init_empty_weights(include_buffers=False):
-        untied, tied = (transformers.LlamaForCausalLM(settings).double() for _ in range(2))
-    forgotten = "Found none for lm_head.weight; if it is tied to another"
-    refused(forgotten, lambda: load_shards(sharded(untied, checkpointed=False), folder / "tied"))
-    tied.tie_weights()
-    model = sharded(tied, checkpointed=False)
-    load_shards(model, folder / "tied")
-    of = {"loss": LOSS, "batches": [batch()], "geometry": "adaptive", "radius": 0.1, "steps": 3}
-    found, expected = (worst_case_sharpness(each, **of).mean for each in (model, whole))  # type: ignore[arg-type]
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert abs(found - expected) < 1e-12 * expected
-    return {"loaded": value}
 
 
 def run_tensor() -> Numbers:
@@ -351,7 +302,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     folder = Path(sys.argv[1])
-    found = {"fsdp": run_fsdp(folder), "tensor": run_tensor()}
+    found = {"fsdp": run_fsdp(), "tensor": run_tensor()}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)  # gloo's threads of several meshes may abort a process that ends in another way

@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries import find_symmetries
 from studies.calibrated import gptq, moments, wanda
 from studies.common import load
 from studies.networks import data, trained
-from studies.rounding import LANGUAGE_MODELS, _less, _rotated, _scaled
+from studies.rounding import LANGUAGE_MODELS, _rotated, _scaled, less
 
 
 def weight_and_inputs() -> tuple[Tensor, Tensor]:
@@ -110,8 +110,8 @@ def test_the_interval_is_over_models_where_there_are_several() -> None:
     draw = np.random.default_rng(1)
     stored = 1 + 0.01 * draw.random((5, 16))
     low = stored * np.array([[0.2], [0.4], [0.5], [0.6], [0.8]])
-    value, *ends = (float(each) for each in re.findall(r"\d+", _less(stored, low)))
+    value, *ends = (float(each) for each in re.findall(r"\d+", less(stored, low)))
     assert value == 50
     assert ends[0] < 40
     assert ends[1] > 60
-    assert _less(stored[:1], low[:1]) == "80 % [80, 80]"
+    assert less(stored[:1], low[:1]) == "80 % [80, 80]"
