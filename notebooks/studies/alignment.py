@@ -29,8 +29,8 @@ NAMES = {
     "permuted": "heads and neurons permuted",
     "rotated": "and the stream rotated, gains absorbed",
     "whole group": "and GL(h) of heads, scales, shifts",
-    "refined": "and descent on the loss along the path",
-    "refined alone": "control: the same descent, without alignment before",
+    "refined": "and descent on the path's loss",
+    "refined alone": "control: the descent alone",
 }
 
 
@@ -103,6 +103,6 @@ def tables(record: Record) -> Tables:
             shown.append([kind, name, barrier, left, f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"])
             main[str(kind)].append(f"{middle:.2g}, {left}, {mean.median():.2f}")
     columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
-    named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Steps of descent", "Largest change of the function"]
+    named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Steps", "Change of the function"]
     barriers, networks = pd.DataFrame(shown, columns=columns), pd.DataFrame(ends, columns=named)
     return {"barriers": barriers, "main": pd.DataFrame(main), "networks": networks}
