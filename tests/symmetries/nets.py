@@ -276,6 +276,9 @@ POOLED: dict[str, Body] = {
     "tied": lambda s, x: s.a(tanh(s.a(x))),
     "tied T": lambda s, x: F.linear(tanh(s.a(x)), s.a.weight.T),
     "tied lin": lambda s, x: s.a(s.a(x)),
+    "gain of two and of one": lambda s, x: s.b(
+        tanh(s.h_8 * s.a(x)) + tanh((torch.stack([s.c(x), s.o(x)]) * s.h_8).sum(0))
+    ),
     "tied T twice": lambda s, x: F.linear(s.a(x), s.a.weight.T) + s.b(tanh(s.a(x))),
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
