@@ -27,6 +27,7 @@ STUDIES: Final = {
     "fibres": "Count how many of the directions that preserve the function are found, in 99 models. 20 minutes.",
     "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
+    "peers": "Compare with libraries that rotate, equalize, permute or quantise. Half an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "rounding": "Study how much less rounding and pruning cost at another point of the orbit. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",

@@ -57,22 +57,26 @@ def certificate(name: str) -> Certificate:
     return certify(model, [first, *(inputs(generator) for _ in range(count))])
 
 
-def small_model(name: str) -> tuple[nn.Module, Any]:
+def small_model(name: str, seed: int | None = None) -> tuple[nn.Module, Any]:
     """Return the model of this name, small and generic, and one batch of a few inputs for it."""
     if name in HAND_WRITTEN:
         make, inputs = HAND_WRITTEN[name]
         generator = torch.Generator().manual_seed(0)
-        return make_generic(make(), seed=SEEDS.get(name, 0)), joined([inputs(generator) for _ in range(EXAMPLES)])
-    model = small_copy(_model(name), **SETTINGS.get(name, {}))
+        seed = SEEDS.get(name, 0) if seed is None else seed
+        return make_generic(make(), seed=seed), joined([inputs(generator) for _ in range(EXAMPLES)])
+    model = small_copy(_model(name), seed=seed or 0, **SETTINGS.get(name, {}))
     return model, joined(generic_inputs(model)[:EXAMPLES])
 
 
 def _model(name: str) -> nn.Module:
+    return hugging_face(*WITH_HEAD.get(name, (name, "")))
+
+
+def hugging_face(model_type: str, cls: str = "") -> nn.Module:
     """Return a model of the type without layers: its class and its configuration are all that `small_copy` reads."""
     import transformers
     from transformers import AutoConfig
 
-    model_type, cls = WITH_HEAD.get(name, (name, ""))
     config = AutoConfig.for_model(model_type, **({"tie_word_embeddings": False} if cls else {}))
     found: Any = getattr(transformers, cls) if cls else transformers.MODEL_MAPPING[type(config)]
     shell: Any = object.__new__(found)

@@ -162,7 +162,7 @@ def tables(record: Record) -> Tables:
             np.concatenate([each[point] for each in several]) for point in ("as stored", "balanced", "descended")
         )
         means = [f"{part.mean():.2g}" for part in (stored, balanced, low)]
-        shown.append([subject, way, *means, _less(stored, low)])
+        shown.append([subject, way, *means, less(stored, low)])
     columns = ["Weights of", "Method", "As stored", "Balanced", "Descended", "Error reduced by [95 %]"]
     changes = [change for row in record["rows"] for change in row.get("changes", ())]
     conditions = [condition for row in record["rows"] for condition in row.get("conditions", ())]
@@ -175,7 +175,7 @@ def tables(record: Record) -> Tables:
     return {"errors": errors, "main": errors[errors["Method"].isin(MAIN)], "descents": said}
 
 
-def _less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:
+def less(stored: np.ndarray[Any, Any], low: np.ndarray[Any, Any]) -> str:
     """Return by how many per cent the mean error is less, with the interval over sentences or batches."""
 
     def less(a: Any, b: Any, axis: int = -1) -> Any:

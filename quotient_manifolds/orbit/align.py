@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -104,8 +104,8 @@ def align(
     symmetries = verified(model, inputs, symmetries, evaluate)
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
     with torch.no_grad():
-        streams = _Streams((model, to), inputs, evaluate) if by == "activations" else None
-        element = _Aligner(own, other, symmetries, permutations, streams, condition).element(progress)
+        seen = partial(_activation_moments, (model, to), inputs, evaluate) if by == "activations" else None
+        element = _Aligner(own, other, symmetries, permutations, seen, condition).element(progress)
         start = element.apply(own)
         before = distance(own, other)
         if distance(start, other) > before:
@@ -199,11 +199,11 @@ class _Aligner:
         other: Params,
         symmetries: Symmetries,
         permutations: Sequence[Permutation],
-        streams: _Streams | None,
+        seen: Callable[..., dict[str, Tensor]] | None,
         condition: float,
     ) -> None:
         self._here, self._there = ({name: w.double().clone() for name, w in each.items()} for each in (own, other))
-        self._permutations, self._streams, self._condition = permutations, streams, condition
+        self._permutations, self._seen, self._condition = permutations, seen, condition
         self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
         free = symmetries.reparameterizations
@@ -222,11 +222,13 @@ class _Aligner:
         """Return the group element that brings the one nearest to the other."""
         unfold = self._fold()
         goal = {name: w.clone() for name, w in self._there.items()}
-        self._steps += self._canonicalized(self._here)
+        for record in self._canonical:
+            self._take(record, CANONICAL)
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
         self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
-        self._canonicalized(self._there)
-        moments = self._streams.moments(self._turned, self._here, self._there) if self._streams else {}
+        for record in self._canonical:
+            act_on(record, CANONICAL, self._there)
+        moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
         polished = 0
         for number in range(ROUNDS):
             before, changed = self._distance(), False
@@ -234,8 +236,7 @@ class _Aligner:
             for gauge in self._turned:
                 moment = weight_moment(gauge, self._here, self._there, moving)
                 if (seen := moments.get(gauge.name)) is not None:
-                    turned = seen @ self._turned_by(gauge).mT
-                    moment = turned / _size(turned) + WEIGHTS * moment / _size(moment)
+                    moment = _unit(seen @ self._turned_by(gauge).mT) + WEIGHTS * _unit(moment)
                 self._take(gauge, rotation(gauge, moment))
             for permutation in self._permutations:
                 order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
@@ -277,12 +278,11 @@ class _Aligner:
         with torch.enable_grad():
             values = Terms([squares], self._here, torch.float64)
             numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
-        before, kept, steps = self._distance(), dict(self._here), len(self._steps)
-        self._here = group.element([s.detach() for s in numbers]).apply(self._here)
-        self._steps += group.element([s.detach() for s in numbers]).steps
-        if not self._distance() < before:
-            self._here = kept
-            del self._steps[steps:]
+        element = group.element(numbers)
+        moved = element.apply(self._here)
+        if distance(moved, self._there) < self._distance():
+            self._here = moved
+            self._steps += element.steps
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""
@@ -294,12 +294,6 @@ class _Aligner:
                 scaling.apply(self._there, z)
                 unfold.insert(0, (scaling, -z))
         return unfold
-
-    def _canonicalized(self, params: Params) -> list[tuple[Record, Tensor]]:
-        """Go to the canonical points of what is added, in place, and return the steps that lead there."""
-        for record in self._canonical:
-            act_on(record, CANONICAL, params)
-        return [(record, CANONICAL) for record in self._canonical]
 
     def _turned_by(self, gauge: Gauge) -> Tensor:
         """Return by what the activations, which were seen at the start, have been rotated since."""
@@ -334,35 +328,28 @@ class _Aligner:
             self._here.update(kept)
 
 
-def _size(moment: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
+def _unit(moment: Tensor) -> Tensor:
+    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
 
 
-class _Streams:
-    """Run two models on inputs, and compare the activations in streams that may be rotated."""
-
-    def __init__(self, models: tuple[nn.Module, nn.Module], inputs: Any, evaluate: Evaluate | None) -> None:
-        self._models, self._inputs, self._evaluate = models, inputs, evaluate or answer
-
-    def moments(self, gauges: Sequence[Gauge], here: Params, there: Params) -> dict[str, Tensor]:
-        """Return for each gauge the sum of a b^T over activations of the other and of the one, where gains are 1."""
-        moments: dict[str, Tensor] = {}
-        seen = [self._seen(*each, gauges) for each in zip(self._models, (here, there), strict=True)]
-        for (name, b), (_, a) in zip(*seen, strict=False):
-            if a.shape == b.shape:
-                moment = a.mT @ b
-                moments[name] = moments.get(name, 0.0) + moment / _size(moment)
-        return moments
-
-    def _seen(self, model: nn.Module, params: Params, gauges: Sequence[Gauge]) -> list[tuple[str, Tensor]]:
-        found: list[tuple[str, Tensor]] = []
-        copied = replica(model, {name: w.clone() for name, w in params.items()}, doubled)
+def _activation_moments(
+    models: Sequence[nn.Module], inputs: Any, evaluate: Evaluate | None, gauges: Sequence[Gauge], *params: Params
+) -> dict[str, Tensor]:
+    """Return for each gauge the sum of a b^T over activations b of the first model and a of the second, there."""
+    moments: dict[str, Tensor] = {}
+    seen = []
+    for model, own in zip(models, params, strict=True):
+        seen.append(list[tuple[str, Tensor]]())
+        copied = replica(model, {name: w.clone() for name, w in own.items()}, doubled)
         for gauge in gauges:
             for part in gauge.parts:
                 module = copied.get_submodule(part.entries.name.rpartition(".")[0])
-                module.register_forward_hook(_recorder(found, gauge, part))
-        self._evaluate(copied, private_batch(self._inputs, doubled))
-        return found
+                module.register_forward_hook(_recorder(seen[-1], gauge, part))
+        (evaluate or answer)(copied, private_batch(inputs, doubled))
+    for (name, b), (_, a) in zip(*seen, strict=False):
+        if a.shape == b.shape:
+            moments[name] = moments.get(name, 0.0) + _unit(a.mT @ b)
+    return moments
 
 
 def _recorder(found: list[tuple[str, Tensor]], gauge: Gauge, part: Any) -> Callable[..., None]:
@@ -373,13 +360,8 @@ def _recorder(found: list[tuple[str, Tensor]], gauge: Gauge, part: Any) -> Calla
     def record(module: nn.Module, args: Any, output: Any) -> None:
         for copies, x, width in ((part.out, output, wide), (part.into, args[0] if args else None, shape[-1])):
             if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
-                for rows in _placed(copies, x.reshape(-1, width)):
-                    found.append((gauge.name, rows * gauge.weights))
+                for each in (each for each in copies if not each.dual and len(each.places)):
+                    rows = x.reshape(-1, width).index_select(1, each.places) / each.weights
+                    found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))
 
     return record
-
-
-def _placed(copies: Iterable[Any], x: Tensor) -> Iterator[Tensor]:
-    for copy in copies:
-        if not copy.dual and len(copy.places):
-            yield (x.index_select(1, copy.places) / copy.weights)[:, copy.channels.argsort()]

@@ -178,19 +178,12 @@ def _products(pair: SymmetricPair, params: Params, units: Tensor) -> tuple[Tenso
 def _distances(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> Tensor:
     """Return |G_i H_i^* - G_j H_j^*|^2 of all units of the one and of the other, relative to how large these are."""
 
-    def inner(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], form: str, to: str) -> Tensor:
-        total: Tensor | float = 0.0
-        for k in range(x[0].shape[1]):
-            first, second = (torch.einsum(form, a[:, k].conj(), b[:, k]) for a, b in zip(x, y, strict=True))
-            total = total + torch.einsum(to, first, second.conj()).real
-        assert isinstance(total, Tensor)
-        return total
+    def inner(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> Tensor:
+        G, H = (torch.einsum("iknh,jkng->ijkhg", a.conj(), b) for a, b in zip(x, y, strict=True))
+        return (G * H.conj()).sum((2, 3, 4)).real
 
-    def size(x: tuple[Tensor, Tensor]) -> Tensor:
-        return inner(x, x, "inh,ing->ihg", "ihg,ihg->i")
-
-    mean = size(there).mean().clamp_min(torch.finfo(torch.float64).tiny)
-    return (size(here)[:, None] + size(there) - 2 * inner(here, there, "inh,jng->ijhg", "ijhg,ijhg->ij")) / mean
+    own, other = (inner(each, each).diagonal() for each in (here, there))
+    return (own[:, None] + other - 2 * inner(here, there)) / other.mean().clamp_min(torch.finfo(other.dtype).tiny)
 
 
 def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Tensor:

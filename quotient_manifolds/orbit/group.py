@@ -66,25 +66,23 @@ class GroupElement:
 
         Where pairs act before and after a permutation of their heads, an upper bound.
         """
-        total: dict[str, Tensor] = {}
-        before_permuting: dict[str, float] = {}
-        pairs = [record for record, _ in self.steps if isinstance(record, SymmetricPair)]
+        bounds = dict[str, float]()  # of what acts before a permutation, and of all in the end
+        total = dict[SymmetricPair | Reparameterization, Tensor]()
+
+        def take(record: SymmetricPair | Reparameterization) -> None:
+            bounds[record.name] = bounds.get(record.name, 1.0) * _condition(total.pop(record).detach())
+
         for record, value in self.steps:
             if isinstance(record, Permutation):
-                for pair in pairs:
-                    if pair.name in total and not set(pair.names).isdisjoint(record.names):
-                        bound = before_permuting.get(pair.name, 1.0)
-                        before_permuting[pair.name] = bound * _condition(total.pop(pair.name).detach())
-            elif value is CANONICAL:
-                continue
-            elif isinstance(record, (SymmetricPair, Gauge)):
-                before = total.get(record.name)
-                matrix = value.ndim > 1 and before is not None
-                total[record.name] = value if before is None else value @ before if matrix else value * before
-            elif isinstance(record, Scaling):
-                total[record.name] = total.get(record.name, 0.0) + value
-        found = {name: _condition(value.detach()) for name, value in total.items()}
-        return {name: before_permuting.get(name, 1.0) * found.get(name, 1.0) for name in {**found, **before_permuting}}
+                for each in [*total]:
+                    if isinstance(each, SymmetricPair) and not set(each.names).isdisjoint(record.names):
+                        take(each)
+            elif value is not CANONICAL and isinstance(record, (SymmetricPair, Gauge, Scaling)):
+                join = torch.add if isinstance(record, Scaling) else torch.matmul if value.ndim > 1 else torch.mul
+                total[record] = join(value, total[record]) if record in total else value
+        for each in [*total]:
+            take(each)
+        return bounds
 
     @property
     def condition(self) -> float:

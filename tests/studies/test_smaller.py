@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from studies import ascents, audit, fibres, invariance
+from studies import ascents, audit, fibres, invariance, peers
 from studies.__main__ import study
 from studies.common import load
 from studies.fibres import FAST, names, row_of
@@ -108,3 +108,11 @@ def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
     assert [found[each] for each in ("dimension", "near", "found")] == [
         stored[each] for each in ("dimension", "near", "found")
     ]
+
+
+def test_a_library_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "PEERS", {"no-such-library": "1.0"})
+    with pytest.raises(
+        ImportError, match=r"needs no-such-library, which is not installed: pip install no-such-library==1"
+    ):
+        peers.run(tmp_path)

@@ -31,6 +31,8 @@ class Attention(nn.Module):
             self.query_norm, self.key_norm = (nn.RMSNorm(D // HEADS, eps=EPS) for _ in range(2))
         elif extra == "temperature":
             self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
+        elif extra == "temperature of keys":
+            self.temperature = nn.Parameter(torch.ones(POSITIONS))
         elif extra == "gate":
             self.gate = nn.Linear(D, D)
 
@@ -40,7 +42,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         k, v = (each.repeat_interleave(HEADS // each.shape[1], 1) for each in (k, v))
         scores = q @ k.mT / 2
-        if self.extra == "temperature":
+        if self.extra.startswith("temperature"):
             scores = scores * self.temperature
         elif self.extra == "cap":
             scores = 2 * torch.tanh(scores / 2)
@@ -307,6 +309,7 @@ BLOCKS: dict[str, tuple[Make, Inputs]] = {
     "output gate": _attention("gate"),
     "capped scores": _attention("cap"),
     "temperature of scores": _attention("temperature"),
+    "temperature of keys": _attention("temperature of keys"),
     "norms of queries and keys": _attention("norms"),
     "grouped queries": _network(mixer=lambda: Attention(groups=1)),
     "tied table and head": _network(tied=True),

@@ -116,7 +116,7 @@ def test_a_model_of_ones_own_is_understood(name: str) -> None:
         (HeadByHead(5, 2, 2), (6, 5), 0),
         (PartlyRotated(8, 1), (6, 8), 0),
         (ComplexRotary(6, 4, 2, 2, 5), (6, 6), 0),
-        (Temperature(4, 2, 5), (5, 4), 2),  # a temperature against what keys have in common
+        (Temperature(4, 2, 5), (5, 4), 0),
         (Adapted(4, 2), (6, 4), 20),  # the first layer itself can be what its update of rank 2 is
         (PixelAttention(4), (4, 3, 3), 0),
     ],

@@ -69,7 +69,9 @@ class Entries:
     def key(self) -> tuple[Any, ...]:
         """What two views of the same entries in the same order have in common."""
         if self.layout.is_meta:
-            return self.name, self.layout.storage_offset(), tuple(self.layout.shape), self.layout.stride()
+            axes = zip(self.layout.shape, self.layout.stride(), strict=True)
+            steps = tuple((size, step if size > 1 else 0) for size, step in axes)
+            return self.name, self.layout.storage_offset(), steps
         return self.name, tuple(self.layout.shape), self.layout.numpy().tobytes()
 
     def narrowed(self) -> Entries:

@@ -9,6 +9,6 @@ def uses(several: list[Any]) -> list[list[Any]]:
     """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
     found: dict[Any, list[Any]] = {}
     for each in several:
-        if each.shared != "other":
+        if each.shared in ("", "alike"):
             found.setdefault(each.entries.key, []).append(each)
     return list(found.values())

@@ -22,7 +22,7 @@ def own_dimension(walk: Walk, at: At, found: Solved, block: Block) -> int:
     all B that is seen. Where u . x = 1 for all that is reached, d u^T shifts by d.
     """
     n = len(block.roots)
-    other = [row for each in walk.uses if each.shared == "other" for row in (*each.ins, *each.outs)]
+    other = [row for each in walk.uses if each.shared in ("other", "turned") for row in (*each.ins, *each.outs)]
     if any(copies(block, row) for row in other):  # nothing is unseen or unreached there
         return n * n
     sides: tuple[list[Array], list[Array]] = ([np.zeros((n, 0))], [np.zeros((n, 0))])

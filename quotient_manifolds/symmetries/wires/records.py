@@ -48,14 +48,14 @@ def reparameterizations(
     linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
     own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
     idle = [block for block in linear if own[block.roots] < 0]  # not even a scale is left to them
-    held = _nodes(walk, [*taken.blocks, *idle])
+    held = _nodes(walk, idle)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
     by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
     for each in taken.scales:
         by_length[len(each[0])].append(each)
     for several in by_length.values():
         walk.scales.equal(*(np.stack(part) for part in zip(*several, strict=True)))
-    for block in linear:  # it scales its channels against each other
+    for block in (*linear, *taken.blocks):  # it scales its channels against each other
         first, rest = block.roots[0], np.array(block.roots[1:])
         walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
     scaled = scalings(walk, roles, walk.scales.components(), partners, constants)

@@ -273,6 +273,7 @@ class Shifts:
             names, weights = flow.terms.ins[0], self.values.vector(flow.terms)
             self._open(names)
             self._sum(flow.outs, names[:, None], weights[:, None])
+            self._carry_keys(flow.outs, names[:, None])
         elif flow.kind == "norm":
             if not len(flow.outs) or self.unseen.partly(flow.outs).any():
                 self._open(flow.terms)
@@ -339,9 +340,13 @@ class Shifts:
             self._offset(flow)
         else:
             self._sum(flow.outs[~claims], names[~claims], factors[~claims])
+        self._carry_keys(flow.outs, names)
+
+    def _carry_keys(self, outs: Array, names: Array) -> None:
+        """Say that the keys of scores are those of the scores that they are made of."""
         keyed = self._keyed[names].any(1)
-        self._keyed[flow.outs[keyed]] = True
-        for out, row in zip(flow.outs[keyed].tolist(), names[keyed].tolist(), strict=True):
+        self._keyed[outs[keyed]] = True
+        for out, row in zip(outs[keyed].tolist(), names[keyed].tolist(), strict=True):
             self._keys[out] = tuple(n for name in row for n in self._keys.get(name, ()))
 
     def _claim(self, sources: Array, outs: Array, names: Array, factors: Array) -> None:
@@ -379,7 +384,7 @@ class Shifts:
         for row in linear.ins:
             self._open(row)
         plain = not linear.taps and linear.shape[0] == 1
-        answer = self._answer(linear) if plain and linear.shared != "other" else None
+        answer = self._answer(linear) if plain and linear.shared in ("", "alike") else None
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
             by = linear.entries.scale / answer.linear.entries.scale
@@ -512,7 +517,10 @@ def _taken(flow: Flow) -> Array:
 
 
 def _before_softmax(walk: Walk) -> Array:
-    """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
+    """Say of scores whether nothing is done to them before a softmax over their keys but this.
+
+    Known numbers are added, and parameters multiply, one for each query: otherwise nothing tells the keys of one query.
+    """
     good, known, score = np.ones(walk.count, bool), np.zeros(walk.count, bool), np.zeros(walk.count, bool)
     aligned = np.zeros(walk.count, bool)
     for nodes in walk.aligned:
@@ -522,12 +530,16 @@ def _before_softmax(walk: Walk) -> Array:
             score[flow.outs] = True
         elif flow.kind in ("sum", "token", "offset"):
             score[flow.outs] |= score[flow.terms[0]].any(1)
+        elif flow.kind == "gain":
+            score[flow.outs] |= score[flow.terms.ins[0]]
     for flow in reversed(walk.flows):
         names = _taken(flow)
         known[names] = True
         if flow.kind in ("sum", "token", "offset"):
             alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score, or one of the same query
             good[flow.terms[0][~((alone | aligned[flow.outs]) & good[flow.outs])]] = False
+        elif flow.kind == "gain":
+            good[flow.terms.ins[0][~good[flow.outs]]] = False
         elif flow.kind != "soft" or not flow.about:
             good[names] = False
     return good & known

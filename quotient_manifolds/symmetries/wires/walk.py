@@ -52,7 +52,7 @@ class Linear:
     taps: Any = None  # how a convolution moves tokens, None for a plain matrix
     table: bool = False  # an embedding: its input is one of the rows
     at: int = 0  # which operation
-    shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
+    shared: str = ""  # the same entries are used elsewhere: "alike", "turned" (transposed), or in an "other" way
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -124,8 +124,7 @@ def _partners(names: Array, others: Array) -> Array:
 def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> None:
     """A parameter that multiplies: X' = g X g^-1, and diagonal maps are its own."""
     if not walk.moving(tensor):
-        source = walk.label(numbers)
-        del source
+        walk.label(numbers)
         number_times(walk, operation, numbers, tensor, 1.0)
         return
     entries = walk.entries[id(numbers)]
@@ -158,6 +157,15 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
     walk.follow(nodes[going], a[going])
     made = walk.vector(entries, a[None], nodes[None], gain=True)
     made.unknowns, made.index = g[None], names.numpy()[place]
+    group = walk.notes.get(("group", id(tensor)))
+    if group is not None and group.shape == shape and _each_has_one(group, second):
+        walk.keep_group(tensor, operation.out)
+
+
+def _each_has_one(group: Tensor, numbers: Tensor) -> bool:
+    """Return whether all scores of one query are multiplied by one number."""
+    pairs = torch.stack([group.reshape(-1), numbers.reshape(-1)]).unique(dim=1)
+    return pairs.shape[1] == int(group.unique().numel())
 
 
 @rule("square", "pow")

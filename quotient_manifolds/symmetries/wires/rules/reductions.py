@@ -15,7 +15,9 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.rules.products import resolve, square
-from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Flow, Walk, flat, rule
+from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule
+
+FEW = 64  # slices that are added one by one
 
 
 @rule("sum", "mean", "sum_to_size")
@@ -30,6 +32,8 @@ def reduce(walk: Walk, operation: Operation) -> None:
     label = walk.label(tensor)
     channels = [axis for axis in axes if not walk.tokens(label, axis)]
     mean = operation.name == "mean"
+    if operation.name == "sum" and axes == channels and _in_slices(walk, operation, label, axes, keep=bool(keep)):
+        return
     if not channels:
         thin = _pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
@@ -44,6 +48,30 @@ def reduce(walk: Walk, operation: Operation) -> None:
         for axis in sorted(axes, reverse=True):
             thin = thin.select(axis, 0)
     walk.put(operation.out, thin.expand(operation.out.shape))
+
+
+def _in_slices(walk: Walk, operation: Operation, label: Tensor, axes: list[int], *, keep: bool) -> bool:
+    """Add up a few slices of several channels each, such as experts: t[0] + t[1] + ..., which change alike."""
+    tensor, axis, aten = operation.args[0], axes[0], torch.ops.aten
+    pending: Any = walk.notes.get(("pending", id(tensor)))
+    if len(axes) > 1 or not 1 < tensor.shape[axis] <= FEW or (pending is not None and pending[0] == "square"):
+        return False
+    (thin,) = walk.thin(label.movedim(axis, -1))
+    if len(torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0)) < 2:  # one channel: what is added is a number
+        return False
+    if pending is not None:
+        resolve(walk, tensor)
+    slices, found = list[Tensor](), label.unbind(axis)
+    for each in found:
+        slices.append(torch.empty(operation.out.shape, device="meta"))
+        walk.put(slices[-1], each.unsqueeze(axis) if keep else each)
+    sums = [torch.empty(operation.out.shape, device="meta") for _ in slices[2:]]
+    walk.notes["kept", walk.at] = slices, sums
+    first = slices[0]
+    for second, out in zip(slices[1:], [*sums, operation.out], strict=True):
+        RULES["add"](walk, Operation(aten.add.Tensor, (first, second), {}, out))
+        first = out
+    return True
 
 
 def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: bool | None = None) -> Tensor:

@@ -68,10 +68,11 @@ def _ties(walk: Walk) -> None:
     for each in walk.uses:
         uses.setdefault(each.entries.name, []).append(each)
     for several in uses.values():
-        if len(several) < 2:
+        if len(several) == 2 and _transposed(*several):
+            _turn(walk, *several)
             continue
         spans = []
-        for each in several:
+        for each in several if len(several) > 1 else ():
             few = each.entries.layout.numel() < 1e5
             spans.append((*each.entries.span, set(each.entries.index().reshape(-1).tolist()) if few else None))
         for i, one in enumerate(several):
@@ -79,24 +80,36 @@ def _ties(walk: Walk) -> None:
                 (a0, a1, a), (b0, b1, b) = spans[i], spans[j]
                 if a1 < b0 or b1 < a0 or (a is not None and b is not None and not a & b):
                     continue
-                _tie(walk, several[j], one)
-                alike = type(one) is type(several[j]) and one.entries.key == several[j].entries.key
+                alike = _tie(walk, several[j], one)
                 for each in (one, several[j]):
                     each.shared = "alike" if alike and each.shared in ("", "alike") else "other"
 
 
-def _tie(walk: Walk, one: Any, other: Any) -> None:
-    if type(one) is type(other):
-        if one.entries.key == other.entries.key:
-            for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
-                if len(a) and len(b):
-                    walk.same(moving(a), moving(b))
-            return
-        layout = other.entries.layout
-        if isinstance(one, Linear) and replace(other.entries, layout=layout.mT).key == one.entries.key:
-            for a, b in ((one.takes, other.outs[0]), (one.outs[0], other.takes)):
-                walk.same(a, b, dual=True)
-            return
-    for each in (one, other):
-        rows = (*each.ins, *each.outs, *getattr(each, "unknowns", ()))
-        walk.fix(np.concatenate(rows), seen=False)
+def _tie(walk: Walk, one: Any, other: Any) -> bool:
+    """Let what uses the same entries in the same way change alike, anything else not at all; return which it is."""
+    alike = type(one) is type(other) and one.entries.key == other.entries.key
+    if alike:
+        for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
+            if len(a) and len(b):
+                walk.same(moving(a), moving(b))
+    else:
+        for each in (one, other):
+            rows = (*each.ins, *each.outs, *getattr(each, "unknowns", ()))
+            walk.fix(np.concatenate(rows), seen=False)
+    return alike
+
+
+def _transposed(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Linear) and isinstance(other, Linear)):
+        return False
+    return replace(other.entries, layout=other.entries.layout.mT).key == one.entries.key
+
+
+def _turn(walk: Walk, one: Linear, other: Linear) -> None:
+    """Let a weight change as its transpose does; what moves it is told of its first use alone."""
+    for a, b in ((one, other), (other, one)):
+        walk.same(moving(a.ins), moving(b.outs), dual=True)
+        for rows in (a.ins, a.outs):
+            walk.same(moving(rows), rows)
+    one.shared = other.shared = "turned"
+    walk.linears.remove(other)
