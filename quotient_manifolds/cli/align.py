@@ -72,7 +72,7 @@ def descend(
     used: the objective is a bound on the error of rounding to nearest, or the L1 norm of the weights. The directory
     loads like MODEL; its orbit.json records what was minimized and verified.
     """
-    _check(target, model)
+    common.check_new(target, model)
     if purpose == "sparsity" and (group_size or clip):
         raise common.BadInput("--group-size and --clip describe a quantiser. Found them with --for sparsity.")
     import torch
@@ -157,7 +157,7 @@ def align(
     channels take the order and the basis of those of B. With --data the loss along the straight path between the two
     is computed before and after. Models from different seeds become closer, not equal; do not average them.
     """
-    _check(target, model, other)
+    common.check_new(target, model, other)
     common.check_output(figure, model, other)
     if figure is not None and (figure.suffix not in FIGURES or data is None):
         raise common.BadInput(f"A figure needs --data and must be {', '.join(FIGURES)}. Found {figure.name!r}.")
@@ -197,11 +197,6 @@ def align(
         common.show(table, f"{target}: the output of {model} changed by {change:.1e} of its size.")
 
 
-def _check(target: Path, *models: str) -> None:
-    common.check_new(target)
-    common.check_directories(*models)
-
-
 def _loaded(model: str, references: Sequence[str]) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     """Return a model, a copy in float64, and inputs by what they are."""
     from quotient_manifolds.cli.subject import all_inputs
@@ -233,12 +228,10 @@ def _inputs(batches: Sequence[Any], given: dict[str, Any]) -> Any:
 def _written(
     network: nn.Module, params: Any, given: dict[str, Any], source: Path, target: Path, record: dict[str, Any]
 ) -> float:
-    from quotient_manifolds.cli.subject import examples, write_moved
+    from quotient_manifolds.cli.subject import write_moved
 
-    unseen = examples(network, seed=1)
-    held_out = {name: unseen.get(name, one) for name, one in given.items()}
-    change = write_moved(network, params, held_out, source, target)
+    change = write_moved(network, params, given, source, target, seed=1)
     record |= {"model": str(source), "version": VERSION, "command": common.command_line()}
-    record |= {"change": change, "verified_on": list(held_out)}
+    record |= {"change": change, "verified_on": list(given)}
     write_text(target / RECORD, json.dumps(record, indent=1) + "\n")
     return change

@@ -115,22 +115,20 @@ def check_output(file: Path | None, *inputs: str) -> None:
         raise BadInput(f"Cannot write {file}: it is part of an input.")
 
 
-def check_new(target: Path) -> None:
-    """Refuse a directory to write that exists already, or whose parent does not. Raises BadInput."""
+def check_new(target: Path, *models: str) -> None:
+    """Refuse a directory to write that exists already, or whose parent does not, and models that are no directories.
+
+    Raises BadInput.
+    """
     parent = target.absolute().parent
     if target.exists() or not parent.is_dir():
         problem = "it exists already" if target.exists() else f"there is no directory {parent}"
         raise BadInput(f"{target} must be a new directory, but {problem}.")
-
-
-def check_directories(*models: str) -> None:
-    """Refuse models that are not directories. Raises BadInput."""
-    for model in models:
-        if not Path(model).is_dir():
-            raise BadInput(
-                f"No model at {model}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
-                "models in Python."
-            )
+    if absent := [model for model in models if not Path(model).is_dir()]:
+        raise BadInput(
+            f"No model at {absent[0]}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
+            "models in Python."
+        )
 
 
 # ---- the terminal

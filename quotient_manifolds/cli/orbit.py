@@ -143,9 +143,8 @@ def move(
     heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
     Other files in IN, such as a tokenizer, are copied.
     """
-    common.check_new(target)
-    common.check_directories(source)
-    from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
+    common.check_new(target, source)
+    from quotient_manifolds.cli.subject import all_inputs, symmetries_of, write_moved
     from quotient_manifolds.load import load_model
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
@@ -158,9 +157,7 @@ def move(
         raise common.BadInput(f"{source} ({type(network).__name__}) has no verified symmetry; `inspect` says why.")
     params = {name: w.detach().double() for name, w in network.named_parameters()}
     moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
-    unseen = examples(network, seed=seed + 1)
-    held_out = {name: unseen.get(name, one) for name, one in given.items()}
-    change = write_moved(network, moved, held_out, Path(source), target)
+    change = write_moved(network, moved, given, Path(source), target, seed=seed + 1)
     if not quiet:
         common.show(
             f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations "

@@ -158,12 +158,16 @@ def like(batch: Any, parameter: Tensor) -> Any:
     return private_batch(batch, lambda value: value.to(parameter if value.is_floating_point() else parameter.device))
 
 
-def write_moved(network: nn.Module, moved: Params, held_out: Mapping[str, Any], source: Path, target: Path) -> float:
+def write_moved(
+    network: nn.Module, moved: Params, given: Mapping[str, Any], source: Path, target: Path, *, seed: int
+) -> float:
     """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
 
-    It is written beside OUT, read again, compared and renamed, so that OUT is complete or not there. Raises BadInput
-    where something but rounding changes the output.
+    These are example inputs of another seed in place of those given that are examples themselves. It is written beside
+    OUT, read again, compared and renamed, so that OUT is complete or not there. Raises BadInput where something but
+    rounding changes the output.
     """
+    held_out = {**given, **{what: one for what, one in examples(network, seed=seed).items() if what in given}}
     before = {what: _unchanged(network, moved, what, one) for what, one in held_out.items()}
     stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
     network.load_state_dict(stored, strict=False)  # buffers stay

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +33,22 @@ class WeightObjective(ABC):
         return True
 
     def on(self, model: nn.Module, group: Group) -> Objective:
-        """Return the objective of a model's parameters."""
-        names = self.weights(model, group.names)
+        """Return the objective of a model's parameters. ValueError where there is nothing to measure."""
+        own = dict(model.named_parameters())
+        if unknown := [name for name in self.names or () if name not in own]:
+            raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
+        tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+        found = [name for name in group.names if own[name].ndim > 1 and id(own[name]) not in tables]
+        names = found if self.names is None else [*self.names]
         if not names:
             raise ValueError(
                 f"{type(self).__name__} needs weights that symmetries change, and {type(model).__name__} has none: "
                 "pass names, or an objective of your own."
             )
-        return self._on(names, group)
-
-    def weights(self, model: nn.Module, moved: Collection[str]) -> tuple[str, ...]:
-        """Return the names of the weights that are measured."""
-        own = dict(model.named_parameters())
-        if unknown := [name for name in self.names or () if name not in own]:
-            raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
-        tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-        found = [name for name in moved if own[name].ndim > 1 and id(own[name]) not in tables]
-        return tuple(found if self.names is None else self.names)
+        return partial(self._measure, names, group)
 
     @abstractmethod
-    def _on(self, names: tuple[str, ...], group: Group) -> Objective: ...
+    def _measure(self, names: list[str], group: Group, params: Params) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,8 @@ class Sparsity(WeightObjective):
 
     names: Collection[str] | None = None
 
-    def _on(self, names: tuple[str, ...], group: Group) -> Objective:
-        def norm(params: Params) -> Tensor:
-            return torch.stack([params[name].abs().sum() for name in names]).sum()
-
-        return norm
+    def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
+        return torch.stack([params[name].abs().sum() for name in names]).sum()
 
     @staticmethod
     def prune(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
@@ -90,14 +84,13 @@ class RoundingError(WeightObjective):
     or 1 where none is known. [Lin et al., AWQ, 2306.00978, and Liu et al., SpinQuant, 2405.16406, learn scales and
     rotations for the same purpose.]
 
-    p: of the norm, in place of the maximum; by default 12, and 6 where `clip` says that ranges are chosen by the least
-    squared error and may cut off the largest numbers of a group. axis: of the stored weight that counts channels.
+    p, of the norm in place of the maximum, is 12, and 6 where `clip` says that ranges are chosen by the least squared
+    error and may cut off the largest numbers of a group. axis: of the stored weight that counts channels.
     """
 
     bits: int = 4
     group_size: int | None = None
     clip: bool = False
-    p: float | None = None
     axis: int = 0
     names: Collection[str] | None = field(default=None, kw_only=True)
 
@@ -110,24 +103,19 @@ class RoundingError(WeightObjective):
         """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
         return not isinstance(record, Scaling)
 
-    def _on(self, names: tuple[str, ...], group: Group) -> Objective:
-        p = self.p or (6 if self.clip and self.group_size else 12)
-        size = (2 / (2**self.bits - 1)) ** 2 / 12
-
-        def bound(params: Params) -> Tensor:
-            reach = {name: torch.ones_like(params[name]) for name in group.names}
-            for pair in group.pairs:
-                _reach(pair, params, reach)
-            errors = []
-            for name in names:
-                rows = self._channels(params[name])
-                most = rows.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-                norm = most[..., 0] * (rows / most).abs().pow(p).sum(-1).clamp_min(0.5).pow(1 / p)
-                given = self._channels(reach[name]).sum(-1) if name in reach else rows.shape[-1]
-                errors.append((norm.square() * given).sum())
-            return size * torch.stack(errors).sum()
-
-        return bound
+    def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
+        p, size = (6 if self.clip and self.group_size else 12), (2 / (2**self.bits - 1)) ** 2 / 12
+        reach = {name: torch.ones_like(params[name]) for name in group.names}
+        for pair in group.pairs:
+            _reach(pair, params, reach)
+        errors = []
+        for name in names:
+            rows = self._channels(params[name])
+            most = rows.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+            norm = most[..., 0] * (rows / most).abs().pow(p).sum(-1).clamp_min(0.5).pow(1 / p)
+            given = self._channels(reach[name]).sum(-1) if name in reach else rows.shape[-1]
+            errors.append((norm.square() * given).sum())
+        return size * torch.stack(errors).sum()
 
     def _channels(self, W: Tensor) -> Tensor:
         rows = W.movedim(self.axis, 0).flatten(1)
