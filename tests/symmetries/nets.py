@@ -279,6 +279,11 @@ POOLED: dict[str, Body] = {
     "gain of two and of one": lambda s, x: s.b(
         tanh(s.h_8 * s.a(x)) + tanh((torch.stack([s.c(x), s.o(x)]) * s.h_8).sum(0))
     ),
+    "weight and weight + 1": lambda s, x: (
+        s.b(tanh(F.linear(s.norm(x), s.p_8_8))) + s.v(tanh(F.linear(s.norm(x), s.p_8_8 + 1)))
+    ),
+    "gain and gain + 1": lambda s, x: s.b(torch.relu(s.a(x)) * s.h_8) + s.v(torch.relu(s.c(x)) * (s.h_8 + 1)),
+    "tied T, minus it + 1": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), 1 - s.a.weight.T)),
     "tied T twice": lambda s, x: F.linear(s.a(x), s.a.weight.T) + s.b(tanh(s.a(x))),
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
