@@ -88,6 +88,7 @@ def _ties(walk: Walk) -> None:
 def _tie(walk: Walk, one: Any, other: Any) -> bool:
     """Let what uses the same entries in the same way change alike, anything else not at all; return which it is."""
     alike = type(one) is type(other) and one.entries.key == other.entries.key
+    alike = alike and one.outs.shape[1] == other.outs.shape[1]
     if alike:
         for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
             if len(a) and len(b):
