@@ -276,7 +276,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     failures = [f"{name}, {first[key].label}: {said}" for key, said in timed.items() if isinstance(said, str)]
     for entry in spec.measures:
         if not isinstance(seconds := timed[entry.setting], str):
-            passes = entry.measure.ticks(loaded.model) * PASSES.get(type(entry.measure), 1)
+            passes = entry.measure.ticks * PASSES.get(type(entry.measure), 1)
             measures.loc[entry.label, ["passes", "seconds"]] = passes, seconds
     measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
     notes = [*said]

@@ -104,7 +104,7 @@ class Loaded:
             raise ValueError(prepared)
         if task.entry is None or prepared is None:
             return self.score(task.split, task.batch)
-        tick = counted(progress, task.label, task.entry.measure.ticks(prepared.model))
+        tick = counted(progress, task.label, task.entry.measure.ticks)
         return task.entry.measure.on(prepared, task.batch, tick).to_dict()
 
     def score(self, split: str, index: int) -> dict[str, Any]:

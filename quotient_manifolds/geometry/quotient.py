@@ -126,7 +126,7 @@ class Quotient(Geometry):
         self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
     ) -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
         """Return pairs and reparameterizations of measured parameters, and the canonical point to measure at."""
-        point, symmetries = start, self._known(model)
+        point, symmetries = start, self._known()
         every = {name: w.detach() for name, w in every.items()}
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
         reparameterizations = [
@@ -169,13 +169,13 @@ class Quotient(Geometry):
         return tuple(each.name for each in self.symmetries.every) if isinstance(self.symmetries, Symmetries) else ()
 
     def around(self, model: nn.Module) -> TangentSpace:
-        point, symmetries = trained_parameters(model), self._known(model)
+        point, symmetries = trained_parameters(model), self._known()
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
         require_finite({name: point[name] for pair in pairs for name in pair.names})
         return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
 
-    def _known(self, model: nn.Module) -> Symmetries:
+    def _known(self) -> Symmetries:
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
         raise ValueError(
@@ -227,9 +227,9 @@ class Quotient(Geometry):
 
         found = known.once(verify, "verified", model, loss, symmetries, *batches)
         verified = verified._without(found.failed, self.symmetries)
-        single = partial(_warn_of_several_points, model, verified._known(model))
+        single = partial(_warn_of_several_points, model, verified._known())
         known.once(single, "single", model, loss, symmetries, *batches)
-        there = partial(changed_by, model, loss, batches, partial(begin, verified._known(model)), found)
+        there = partial(changed_by, model, loss, batches, partial(begin, verified._known()), found)
         if changed := known.once(there, *subjects):
             raise ValueError(canonical_changes(changed))
         return verified

@@ -5,7 +5,7 @@ stays in parts. What is not, such as a symmetric pair, is *owned* by one process
 with it, and sends every process its part of the result. All processes call everything here together, in the same order.
 """
 
-from quotient_manifolds.sharded.model import ShardedModel, is_sharded, plain_name
+from quotient_manifolds.sharded.model import ShardedModel, is_sharded
 from quotient_manifolds.sharded.parts import Layout, Ownership, Whole, from_all, gathered, together
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "from_all",
     "gathered",
     "is_sharded",
-    "plain_name",
     "together",
 ]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
@@ -143,7 +142,8 @@ class HessianTrace(Measure):
         super().__post_init__()
         check_hessian(self.name, self.geometry)
 
-    def ticks(self, model: nn.Module) -> int:
+    @property
+    def ticks(self) -> int:
         return self.samples
 
     def compute(self, objective: BatchObjective) -> BatchResult:

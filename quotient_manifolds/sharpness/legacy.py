@@ -23,7 +23,6 @@ from typing import ClassVar, Literal, final
 
 import torch
 from scipy.optimize import brentq
-from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, ShardedSpace, TangentSpace
 from quotient_manifolds.sharpness.measure import Measure, measuring
@@ -59,7 +58,8 @@ class LegacyWorstCase(Measure):
                 f"geometry must be Euclidean() or Adaptive() for the released ascent. Found {self.geometry!r}"
             )
 
-    def ticks(self, model: nn.Module) -> int:
+    @property
+    def ticks(self) -> int:
         return 2 * self.steps
 
     def compute(self, objective: BatchObjective) -> BatchResult:

@@ -48,7 +48,8 @@ class Measure(ABC):
         for name in SIZES:
             check_radius(getattr(self, name, 1.0), name)
 
-    def ticks(self, model: nn.Module) -> int:
+    @property
+    def ticks(self) -> int:
         """Return how many ticks `on` counts on one batch, at most."""
         return 1
 
@@ -83,7 +84,7 @@ class Measure(ABC):
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         n = len(prepared.batches)
         label = ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
-        tick = counted(self.progress, label, n * self.ticks(model))
+        tick = counted(self.progress, label, n * self.ticks)
         found = []
         for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
             found.append(self.on(prepared, index, tick))

@@ -56,7 +56,8 @@ class WorstCase(Measure):
     restarts: int = 0
     seed: int = 0
 
-    def ticks(self, model: nn.Module) -> int:
+    @property
+    def ticks(self) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective) -> BatchResult:
@@ -119,7 +120,7 @@ def worst_case_profile(
         raise ValueError(f"Radii must ascend. Found {', '.join(map(repr, radii))}")
     prepared = PreparedModel.of(model, loss, batches, resolved)
     n = len(prepared.batches)
-    tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks(model) for measure in chain))
+    tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks for measure in chain))
     found = []
     for index in range(n):
         before: list[Ascent] = []  # where the one at the smaller radius ended
@@ -159,7 +160,8 @@ class AverageCase(Measure):
     samples: int = 32
     seed: int = 0
 
-    def ticks(self, model: nn.Module) -> int:
+    @property
+    def ticks(self) -> int:
         return 2 * self.samples + 1
 
     def compute(self, objective: BatchObjective) -> BatchResult:

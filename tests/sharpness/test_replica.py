@@ -205,9 +205,8 @@ def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: st
         with untouched(model, data), pytest.raises(ValueError, match="must leave the weights alone"):
             MEASURES[measure](model, [data])
         return
-    wrong = (
-        measure in ("trace", "eigenvalue") and name == "parametrised"
-    )  # torch's second derivative of a weight norm is
+    # torch's second derivative of a weight norm is wrong
+    wrong = measure in ("trace", "eigenvalue") and name == "parametrised"
     with pytest.warns(UserWarning, match="second derivative by autograd") if wrong else nullcontext():
         with untouched(model, data):
             values = [MEASURES[measure](model, [data]).values for _ in range(3)]

@@ -276,6 +276,14 @@ POOLED: dict[str, Body] = {
     "tied": lambda s, x: s.a(tanh(s.a(x))),
     "tied T": lambda s, x: F.linear(tanh(s.a(x)), s.a.weight.T),
     "tied lin": lambda s, x: s.a(s.a(x)),
+    "gain of two and of one": lambda s, x: s.b(
+        tanh(s.h_8 * s.a(x)) + tanh((torch.stack([s.c(x), s.o(x)]) * s.h_8).sum(0))
+    ),
+    "weight and weight + 1": lambda s, x: (
+        s.b(tanh(F.linear(s.norm(x), s.p_8_8))) + s.v(tanh(F.linear(s.norm(x), s.p_8_8 + 1)))
+    ),
+    "gain and gain + 1": lambda s, x: s.b(torch.relu(s.a(x)) * s.h_8) + s.v(torch.relu(s.c(x)) * (s.h_8 + 1)),
+    "tied T, minus it + 1": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), 1 - s.a.weight.T)),
     "tied T twice": lambda s, x: F.linear(s.a(x), s.a.weight.T) + s.b(tanh(s.a(x))),
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
@@ -535,7 +543,8 @@ multiplied in place: 134 113; tied table and head: 166 125; tied table and head,
 128; added twice before norms: 122/124 97; weighed twice: 135 118; added to inputs: 156 128; added to a softmax:
 170/174 145; gain before a weight: 163 146; tied T twice: 16/80 0/64; tied T of another: 224 192; tied T within:
 252/288 192/256; tied T after a norm: 262/275 225/238; tied half T: 152/240 128/212; sum of experts: 189 168; sum of
-turned experts: 152/184 128/160; sum of scaled experts: 177/241 144/208
+turned experts: 152/184 128/160; sum of scaled experts: 177/241 144/208; gain of two and of one: 152/224 128/200;
+weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204 128/152; tied T, minus it + 1: 171/275 146/238
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -74,6 +74,10 @@ class Entries:
             return self.name, self.layout.storage_offset(), steps
         return self.name, tuple(self.layout.shape), self.layout.numpy().tobytes()
 
+    def is_multiple(self, other: Entries) -> bool:
+        """Return whether both are the same entries in the same order, up to a factor."""
+        return self.key == other.key and self.offset * other.scale == other.offset * self.scale
+
     def narrowed(self) -> Entries:
         """Return the view without its repetitions: one along every axis that is expanded."""
         layout = self.layout

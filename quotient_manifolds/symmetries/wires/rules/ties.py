@@ -87,7 +87,8 @@ def _ties(walk: Walk) -> None:
 
 def _tie(walk: Walk, one: Any, other: Any) -> bool:
     """Let what uses the same entries in the same way change alike, anything else not at all; return which it is."""
-    alike = type(one) is type(other) and one.entries.key == other.entries.key
+    alike = type(one) is type(other) and one.entries.is_multiple(other.entries)
+    alike = alike and one.outs.shape[1] == other.outs.shape[1]
     if alike:
         for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
             if len(a) and len(b):
@@ -102,7 +103,7 @@ def _tie(walk: Walk, one: Any, other: Any) -> bool:
 def _transposed(one: Any, other: Any) -> bool:
     if not (isinstance(one, Linear) and isinstance(other, Linear)):
         return False
-    return replace(other.entries, layout=other.entries.layout.mT).key == one.entries.key
+    return one.entries.is_multiple(replace(other.entries, layout=other.entries.layout.mT))
 
 
 def _turn(walk: Walk, one: Linear, other: Linear) -> None:
