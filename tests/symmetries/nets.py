@@ -279,6 +279,9 @@ POOLED: dict[str, Body] = {
     "gain of two and of one": lambda s, x: s.b(
         tanh(s.h_8 * s.a(x)) + tanh((torch.stack([s.c(x), s.o(x)]) * s.h_8).sum(0))
     ),
+    "added twice, partly seen": lambda s, x: (
+        (F.linear(s.a(x) + 2 * s.p_8, s.p_8_8) + tanh(s.c(x)) + s.p_8) * s.h_8 @ s.g_8_3
+    ),
     "weight and weight + 1": lambda s, x: (
         s.b(tanh(F.linear(s.norm(x), s.p_8_8))) + s.v(tanh(F.linear(s.norm(x), s.p_8_8 + 1)))
     ),
