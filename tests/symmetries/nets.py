@@ -121,6 +121,10 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x.mT).mT
 
 
+def joined(x: Tensor) -> Tensor:
+    return x + x.flip(-1)
+
+
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x[..., :4], x[..., 4:])
 
@@ -281,6 +285,9 @@ POOLED: dict[str, Body] = {
     ),
     "added twice, partly seen": lambda s, x: (
         (F.linear(s.a(x) + 2 * s.p_8, s.p_8_8) + tanh(s.c(x)) + s.p_8) * s.h_8 @ s.g_8_3
+    ),
+    "bias of channels joined to one": lambda s, x: (
+        joined(s.a_8_4(x).unflatten(-1, (2, 2)).sum(-2).repeat_interleave(2, -1) + s.a_8_4(x) + s.p_4) @ s.p_4_3
     ),
     "weight and weight + 1": lambda s, x: (
         s.b(tanh(F.linear(s.norm(x), s.p_8_8))) + s.v(tanh(F.linear(s.norm(x), s.p_8_8 + 1)))
