@@ -20,7 +20,7 @@ from studies.common import RECORDS, Tables, csv_files, fill_page, load, markdown
 from studies.convert import convert
 
 STUDIES: Final = {
-    "alignment": "Study how far symmetries lower the barrier between networks of different seeds. Twenty minutes.",
+    "alignment": "Study how far symmetries lower the barrier between networks of different seeds. Forty minutes.",
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
     "audit": "Study how far optimizers started at different points of one orbit drift apart. Two minutes.",
     "diagonal": "Study how sharpness ranks diagonal networks, along geodesics of each order. An hour.",
@@ -29,7 +29,7 @@ STUDIES: Final = {
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
     "peers": "Compare with libraries that rotate, equalize, permute or quantise. Half an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
-    "rounding": "Study how much less rounding and pruning cost at another point of the orbit. Ten minutes.",
+    "rounding": "Study how much less rounding and pruning cost at another point of the orbit. 20 minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
     "toy": "Compare expansions with the closed forms of the scalar network f(x) = G H x. A second.",
     "training": "Study whether optimizers on the quotient train better than others. Two hours.",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import align, descend_orbit, loss_along_path
@@ -21,24 +17,30 @@ from quotient_manifolds.symmetries import Gauge, Scaling, Symmetries, find_permu
 from studies.common import Record, Tables, power, resume
 from studies.networks import Batch, Kind, accuracy, data, loss, trained
 
-PAIRS, STEPS, REFINED, POINTS = 5, 1500, 300, 21
-KIND: Kind = "RMSNorm, digits"
-WAYS = ("none", "permuted", "rotated", "whole group", "refined", "refined alone")
+PAIRS, POINTS, TOKENS = 5, 21, 4096
+STEPS: dict[Kind, tuple[int, int]] = {
+    "RMSNorm, digits": (1500, 300),
+    "LayerNorm and GELU, digits": (1500, 100),
+    "language model": (2000, 100),
+}
+"""How long each kind of network is trained, and how long the loss along the path is lowered."""
 NAMES = {
     "none": "as trained",
     "permuted": "heads and neurons permuted",
     "rotated": "and the stream rotated, gains absorbed",
     "whole group": "and GL(h) of heads, scales, shifts",
-    "refined": "and 300 steps on the loss along the path",
-    "refined alone": "control: 300 such steps, without alignment before",
+    "refined": "and descent on the path's loss",
+    "refined alone": "control: the descent alone",
 }
 
 
 def run(out: Path, *, fast: bool = False, progress: Progress | None = None) -> Record:
     """Return a row for each pair of seeds and way to align."""
-    steps, pairs, refined = (60, 2, 3) if fast else (STEPS, PAIRS, REFINED)
-    cells = {f"{KIND} {pair}": partial(_rows, KIND, pair, steps, refined) for pair in range(pairs)}
-    settings = {"steps": steps, "refined": refined}
+    steps, pairs = (dict.fromkeys(STEPS, (60, 3)), 1) if fast else (STEPS, PAIRS)
+    cells = {
+        f"{kind} {pair}": partial(_rows, kind, pair, *counts) for pair in range(pairs) for kind, counts in steps.items()
+    }
+    settings = {"steps": steps}
     found = resume(out / "pairs", cells, what="pairs", settings=settings, progress=progress)
     return {"rows": [row for rows in found for row in rows], **settings}
 
@@ -47,34 +49,27 @@ def _rows(kind: Kind, pair: int, steps: int, refined: int) -> list[dict[str, Any
     """Align two networks in every way, and return barriers and accuracies on held-out data."""
     a, b = (trained(kind, 2 * pair + each, steps) for each in range(2))
     train, test, _ = data(kind)
-    inputs, batches = (train[0][:256],), [(train[0][:256], train[1][:256])]
+    x, y = (each[: TOKENS // train[0].shape[1]] for each in train)  # 256 images, or 64 texts
     every, permutations = find_symmetries(b, (train[0][:8],)), find_permutations(b, (train[0][:8],))
-    none = Symmetries(())
     folded = Symmetries((), reparameterizations=tuple(each for each in every.reparameterizations if _folds(each)))
-    options: dict[str, dict[str, Any]] = {
-        "permuted": {"symmetries": none},
-        "rotated": {"symmetries": folded},
-        "whole group": {"symmetries": every},
-        "refined": {"symmetries": every, "loss": loss, "batches": batches, "steps": refined},
-    }
     rows = [_row(kind, pair, "none", a, b, 0.0, test)]
-    for way, given in options.items():
-        found = align(b, a, inputs, **{"permutations": permutations, **given})
-        rows.append(_row(kind, pair, way, a, found.model, found.change, test))
-    control: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
-    alone = descend_orbit(b, partial(_on_path, a, batches), inputs, **control)
-    rows.append(_row(kind, pair, "refined alone", a, alone.model, alone.change, test))
+    near: nn.Module = b
+    for way, symmetries in {"permuted": Symmetries(()), "rotated": folded, "whole group": every}.items():
+        found = align(b, a, (x,), symmetries=symmetries, permutations=permutations)
+        near = found.model
+        rows.append(_row(kind, pair, way, a, near, found.change, test))
+    options: Any = {"symmetries": every, "steps": refined, "learning_rate": 0.01, "tolerance": 0.0}
+    for way, start in {"refined": near, "refined alone": b}.items():
+        moved = descend_orbit(start, partial(_on_path, a, (x, y)), (x,), **options)
+        rows.append(_row(kind, pair, way, a, moved.model, moved.change, test))
     return rows
 
 
-def _on_path(a: nn.Module, batches: Sequence[Batch], params: dict[str, Tensor]) -> Tensor:
+def _on_path(a: nn.Module, batch: Batch, params: dict[str, Tensor]) -> Tensor:
     """Return the mean loss at three points inside of the path from a to the parameters."""
     own = {name: w.detach() for name, w in a.named_parameters()}
-    losses = []
-    for t in (0.25, 0.5, 0.75):
-        between = {name: own[name].lerp(w, t) for name, w in params.items()}
-        losses += [F.cross_entropy(functional_call(a, between, x).flatten(0, -2), y.flatten()) for x, y in batches]
-    return torch.stack(losses).mean()
+    paths = ({name: own[name].lerp(w, t) for name, w in params.items()} for t in (0.25, 0.5, 0.75))
+    return torch.stack([loss(partial(functional_call, a, between), batch) for between in paths]).mean()
 
 
 def _folds(record: Any) -> bool:
@@ -85,38 +80,29 @@ def _folds(record: Any) -> bool:
 @torch.no_grad()
 def _row(kind: Kind, pair: int, way: str, a: nn.Module, b: nn.Module, change: float, test: Batch) -> dict[str, Any]:
     path = loss_along_path(a, b, loss, [test], points=POINTS)
-    mean = trained_mean(a, b)
-    scores = {"a": accuracy(a, test), "b": accuracy(b, test), "mean": accuracy(mean, test)}
+    mean = {name: (w + v) / 2 for (name, w), v in zip(a.named_parameters(), b.parameters(), strict=True)}
+    models: dict[str, Any] = {"a": a, "b": b, "mean": partial(functional_call, a, mean)}
+    scores = {name: accuracy(model, test) for name, model in models.items()}
     return {"kind": kind, "pair": pair, "way": way, "barrier": path.barrier, "change": change, **scores}
 
 
-def trained_mean(a: nn.Module, b: nn.Module) -> nn.Module:
-    """Return a copy of a with the mean of both models' parameters."""
-    mean = copy.deepcopy(a)
-    with torch.no_grad():
-        for w, v in zip(mean.parameters(), b.parameters(), strict=True):
-            w.add_(v).div_(2)
-    return mean
-
-
 def tables(record: Record) -> Tables:
-    """Return medians and ranges over pairs by kind of network and way to align."""
+    """Return medians and ranges over pairs by kind of network and way to align; the medians alone, side by side."""
     rows = pd.DataFrame(record["rows"])
-    shown = []
-    for kind in dict.fromkeys(rows.kind):
-        own = rows[rows.kind == kind]
-        before = own[own.way == "none"].set_index("pair").barrier
-        for way in WAYS:
+    shown, ends, main = [], [], {"Alignment": [*NAMES.values()]}
+    for kind, own in rows.groupby("kind", sort=False):
+        before, alone = own[own.way == "none"].set_index("pair").barrier, own[["a", "b"]].to_numpy()
+        ends.append([kind, str(len(before)), f"{alone.min():.3f}", f"{alone.max():.3f}"])
+        ends[-1] += [str(record["steps"][kind][1]), power(float(own.change.max()))]
+        main[str(kind)] = []
+        for way, name in NAMES.items():
             some = own[own.way == way].set_index("pair")
-            left = (some.barrier / before).to_numpy()
-            barrier = f"{some.barrier.median():.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
-            mean = f"{some['mean'].median():.3f} [{some['mean'].min():.3f}, {some['mean'].max():.3f}]"
-            shown.append([kind, NAMES[way], barrier, f"{100 * float(np.median(left)):.0f} %", mean])
+            middle, mean = some.barrier.median(), some["mean"]
+            left = f"{100 * (some.barrier / before).median():.0f} %"
+            barrier = f"{middle:.3g} [{some.barrier.min():.2g}, {some.barrier.max():.2g}]"
+            shown.append([kind, name, barrier, left, f"{mean.median():.3f} [{mean.min():.3f}, {mean.max():.3f}]"])
+            main[str(kind)].append(f"{middle:.2g}, {left}, {mean.median():.2f}")
     columns = ["Networks", "Alignment", "Barrier, median [range]", "remaining", "Accuracy of the mean model"]
-    count = rows.groupby("kind").pair.nunique()
-    ends = [
-        [kind, str(count[kind]), f"{own.a.min():.3f}", f"{own.a.max():.3f}", power(float(own.change.max()))]
-        for kind, own in rows.groupby("kind", sort=False)
-    ]
-    named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Largest change of the function"]
-    return {"barriers": pd.DataFrame(shown, columns=columns), "networks": pd.DataFrame(ends, columns=named)}
+    named = ["Networks", "Pairs", "Accuracy, lowest", "highest", "Steps", "Change of the function"]
+    barriers, networks = pd.DataFrame(shown, columns=columns), pd.DataFrame(ends, columns=named)
+    return {"barriers": barriers, "main": pd.DataFrame(main), "networks": networks}

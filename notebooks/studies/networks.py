@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,24 +16,32 @@ from torch.nn import functional as F
 
 WIDTH, HEADS, NEURONS, LAYERS = 64, 4, 256, 2
 CONTEXT = 64  # characters of a language model
-Kind = Literal["RMSNorm, digits", "language model"]
+Kind = Literal["RMSNorm, digits", "LayerNorm and GELU, digits", "language model"]
 Batch = tuple[Tensor, Tensor]
+
+
+def parts(kind: Kind) -> tuple[Callable[..., nn.Module], Callable[..., nn.Module], Callable[[Tensor], Tensor]]:
+    """Return norms, linear maps and activation: RMSNorm, without biases, ReLU; or as in a vision transformer."""
+    if kind == "LayerNorm and GELU, digits":
+        return nn.LayerNorm, nn.Linear, F.gelu
+    return nn.RMSNorm, partial(nn.Linear, bias=False), F.relu
 
 
 class Block(nn.Module):
     """Attend, then apply an MLP, each to what a norm gives, and add to the stream."""
 
-    def __init__(self, causal: bool) -> None:
+    def __init__(self, kind: Kind) -> None:
         super().__init__()
-        self.first, self.second, self.causal = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH), causal
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.up, self.down = nn.Linear(WIDTH, NEURONS, bias=False), nn.Linear(NEURONS, WIDTH, bias=False)
+        norm, linear, self.activation = parts(kind)
+        self.first, self.second, self.causal = norm(WIDTH), norm(WIDTH), kind == "language model"
+        self.q, self.k, self.v, self.o = (linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = linear(WIDTH, NEURONS), linear(NEURONS, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         q, k, v = (each(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
         x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
-        return x + self.down(F.relu(self.up(self.second(x))))
+        return x + self.down(self.activation(self.up(self.second(x))))
 
 
 class Transformer(nn.Module):
@@ -41,24 +49,24 @@ class Transformer(nn.Module):
 
     def __init__(self, kind: Kind, outputs: int) -> None:
         super().__init__()
-        self.language = kind == "language model"
-        self.embed = nn.Embedding(outputs, WIDTH) if self.language else nn.Linear(4, WIDTH, bias=False)
+        self.language, (norm, linear, _) = kind == "language model", parts(kind)
+        self.embed = nn.Embedding(outputs, WIDTH) if self.language else linear(4, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT if self.language else 16, WIDTH))
-        self.blocks = nn.Sequential(*(Block(self.language) for _ in range(LAYERS)))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, outputs, bias=False)
+        self.blocks = nn.Sequential(*(Block(kind) for _ in range(LAYERS)))
+        self.norm, self.head = norm(WIDTH), linear(WIDTH, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.blocks(self.embed(x) + self.position[: x.shape[1]]))
         return self.head(y if self.language else y.mean(1))
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss(model: Callable[[Tensor], Any], batch: Batch) -> Tensor:
     """Return the mean cross-entropy of the classes, or of the next characters."""
     return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, batch: Batch) -> float:
+def accuracy(model: Callable[[Tensor], Any], batch: Batch) -> float:
     """Return how often the most likely class, or character, is right."""
     return float((model(batch[0]).argmax(-1) == batch[1]).double().mean())
 
@@ -67,7 +75,7 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
 def data(kind: Kind) -> tuple[Batch, Batch, int]:
     """Return what is trained on, what is tested on, and the number of classes or characters."""
     if kind == "language model":
-        text = documentation()
+        text = "\n\n".join(paragraphs())
         letters = sorted(set(text))
         codes = torch.tensor([letters.index(c) for c in text])
         rows = codes[: len(codes) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
@@ -83,11 +91,6 @@ def data(kind: Kind) -> tuple[Batch, Batch, int]:
     return (x[:cut], y[:cut]), (x[cut:], y[cut:]), count
 
 
-def documentation() -> str:
-    """Return the docstrings of numpy and scipy, in ASCII, as one text."""
-    return "\n\n".join(paragraphs())
-
-
 def paragraphs() -> list[str]:
     """Return the paragraphs of the docstrings of functions and classes of numpy and scipy, each once."""
     import scipy.linalg
@@ -95,12 +98,9 @@ def paragraphs() -> list[str]:
     import scipy.signal
     import scipy.stats
 
-    found = dict.fromkeys(
-        each
-        for module in (np, np.linalg, scipy.linalg, scipy.optimize, scipy.signal, scipy.stats)
-        for text in _docstrings(module)
-        for each in text.split("\n\n")
-    )
+    modules = (np, np.linalg, scipy.linalg, scipy.optimize, scipy.signal, scipy.stats)
+    texts = (text for module in modules for text in _docstrings(module))
+    found = dict.fromkeys(each for text in texts for each in text.split("\n\n"))
     return [each for each in found if each.isascii() and ">>>" not in each and len(each) > 60]
 
 
@@ -110,9 +110,10 @@ def _docstrings(module: ModuleType) -> Iterator[str]:
             yield inspect.getdoc(each) or ""
 
 
-def trained(kind: Kind, seed: int, steps: int, size: int = 64) -> Transformer:
+def trained(kind: Kind, seed: int, steps: int) -> Transformer:
     """Train a transformer by AdamW with a rate that falls to 0; torch's global generator is left alone."""
     (x, y), _, outputs = data(kind)
+    size = 16 if kind == "language model" else 64
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
