@@ -121,6 +121,10 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x.mT).mT
 
 
+def joined(x: Tensor) -> Tensor:
+    return x + x.flip(-1)
+
+
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x[..., :4], x[..., 4:])
 
@@ -278,6 +282,12 @@ POOLED: dict[str, Body] = {
     "tied lin": lambda s, x: s.a(s.a(x)),
     "gain of two and of one": lambda s, x: s.b(
         tanh(s.h_8 * s.a(x)) + tanh((torch.stack([s.c(x), s.o(x)]) * s.h_8).sum(0))
+    ),
+    "added twice, partly seen": lambda s, x: (
+        (F.linear(s.a(x) + 2 * s.p_8, s.p_8_8) + tanh(s.c(x)) + s.p_8) * s.h_8 @ s.g_8_3
+    ),
+    "bias of channels joined to one": lambda s, x: (
+        joined(s.a_8_4(x).unflatten(-1, (2, 2)).sum(-2).repeat_interleave(2, -1) + s.a_8_4(x) + s.p_4) @ s.p_4_3
     ),
     "weight and weight + 1": lambda s, x: (
         s.b(tanh(F.linear(s.norm(x), s.p_8_8))) + s.v(tanh(F.linear(s.norm(x), s.p_8_8 + 1)))
@@ -544,7 +554,8 @@ multiplied in place: 134 113; tied table and head: 166 125; tied table and head,
 170/174 145; gain before a weight: 163 146; tied T twice: 16/80 0/64; tied T of another: 224 192; tied T within:
 252/288 192/256; tied T after a norm: 262/275 225/238; tied half T: 152/240 128/212; sum of experts: 189 168; sum of
 turned experts: 152/184 128/160; sum of scaled experts: 177/241 144/208; gain of two and of one: 152/224 128/200;
-weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204 128/152; tied T, minus it + 1: 171/275 146/238
+weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204 128/152; tied T, minus it + 1: 171/275 146/238; added
+twice, partly seen: 173/197 157/181; bias of channels joined to one: 83/110 71/98
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

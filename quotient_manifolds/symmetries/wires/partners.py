@@ -37,12 +37,13 @@ class Partners:
         """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
 
         Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
+        What stands several times on one channel is several vectors.
         """
         name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
         for channels, R in self._of(name, params):
-            channel = channels[places].long().numpy()
+            channel = channels[places].long()
             inside = np.flatnonzero(channel >= 0)
-            M[np.ix_(inside, inside)] = (R.mT @ R).numpy()[np.ix_(channel[inside], channel[inside])]
+            M[np.ix_(inside, inside)] = _between(R.mT @ R, channel[inside]).numpy()
         return M
 
     def measured(
@@ -57,9 +58,9 @@ class Partners:
         for channels, R in self._of(entries.name, by or params):
             rows, columns = _along(channels, entries)
             if rows is not None:
-                W[:, rows >= 0] = R[rows[rows >= 0]][:, rows[rows >= 0]] @ W[:, rows >= 0]
+                W[:, rows >= 0] = _between(R, rows[rows >= 0]) @ W[:, rows >= 0]
             elif columns is not None:
-                W[:, :, columns >= 0] = W[:, :, columns >= 0] @ R[columns[columns >= 0]][:, columns[columns >= 0]].mT
+                W[:, :, columns >= 0] = W[:, :, columns >= 0] @ _between(R, columns[columns >= 0]).mT
         return W
 
     def mix(self, entries: Entries, axis: int) -> bool:
@@ -101,6 +102,12 @@ class Partners:
             indices = (each.entries.index()[0, :, 0] for each in self.walk.linears if each.entries.name == name)
             self._rows[key] = next(each.numpy() for each in indices if int(each[0]) == key[1])
         return int(self._rows[key][place % ROWS])
+
+
+def _between(R: Tensor, channels: Tensor) -> Tensor:
+    """Return entries of a matrix for these channels; those that stand there a second time are apart from the first."""
+    copy = (channels[:, None] == channels).tril(-1).sum(1)
+    return R[channels][:, channels].masked_fill(copy[:, None] != copy, 0.0)
 
 
 def _has_lines(view: StridedView, entries: Entries, axis: int) -> bool:

@@ -468,7 +468,9 @@ class Shifts:
             change = size[vector.outs]
             if change.any():
                 if seen and vector.entries.key not in whole:
-                    change = np.stack([self._seen(row, each) for row, each in zip(vector.outs, change, strict=True)])
+                    same = _same(vector, [each for each in self.walk.vectors if not each.gain])
+                    rows = ([each.outs[place] for each in same] for place in range(len(change)))
+                    change = np.stack([self._seen(row, each) for row, each in zip(rows, change, strict=True)])
                 yield vector.entries, torch.from_numpy(change)
 
     def answers(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Answer, Array]]:
@@ -476,13 +478,14 @@ class Shifts:
         for each in self.virtual:
             answer = size[each.linear.outs[0]]
             if answer.any():
-                yield each, self._seen(each.linear.outs[0], answer) if seen else answer
+                rows = [use.outs[0] for use in _same(each.linear, self.walk.linears)]
+                yield each, self._seen(rows, answer) if seen else answer
 
-    def _seen(self, nodes: Any, change: Array) -> Array:
-        """Return a change of nodes less what nobody sees of it."""
-        if self.unseen.all(nodes):
+    def _seen(self, rows: Sequence[Any], change: Array) -> Array:
+        """Return a change of nodes less what nobody sees of it at any of the uses of a parameter."""
+        if any(self.unseen.all(row) for row in rows):
             return change
-        K = self.unseen.directions(nodes)
+        K = self.unseen.common(rows)
         return change - K @ (K.T @ change)
 
 
