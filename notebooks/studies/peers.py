@@ -267,6 +267,7 @@ def tables(record: Record) -> Tables:
             shown.append([row["subject"], quantiser, *means, less(stored, low)])
     columns = ["Weights of", "Quantiser, 4 bits", "As stored", "Descended", "Error reduced by [95 %]"]
     accepted = says.map(lambda text: text if text[0] in "123456789d" else "no")
+    accepted = accepted.replace(r" dimensions|distance ", "", regex=True)
     return {
         "models": accepted.reset_index(),
         "causes": says.reset_index(),
