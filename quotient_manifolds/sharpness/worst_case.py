@@ -60,11 +60,9 @@ class WorstCase(Measure):
     def ticks(self) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
-    def compute(self, objective: BatchObjective) -> BatchResult:
-        return self.after([], objective)
-
-    def after(self, before: list[Ascent], objective: BatchObjective) -> BatchResult:
-        """Compute the measure by an ascent from the end of that in `before`, if there is one; leave this one there."""
+    def compute(self, objective: BatchObjective, before: list[Ascent] | None = None) -> BatchResult:
+        """Compute the measure by an ascent; it starts where that in `before` ended, and is left there."""
+        before = [] if before is None else before
         known: dict[str, Any] = {"start": before[0].z, "base": before[0].base} if before else {}
         best = AutoPGD(self.steps, self.restarts).maximise(
             objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, **known
@@ -124,7 +122,7 @@ def worst_case_profile(
     found = []
     for index in range(n):
         before: list[Ascent] = []  # where the one at the smaller radius ended
-        found.append([each.on(prepared, index, tick, partial(each.after, before)) for each in chain])
+        found.append([each.on(prepared, index, tick, partial(each.compute, before=before)) for each in chain])
     profile = []
     for place, (measure, batches_) in enumerate(zip(chain, zip(*found, strict=True), strict=True)):
         result = measure.result(batches_)

@@ -568,7 +568,8 @@ leaky; linear attn; logit shift; lora; max pool; max0; maxout; narrow; no softma
 gain; outer; output gate; parallel layers; pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2;
 rot3; score bias; score by query; score of key; scores a key's gain; scores dropped; scores dropped by inputs; scores
 hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short
-attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied lin; two; two attentions less; two scores;
-where leaky; windows; windows inside; words and positions; zero key, own
+attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T
+within; tied lin; two; two attentions less; two scores; where leaky; windows; windows inside; words and positions; zero
+key, own
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

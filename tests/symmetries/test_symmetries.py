@@ -286,7 +286,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], Tensor, tuple[str, ...]]] = {
     "tied to an embedding": (
         TiedToATable,
         WORDS,
-        ("query/key",),
+        ("attention query/key",),
     ),
     "query is key": (_query_is_key, X, ("0 value/output",)),
     "normalised": (
