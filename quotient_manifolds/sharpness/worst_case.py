@@ -61,7 +61,7 @@ class WorstCase(Measure):
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective, before: list[Ascent] | None = None) -> BatchResult:
-        """Compute the measure by an ascent; it starts where that in `before` ended, and is left there."""
+        """Compute the measure by an ascent, which starts where the one in `before` ended and then takes its place."""
         before = [] if before is None else before
         known: dict[str, Any] = {"start": before[0].z, "base": before[0].base} if before else {}
         best = AutoPGD(self.steps, self.restarts).maximise(

@@ -21,7 +21,9 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     verify_symmetries,
 )
+from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.representatives import act, group_element
+from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
 
 
@@ -106,6 +108,17 @@ def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[.
     assert [check.verdict for check in checks] == ["fails"] * 2
     for check in checks:
         assert ("acting with one of its elements changes the output" in check.reason) == (wrong is to_first_order)
+
+
+def test_an_action_is_tried_where_a_measure_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attention()
+    arguments = model, answer, [noise(2, 5, 12)], claimed(model)
+    assert verify_on_batches(*arguments, begin=lambda _, params: params).all_hold
+    with pytest.raises(ValueError, match="the same at the canonical point"):
+        verify_on_batches(*arguments, begin=lambda _, params: {name: 1.1 * w for name, w in params.items()})
+    monkeypatch.setattr("quotient_manifolds.symmetries.tangents.act", to_first_order)
+    checks = verify_on_batches(*arguments, begin=lambda _, params: params).checks
+    assert [check.verdict for check in checks] == ["fails"] * 2
 
 
 def rotate(heads: Tensor) -> Tensor:

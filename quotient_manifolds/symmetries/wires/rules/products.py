@@ -124,7 +124,6 @@ def _partners(names: Array, others: Array) -> Array:
 def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> None:
     """A parameter that multiplies: X' = g X g^-1, and diagonal maps are its own."""
     if not walk.moving(tensor):
-        walk.label(numbers)
         number_times(walk, operation, numbers, tensor, 1.0)
         return
     entries = walk.entries[id(numbers)]
