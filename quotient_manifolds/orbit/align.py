@@ -36,8 +36,9 @@ from quotient_manifolds.symmetries.reparameterization import together
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
 SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
-POLISHED, POLISHING = 4, 60  # times, and steps each
-EXACT = 1e-13
+POLISHED, POLISHING = 4, 20  # times, and steps each
+CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of their slope; of a step
+EXACT = 1e-11
 SETTLED = 1e-12  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
@@ -266,23 +267,14 @@ class _Aligner:
         return GroupElement((*self._steps, *unfold))
 
     def _polish(self) -> None:
-        """Go on by L-BFGS over the continuous group, where records that depend on each other make slow progress."""
+        """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
         group = Group(self._symmetries, self._here, condition=self._condition, moves=lambda each: each in self._mixing)
-        if not group.records:
-            return
-        size = sum(float(w.square().sum()) for w in self._there.values())
-
-        def squares(params: Params) -> Tensor:
-            return torch.stack([(params[name] - self._there[name]).square().sum() for name in group.names]).sum() / size
-
-        with torch.enable_grad():
-            values = Terms([squares], self._here, torch.float64)
-            numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
-        element = group.element(numbers)
-        moved = element.apply(self._here)
-        if distance(moved, self._there) < self._distance():
-            self._here = moved
-            self._steps += element.steps
+        for _ in range(POLISHING if group.records else 0):
+            before = self._distance()
+            self._here, steps = _gauss_newton(group, self._here, self._there)
+            self._steps += steps
+            if before - self._distance() <= SLOW * before:
+                return
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""
@@ -326,6 +318,49 @@ class _Aligner:
             self._steps.append((record, value))
         else:
             self._here.update(kept)
+
+
+def _gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, tuple[tuple[Record, Tensor], ...]]:
+    """Return parameters nearer to others by one step of Gauss-Newton at the identity of a group, and the steps.
+
+    |J z - r| is minimized by conjugate gradients; J z is the derivative of the gradient J^T u in u. [CGLS: Björck, 1996]
+    """
+    size = sum(float(w.square().sum()) for w in there.values()) ** 0.5
+
+    def flat(params: Params) -> Tensor:
+        return torch.cat([params[name].flatten() for name in group.names]) / size
+
+    numbers = group.zeros()
+    with torch.enable_grad():
+        moved = flat(group.element(numbers).apply(here))
+        u = torch.zeros_like(moved, requires_grad=True)
+        pulled = torch.autograd.grad(moved, numbers, u, create_graph=True)
+    z = [torch.zeros_like(each) for each in numbers]
+    residual = flat(there) - moved.detach()
+    slope = torch.autograd.grad(moved, numbers, residual, retain_graph=True)
+    p, first = [*slope], _square(slope)
+    square = first
+    for _ in range(CONJUGATE):
+        q = torch.autograd.grad(pulled, u, p, retain_graph=True)[0]
+        t = square / (q.square().sum() or 1.0)
+        z = [a + t * b for a, b in zip(z, p, strict=True)]
+        residual = residual - t * q
+        slope = torch.autograd.grad(moved, numbers, residual, retain_graph=True)
+        last, square = square, _square(slope)
+        if square <= INEXACT**2 * first:
+            break
+        p = [a + square / last * b for a, b in zip(slope, p, strict=True)]
+    before = distance(here, there)
+    for halvings in range(HALVINGS):
+        element = group.element([each * 0.5**halvings for each in z])
+        found = element.apply(here)
+        if distance(found, there) < before:
+            return found, element.steps
+    return here, ()
+
+
+def _square(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack([each.square().sum() for each in parts]).sum()
 
 
 def _unit(moment: Tensor) -> Tensor:
