@@ -78,6 +78,18 @@ class Entries:
         """Return whether both are the same entries in the same order, up to a factor."""
         return self.key == other.key and self.offset * other.scale == other.offset * self.scale
 
+    @property
+    def turned(self) -> Entries:
+        """Return the transpose of a weight."""
+        return replace(self, layout=self.layout.mT)
+
+    def meets(self, other: Entries) -> bool:
+        """Return whether two views of one parameter have entries in common."""
+        (first, last), (start, stop) = self.span, other.span
+        if last < start or stop < first:
+            return False
+        return self.key == other.key or bool(torch.isin(self.index(), other.index()).any())
+
     def narrowed(self) -> Entries:
         """Return the view without its repetitions: one along every axis that is expanded."""
         layout = self.layout

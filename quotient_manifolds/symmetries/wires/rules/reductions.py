@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.rules.products import resolve, square
-from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule
+from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
 
 FEW = 64  # slices that are added one by one
 
@@ -56,7 +56,7 @@ def _in_slices(walk: Walk, operation: Operation, label: Tensor, axes: list[int],
     pending: Any = walk.notes.get(("pending", id(tensor)))
     if len(axes) > 1 or not 1 < tensor.shape[axis] <= FEW or (pending is not None and pending[0] == "square"):
         return False
-    (thin,) = walk.thin(label.movedim(axis, -1))
+    (thin,) = thinned(label.movedim(axis, -1))
     if len(torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0)) < 2:  # one channel: what is added is a number
         return False
     if pending is not None:
@@ -256,7 +256,7 @@ def variance(walk: Walk, operation: Operation) -> None:
         return
     axis = axes[0] % tensor.ndim
     moved = label.movedim(axis, -1)
-    (thin,) = walk.thin(moved)
+    (thin,) = thinned(moved)
     rows, inverse = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0, return_inverse=True)
     nodes = walk.new(len(rows))
     for node, row in zip(nodes.tolist(), rows.numpy(), strict=True):
