@@ -143,7 +143,7 @@ class Additive(Reparameterization):
 def add(params: Params, changes: Iterable[Change]) -> None:
     """Add changes to parameters, in place."""
     for entries, change in changes:
-        entries.write(params, entries.read(params) + change.reshape(entries.shape))
+        entries.add_to(params, change.reshape(entries.shape))
 
 
 @dataclass(frozen=True, eq=False)
