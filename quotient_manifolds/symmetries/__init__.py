@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries.verify import (
     Verification,
     verify_symmetries,
 )
-from quotient_manifolds.symmetries.wires.constants import UnreachedInput, UnseenOutput
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.permutations import Permutation
 from quotient_manifolds.symmetries.wires.scaling import Scaling
@@ -37,6 +37,7 @@ __all__ = [
     "Evaluate",
     "Factor",
     "FibreDimension",
+    "FreeDirections",
     "Gauge",
     "Match",
     "Params",
@@ -50,8 +51,6 @@ __all__ = [
     "SymmetricPair",
     "Symmetries",
     "SymmetryCheck",
-    "UnreachedInput",
-    "UnseenOutput",
     "Verification",
     "balance",
     "certify",

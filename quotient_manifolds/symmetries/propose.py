@@ -104,7 +104,7 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     run.walk.forget_run()
     pairs = pairs_of(run.walk, run.constants)
     match = Match(pairs.pairs, pairs.refused).beside(declared)
-    free = reparameterizations(run.walk, pairs.taken, match.pairs, run.constants)
+    free = reparameterizations(run.walk, pairs.bundles, match.pairs, run.constants)
     singular = [each for each in free if isinstance(each, Gauge) and each.is_singular(params)]
     why = "a gain of its norm is 0, so that no weight that follows can undo it"
     unknown += [Refused(each.name, each.kind, why) for each in singular]

@@ -137,18 +137,6 @@ def central_difference(
     return {name: (ends[0][name] - ends[1][name]) / (2 * STEP) for name in names}
 
 
-def read(params: Params, name: str, elements: Tensor) -> Tensor:
-    """Return numbers of a parameter by their flat indices, in float64."""
-    return params[name].reshape(-1)[elements].double()
-
-
-def write(params: Params, name: str, elements: Tensor, numbers: Tensor) -> None:
-    """Put numbers of a parameter where flat indices say, in place, cast to its precision."""
-    flat = params[name].reshape(-1)
-    flat[elements] = numbers.to(flat.dtype)
-    params[name] = flat.view_as(params[name])
-
-
 def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
     """Draw Gaussian numbers in float64 where a tensor is, of its shape or another."""
     return torch.randn(shape or like.shape, generator=generator, dtype=torch.float64).to(like.device)

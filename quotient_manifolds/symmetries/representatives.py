@@ -43,16 +43,15 @@ def random_representative(
     if not isinstance(log_scale, (int, float)) or not 0 <= log_scale < float("inf"):
         raise ValueError(f"the log-scale of a random element is a number, at least 0. Found {log_scale!r}.")
     generator = generator_of(seed)
-    moved = _start(model_or_params, symmetries)
+    stored, moved = _start(model_or_params, symmetries)
     with fitting():
         for pair in symmetries.pairs:
             A = scale * _gaussian_element(pair, generator)
             pair.write(moved, act(pair, A, pair.read(moved)))
-        _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
+        _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
         for reparameterization in together(symmetries.reparameterizations):
             reparameterization.transform(moved, generator, log_scale)
-    _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
-    return moved
+    return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 
 
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable) -> Params:
@@ -64,13 +63,12 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
     every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
     in float64.
     """
-    moved = _start(model_or_params, symmetries)
+    stored, moved = _start(model_or_params, symmetries)
     with fitting():
         canonicalize(moved, symmetries.reparameterizations)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
-    _check_range(moved, symmetries, "balancing")
-    return moved
+    return _rounded(moved, stored, symmetries, "balancing")
 
 
 def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> None:
@@ -120,7 +118,10 @@ def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor
     return A.exp() if pair.acts == "GL+(1)" else A
 
 
-def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable) -> Params:
+def _start(
+    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable
+) -> tuple[Mapping[str, Tensor], Params]:
+    """Return the parameters, and copies of them: in float64 what symmetries move."""
     if isinstance(model_or_params, nn.Module):
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
@@ -128,13 +129,18 @@ def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movabl
         stored = model_or_params
     check_symmetries(symmetries)
     check_weights(stored, symmetries.moved)
-    return {name: value.detach().clone() for name, value in stored.items()}
+    moving = set(symmetries.moved)
+    kinds = {name: torch.float64 if name in moving else w.dtype for name, w in stored.items()}
+    return stored, {name: w.detach().to(kinds[name], copy=True) for name, w in stored.items()}
 
 
-def _check_range(moved: Params, symmetries: Movable, by: str) -> None:
-    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(moved[name]).all())]
+def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Movable, by: str) -> Params:
+    """Return parameters in the precision of those stored; ValueError where they do not fit into it."""
+    found = {name: w.to(stored[name].dtype) for name, w in moved.items()}
+    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(found[name]).all())]
     if overflown:
         raise ValueError(
-            f"transforming {overflown[0]!r} by {by} overflows {moved[overflown[0]].dtype}: "
+            f"transforming {overflown[0]!r} by {by} overflows {found[overflown[0]].dtype}: "
             "choose a scale nearer 1 or a wider dtype."
         )
+    return found

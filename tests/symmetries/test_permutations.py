@@ -52,6 +52,21 @@ def _two(function: Callable[[Net, Tensor], Tensor], **modules: nn.Module) -> Net
     return Net(lambda net, x: net.b(function(net, net.a(x))), a=nn.Linear(5, 8), b=nn.Linear(8, 3), **modules)
 
 
+class Stacked(nn.Module):
+    """Three experts in one parameter, and a weight on the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(3, 5, 4)), nn.Parameter(torch.randn(3, 4, 5))
+        self.router, self.last = nn.Linear(5, 3), nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        outputs = torch.bmm(torch.bmm(rows.expand(3, *rows.shape), self.up).tanh(), self.down)
+        found: Tensor = self.last @ (outputs * self.router(rows).softmax(-1).T[..., None]).sum(0).mT.sin()
+        return found
+
+
 QUERIES = {"q": nn.Linear(5, 12), "k": nn.Linear(5, 6), "v": nn.Linear(5, 6), "o": nn.Linear(12, 5)}
 POST_NORM = nn.TransformerEncoder(
     nn.TransformerEncoderLayer(6, 3, 7, 0.0, batch_first=True), 2, enable_nested_tensor=False
@@ -79,6 +94,39 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
     "convolutions": (
         nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU(), nn.Conv1d(6, 2, 2), nn.AdaptiveAvgPool1d(1)),
         {"relu neurons of 0": 6},
+    ),
+    "groups": (
+        nn.Sequential(nn.Conv1d(4, 6, 3), nn.GroupNorm(3, 6), nn.GELU(), nn.Conv1d(6, 2, 2)),
+        {"gelu neurons of 0": 3} | {f"gelu neurons of 0 ({group})": 2 for group in (2, 3, 4)},
+    ),
+    "padding": (
+        Net(lambda net, x: net.b(F.pad(net.a(x).tanh(), (1, 1))), a=nn.Conv1d(4, 6, 3), b=nn.Conv1d(6, 2, 2)),
+        {"tanh neurons of a": 6},
+    ),
+    "pooling": (
+        Net(
+            lambda net, x: net.b(F.avg_pool2d(F.max_pool2d(net.a(x[:, None]).tanh(), 2, 1), 2, 1)).flatten(1),
+            a=nn.Conv2d(1, 6, 2),
+            b=nn.Conv2d(6, 2, 1),
+        ),
+        {"tanh neurons of a": 6},
+    ),
+    "stacked experts": (
+        Stacked(),
+        {"experts of the model": 3, "sin neurons of the model": 5}
+        | {f"tanh neurons of the model{again}": 4 for again in ("", " (2)", " (3)")},
+    ),
+    "tokens at places": (
+        _two(lambda net, x: x.tanh()[:, torch.tensor([0, 2])]),
+        {"tanh neurons of a": 8},
+    ),
+    "tokens that inputs choose": (
+        Net(
+            lambda net, x: net.b(net.a(x).tanh()[torch.arange(3), x[..., 0].argmax(1)]),
+            a=nn.Linear(5, 8),
+            b=nn.Linear(8, 3),
+        ),
+        {"tanh neurons of a": 8},
     ),
     "positions": (
         Net(

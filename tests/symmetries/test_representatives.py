@@ -48,6 +48,18 @@ def test_balancing_keeps_the_function_and_forgets_the_representative(name: str) 
     assert not any(canonical[key].flatten()[[*places]].any() for key, places in zeros.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_are_rounded_once(dtype: torch.dtype) -> None:
+    case = BY_NAME["BERT"]
+    model = case.build().to(dtype)
+    found = case.found(case.build(), "all")
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    wide = {name: w.double() for name, w in own.items()}
+    for move in (balance, random_representative):
+        there, exact = move(own, found), move(wide, found)
+        assert all(torch.equal(there[name], w.to(dtype)) for name, w in exact.items())
+
+
 @pytest.mark.parametrize("seed", [3, 8, 9])
 def test_a_shift_that_vanishes_by_rounding_far_out_on_the_orbit_is_none(seed: int) -> None:
     model = build("nemotron").double()

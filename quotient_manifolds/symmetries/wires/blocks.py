@@ -41,12 +41,12 @@ class Block:
         }[self.kind]
 
 
-def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
-    """Return the blocks of channels that may mix: those without constants that are added to them, or those with."""
+def find_blocks(walk: Walk) -> list[Block]:
+    """Return the blocks of channels that may mix, to none of which a constant is added."""
     found = list[Block]()
     for classes, mean in ((walk.turns, False), (walk.means, True)):
         added = set(classes.find(walk.offsets())[0].tolist())
-        found += [each for each in _blocks(walk, classes, mean=mean) if offset != added.isdisjoint(each.roots)]
+        found += [each for each in _blocks(walk, classes, mean=mean) if added.isdisjoint(each.roots)]
     return found
 
 
@@ -195,12 +195,3 @@ def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:
         place, own, size = (torch.from_numpy(each[here]) for each in (np.arange(len(names)), channel, weight))
         found.append(Copy(place, own, size, bool(dual[here[0]])))
     return tuple(found)
-
-
-@dataclass(frozen=True, eq=False)
-class Direction:
-    """Hold a direction X of a block, or of log-scales: its tangent, and X c for constants c added to channels."""
-
-    label: str
-    tangent: dict[str, Tensor]
-    offsets: dict[int, float]

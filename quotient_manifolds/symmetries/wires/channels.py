@@ -68,6 +68,12 @@ class Bundle:
     def start(self) -> int:
         return int(self.nodes[0])
 
+    def scales(self) -> Iterator[tuple[Array, Array]]:
+        """Yield the log-scales of its diagonal: the nodes at which they are not 0, and their values there."""
+        for channel in range(self.size) if self.acts == "linear" else (None,):
+            here = slice(None) if channel is None else self.channel == channel
+            yield self.nodes[here], self.sign[here]
+
 
 def parts_of(walk: Walk) -> list[Part]:
     """Return where channels stand in parameters: what uses the same entries in the same way is there once."""

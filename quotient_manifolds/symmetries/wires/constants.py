@@ -15,12 +15,11 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
-from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
-from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD
+from quotient_manifolds.symmetries.wires.labels import UNREACHED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
-from quotient_manifolds.symmetries.wires.shifts import Shifts
+from quotient_manifolds.symmetries.wires.shifts import Offsets, Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
@@ -36,7 +35,7 @@ class At:
     unseen: Unseen
     kept: dict[str, Any] = field(default_factory=dict)
 
-    def shifts(self, walk: Walk, scaled: Iterable[Direction] = ()) -> Shifts:
+    def shifts(self, walk: Walk, scaled: Iterable[Offsets] = ()) -> Shifts:
         """Return the equations of shifts at these parameters; scaled: as of `Constants`."""
         if "equations" not in self.kept:
             self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached, scaled)
@@ -51,7 +50,7 @@ class Constants:
         self.walk, self.partners = walk, partners or Partners(walk, ())
         self.whole: frozenset[Any] = frozenset()
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
-        self.scaled: tuple[Direction, ...] = ()
+        self.scaled: tuple[Offsets, ...] = ()
         """Channels that scales change alike, and the constants that are added to them."""
         self._seen: Array | None = None
         self._last: At | None = None
@@ -73,7 +72,7 @@ class Constants:
         """Let go of what was evaluated last."""
         self._last = None
 
-    def beside(self, partners: Partners, scaled: Iterable[Direction] = ()) -> Constants:
+    def beside(self, partners: Partners, scaled: Iterable[Offsets] = ()) -> Constants:
         """Return the same with what measures constants, and what is scaled."""
         made = Constants(self.walk, partners)
         made.scaled, made.facing, made._seen = tuple(scaled), self.facing, self._seen
@@ -144,7 +143,7 @@ class Additive(Reparameterization):
 def add(params: Params, changes: Iterable[Change]) -> None:
     """Add changes to parameters, in place."""
     for entries, change in changes:
-        entries.write(params, entries.read(params) + change.reshape(entries.shape))
+        entries.add_to(params, change.reshape(entries.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,74 +184,17 @@ class Several(Additive):
 
 
 @dataclass(frozen=True, eq=False)
-class UnseenOutput(Additive):
-    """Describe what nobody sees of what a parameter writes: anything may be added to it. It is 0 at the one place."""
+class FreeDirections(Additive):
+    """Describe what may be added to one parameter: outputs that nobody sees, or answers to inputs that never occur.
+
+    In the directions K, orthonormal columns, it is 0 at the one place: K^T W = 0, or W K = 0.
+    """
 
     constants: Constants
     uses: tuple[Linear | Vector, ...]  # of the same entries
+    kind: str  # UNREAD or UNREACHED
     dimension: int
     number: int = 1
-    kind = UNREAD
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the parameter."""
-        return (self.uses[0].entries.name,)
-
-    @property
-    def families(self) -> dict[str, int]:
-        """Return the number of directions."""
-        return {self.kind: self.dimension}
-
-    def count(self, params: Mapping[str, Tensor]) -> int:
-        """Return the number of directions at these parameters."""
-        return self._width * sum(K.shape[1] for K in self._kernels(params))
-
-    @property
-    def _width(self) -> int:
-        first = self.uses[0]
-        return first.shape[2] if isinstance(first, Linear) else 1
-
-    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
-        """Return less what nobody sees."""
-        W = self._read(params)
-        change = np.zeros_like(W)
-        for axis, K in enumerate(self._kernels(params)):
-            change[axis] = -K @ (K.T @ W[axis])
-        return [(self.uses[0].entries, torch.from_numpy(change))]
-
-    def drawn(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
-    ) -> list[Change]:
-        """Return Gaussians that nobody sees; as a control Gaussians."""
-        entries, kernels = self.uses[0].entries, self._kernels(params)
-        size, width = size * typical(params[entries.name]), self._width
-        noise = _rank_one if control else _combination
-        change = [size * noise(K, width, generator) for K in kernels]
-        return [(entries, torch.from_numpy(np.stack(change)))]
-
-    def _kernels(self, params: Mapping[str, Tensor]) -> list[Array]:
-        """Return an orthonormal basis of what is unseen for each tap of a weight, or row of a vector."""
-        unseen, first = self.constants.at(params).unseen, self.uses[0]
-        if isinstance(first, Linear):
-            return [unseen.common([row for each in self.uses for row in each.outs])] * first.shape[0]
-        return [unseen.common([each.outs[r] for each in self.uses]) for r in range(len(first.outs))]
-
-    def _read(self, params: Mapping[str, Tensor]) -> Array:
-        """Return the numbers, (taps or rows, channels, columns)."""
-        W = self.uses[0].entries.read(params).numpy()
-        return W if isinstance(self.uses[0], Linear) else W[:, :, None]
-
-
-@dataclass(frozen=True, eq=False)
-class UnreachedInput(Additive):
-    """Describe directions that what a weight takes never has: its answer to them is 0 at the one place."""
-
-    constants: Constants
-    uses: tuple[Linear, ...]
-    dimension: int
-    number: int = 1
-    kind = UNREACHED
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -265,24 +207,38 @@ class UnreachedInput(Additive):
         return {self.kind: self.dimension}
 
     def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
-        """Return less the answer to what never occurs."""
-        W = self.uses[0].entries.read(params).numpy()
-        Q = self._basis(params)
-        return [(self.uses[0].entries, torch.from_numpy(-(W @ Q) @ Q.T))]
+        """Return less what is in these directions."""
+        W, bases = self._turned(self.uses[0].entries.read(params).numpy()), self.bases(params)
+        return self._change(-K @ (K.T @ rows) for K, rows in zip(bases, W, strict=True))
 
     def drawn(
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
-        """Return Gaussian answers to what never occurs; as a control Gaussians."""
-        entries, Q = self.uses[0].entries, self._basis(params)
-        taps, out, _ = self.uses[0].shape
+        """Return Gaussians in these directions; as a control a matrix of rank one that they tell nothing of."""
+        entries, bases = self.uses[0].entries, self.bases(params)
         size = size * typical(params[entries.name])
+        width = self._turned(np.empty(entries.shape)).shape[2]
         noise = _rank_one if control else _combination
-        change = [size * noise(Q, out, generator).T for _ in range(taps)]
-        return [(entries, torch.from_numpy(np.stack(change)))]
+        return self._change(size * noise(K, width, generator) for K in bases)
 
-    def _basis(self, params: Mapping[str, Tensor]) -> Array:
-        return unreached_basis(self.constants.at(params), self.uses)
+    def bases(self, params: Mapping[str, Tensor]) -> list[Array]:
+        """Return the directions for each tap of a weight, or row of a vector."""
+        at, first = self.constants.at(params), self.uses[0]
+        if isinstance(first, Vector):
+            return [at.unseen.common([each.outs[row] for each in self.uses]) for row in range(len(first.outs))]
+        weights = [each for each in self.uses if isinstance(each, Linear)]
+        if self.kind == UNREACHED:
+            return [unreached_basis(at, weights)] * first.shape[0]
+        return [at.unseen.common([row for each in weights for row in each.outs])] * first.shape[0]
+
+    def _turned(self, W: Array) -> Array:
+        """Return numbers (taps or rows, n, columns) of which the directions are combinations of n."""
+        W = W[:, :, None] if isinstance(self.uses[0], Vector) else W
+        return W.swapaxes(1, 2) if self.kind == UNREACHED else W
+
+    def _change(self, parts: Iterable[Array]) -> list[Change]:
+        change = np.stack([*parts])
+        return [(self.uses[0].entries, torch.from_numpy(change.swapaxes(1, 2) if self.kind == UNREACHED else change))]
 
 
 def _combination(basis: Array, width: int, generator: torch.Generator) -> Array:
@@ -302,3 +258,12 @@ def unreached_basis(at: At, several: Sequence[Linear]) -> Array:
     if not len(c):
         return np.zeros((several[0].shape[2], 0))
     return scipy.linalg.orth((kernel(c[None]).T @ U).T)
+
+
+def uses(several: list[Any]) -> list[list[Any]]:
+    """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
+    found: dict[Any, list[Any]] = {}
+    for each in several:
+        if each.shared in ("", "alike"):
+            found.setdefault(each.entries.key, []).append(each)
+    return list(found.values())

@@ -78,6 +78,18 @@ class Entries:
         """Return whether both are the same entries in the same order, up to a factor."""
         return self.key == other.key and self.offset * other.scale == other.offset * self.scale
 
+    @property
+    def turned(self) -> Entries:
+        """Return the transpose of a weight."""
+        return replace(self, layout=self.layout.mT)
+
+    def meets(self, other: Entries) -> bool:
+        """Return whether two views of one parameter have entries in common."""
+        (first, last), (start, stop) = self.span, other.span
+        if last < start or stop < first:
+            return False
+        return self.key == other.key or bool(torch.isin(self.index(), other.index()).any())
+
     def narrowed(self) -> Entries:
         """Return the view without its repetitions: one along every axis that is expanded."""
         layout = self.layout
@@ -108,15 +120,18 @@ class Entries:
             found = found[..., None] + torch.arange(size) * stride
         return found
 
-    def add_to(self, tangents: dict[str, Tensor], change: Tensor) -> None:
-        """Add a change of the viewed (scaled) tensor to the tangent of the parameter."""
-        flat = tangents[self.name].view(-1)
-        added = (change / self.scale).to(flat.device, flat.dtype)
+    def add_to(self, parameters: dict[str, Tensor], change: Tensor) -> None:
+        """Add a change of the viewed (scaled) tensor to the parameter, in place (clone the tensors first)."""
+        w = parameters[self.name]
+        flat = w.reshape(-1)
+        added = (change if self.scale == 1.0 else change / self.scale).to(flat.device, flat.dtype)
         if self.layout.is_meta:
-            target = flat.as_strided(self.layout.shape, self.layout.stride(), self.layout.storage_offset())
+            start = self.layout.storage_offset() + flat.storage_offset()
+            target = flat.as_strided(self.layout.shape, self.layout.stride(), start)
             target += added
         else:
             flat[self.layout.reshape(-1)] += added.reshape(-1)
+        parameters[self.name] = flat.view(w.shape)
 
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, distinct
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import Walk, flat
+from quotient_manifolds.symmetries.wires.walk import Walk, flat, thinned
 
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 STILL = frozenset(
@@ -55,8 +55,6 @@ class Use:
     entries: Entries
     rows: Array
     columns: Array
-    low: int  # of all places of entries in the parameter
-    high: int
 
 
 class Equations:
@@ -115,22 +113,21 @@ class Equations:
     def use(self, entries: Entries, *, asked: bool = False) -> Use:
         """Return the use of a parameter (taps, out, in); asked: by its columns, of which each is like none."""
         known = self._named.setdefault(entries.name, [])
-        low, high = entries.span
-        others = [each for each in known if each.low <= high and low <= each.high and _meet(each.entries, entries)]
+        others = [each for each in known if each.entries.meets(entries)]
         for other in others:
-            if _equal(other.entries.layout, entries.layout) and not asked:
+            if other.entries.key == entries.key and not asked:
                 return other
         rows, columns = (self.new(n, code, "parameter") for n, code in zip(entries.shape[1:], (1, 2), strict=True))
-        made = Use(entries, rows, columns, low, high)
+        made = Use(entries, rows, columns)
         known.append(made)
         if asked:
             self.single(columns)
         for other in others:
-            if _equal(other.entries.layout.mT, entries.layout):
+            if other.entries.turned.key == entries.key:
                 self.join(other.rows, made.columns, 1)
                 self.join(other.columns, made.rows, 1)
                 continue
-            if _equal(other.entries.layout, entries.layout):
+            if other.entries.key == entries.key:
                 self.join(other.columns, made.columns, 2)
                 self.join(other.rows, made.rows, 2)
                 continue
@@ -204,17 +201,17 @@ class Equations:
 
     def _pin(self, field: Field) -> None:
         """Say that each of these entries is like none."""
-        names = _short(field.names).reshape(-1).unique().numpy()
+        names = thinned(field.names)[0].reshape(-1).unique().numpy()
         self.single(names[names > 0])
 
     def combine(self, parts: Sequence[Field]) -> Field:
         """Compute entries from others, one of each part."""
         shape = torch.broadcast_shapes(*(part.names.shape for part in parts))
-        names = self.walk.thin(*(part.names.expand(shape) for part in parts))
+        names = thinned(*(part.names.expand(shape) for part in parts))
         key, place = torch.zeros((), dtype=torch.long), torch.tensor(self._sign)
         for each in names:
             key = mixed(key * 1000003 + each, 5)
-        for each in self.walk.thin(*(part.places.expand(shape) for part in parts)):
+        for each in thinned(*(part.places.expand(shape) for part in parts)):
             place = mixed(place * 1000003 + each, 5)
         flat_names = np.stack([each.reshape(-1).numpy() for each in names], 1)
         first, inverse = distinct(key.reshape(-1).numpy())
@@ -235,7 +232,7 @@ class Equations:
             return None
         field = self.settle(field, own[0]) if own else field
         shape = [1 if axis in axes else n for axis, n in enumerate(field.names.shape)]
-        names, places = _short(field.names), _short(field.places)
+        names, places = thinned(field.names)[0], thinned(field.places)[0]
         for axis in axes:
             places = mixed(places, 7).sum(axis, keepdim=True) if places.shape[axis] > 1 else places
         channels = [axis for axis in axes if names.shape[axis] > 1]
@@ -255,7 +252,7 @@ class Equations:
         """Name what is made of all tokens of channels, and place it by the tokens that come out."""
         none = torch.zeros((), dtype=torch.long)
         made = self.combine([Field(each, none.expand(each.shape)) for each in names]).names
-        known = np.unique(_short(made).numpy())
+        known = np.unique(thinned(made)[0].numpy())
         self.tint(known[known > 0], code)
         return Field(made, _tokens(made, [axis for axis in range(made.ndim) if flat(made, axis)]))
 
@@ -307,7 +304,7 @@ class Equations:
         sides = (a, b.map(lambda t: t.mT))
         a, b = (each if flat(each.names, -1) or flat(each.places, -1) else self.settle(each, -1) for each in sides)
         one, other = a.map(lambda t: t[..., :, None, :]), b.map(lambda t: t[..., None, :, :])
-        if self.walk.thin(one.names, other.names)[0].numel() > MOST:
+        if thinned(one.names, other.names)[0].numel() > MOST:
             return None
         scores = not flat(one.names, -1) and not flat(other.names, -1)
         found = self.reduce(self.combine([one, other]), [-1], "score" if scores else "")
@@ -372,7 +369,7 @@ def _beside(graph: Equations, operation: Operation, fields: dict[int, Field], ax
         one = part.names.unsqueeze(axis) if scatter and number else part.names.narrow(axis, 0, 1)
         names.append(one.expand(operation.out.shape))
     marked = {
-        id(t): mixed(_short(fields[id(t)].places) * 31 + number, 5).expand(t.shape)
+        id(t): mixed(thinned(fields[id(t)].places)[0] * 31 + number, 5).expand(t.shape)
         for number, t in enumerate(operation.inputs)
     }
     moved, kept = tree_map_only(Tensor, lambda t: marked[id(t)], (args, kwargs))
@@ -586,15 +583,7 @@ STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
 
 def _thin(tensor: Tensor) -> Tensor:
     """Return a tensor that is stored once along axes in which it is the same."""
-    return _short(tensor).expand(tensor.shape)
-
-
-def _short(tensor: Tensor) -> Tensor:
-    """Return a tensor of length 1 along axes in which it is the same."""
-    for axis in range(tensor.ndim):
-        if flat(tensor, axis):
-            tensor = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
-    return tensor
+    return thinned(tensor)[0].expand(tensor.shape)
 
 
 def _tokens(names: Tensor, axes: Sequence[int]) -> Tensor:
@@ -607,25 +596,3 @@ def _along(beside: Sequence[Tensor], axis: int) -> bool:
     """Return whether an axis, counted from the last, is one of tokens of what stands beside."""
     found = [flat(each, axis) for each in beside if each.ndim >= -axis and each.shape[axis] > 1 and bool(each.any())]
     return bool(found) and all(found)
-
-
-def _meet(one: Entries, other: Entries) -> bool:
-    """Return whether two views of one parameter may have entries in common."""
-    (a0, a1), (b0, b1) = one.span, other.span
-    if a1 < b0 or b1 < a0:
-        return False
-    return bool(np.isin(one.index().numpy(), other.index().numpy()).any())
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two layouts have the same entries in the same order."""
-    if one.shape != other.shape:
-        return False
-    if one.is_meta and other.is_meta:
-        return one.storage_offset() == other.storage_offset() and _steps(one) == _steps(other)
-    a, b = (Entries("", each).index() for each in (one, other))
-    return torch.equal(a, b)
-
-
-def _steps(layout: Tensor) -> list[int]:
-    return [step for n, step in zip(layout.shape, layout.stride(), strict=True) if n > 1]

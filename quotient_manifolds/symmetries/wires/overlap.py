@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.constants import At
-from quotient_manifolds.symmetries.wires.flows import uses
+from quotient_manifolds.symmetries.wires.constants import At, uses
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, span
 from quotient_manifolds.symmetries.wires.shifting import Solved
 from quotient_manifolds.symmetries.wires.walk import Linear, Walk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bund
 from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import Labels
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.taken import Taken
 from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
@@ -33,11 +32,11 @@ _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two p
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Hold pairs, what is refused, and the blocks and scales that pairs use up."""
+    """Hold pairs, what is refused, and the channels that they use up."""
 
     pairs: tuple[SymmetricPair, ...] = ()
     refused: tuple[Refused, ...] = ()
-    taken: Taken = field(default_factory=Taken)
+    bundles: tuple[Bundle, ...] = ()
 
 
 @dataclass(eq=False)
@@ -86,7 +85,7 @@ def pairs_of(walk: Walk, constants: Constants) -> Pairs:
     return Pairs(
         tuple(each.pair for each in kept),
         tuple(dict.fromkeys(refused)),
-        Taken.by(bundle for each in (*kept, *idle) for bundle in each.bundles),
+        tuple(bundle for each in (*kept, *idle) for bundle in each.bundles),
     )
 
 

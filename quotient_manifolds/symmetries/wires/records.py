@@ -11,31 +11,30 @@ import numpy as np
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.channels import Bundle
 from quotient_manifolds.symmetries.wires.constants import (
     Additive,
     Constants,
-    UnreachedInput,
-    UnseenOutput,
+    FreeDirections,
     unreached_basis,
+    uses,
 )
-from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.labels import Roles
+from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD, Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
-from quotient_manifolds.symmetries.wires.taken import Taken
-from quotient_manifolds.symmetries.wires.walk import Walk
+from quotient_manifolds.symmetries.wires.walk import Linear, Walk
 
 
 def reparameterizations(
-    walk: Walk, taken: Taken, pairs: tuple[SymmetricPair, ...], constants: Constants
+    walk: Walk, taken: Sequence[Bundle], pairs: tuple[SymmetricPair, ...], constants: Constants
 ) -> list[Reparameterization]:
     """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
 
-    taken: blocks whose channels pairs mix and scale, and solutions of log-scales that they have; pairs: those that tell
+    taken: channels that pairs mix and scale; pairs: those that tell
     how constants of their channels are measured; constants: of the walk.
     """
     partners = Partners(walk, pairs)
@@ -44,18 +43,19 @@ def reparameterizations(
     blocks, roles = find_blocks(walk), Roles(walk)
     at, found = constants.at(walk.parameters), Solved.at(constants, walk.parameters)
     partners.shifted = frozenset(name for kind, name, _ in found.column if kind == "bias")
-    gone = {block.roots for block in taken.blocks}
+    mixed = [each.block for each in taken if each.block is not None]
+    gone = {block.roots for block in mixed}
     linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
     own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
     idle = [block for block in linear if own[block.roots] < 0]  # not even a scale is left to them
     held = _nodes(walk, idle)
     walk.scales.equal(held[:, None], np.ones((len(held), 1)))
     by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
-    for each in taken.scales:
-        by_length[len(each[0])].append(each)
+    for scale in (scale for each in taken for scale in each.scales()):
+        by_length[len(scale[0])].append(scale)
     for several in by_length.values():
         walk.scales.equal(*(np.stack(part) for part in zip(*several, strict=True)))
-    for block in (*linear, *taken.blocks):  # it scales its channels against each other
+    for block in (*linear, *mixed):  # it scales its channels against each other
         first, rest = block.roots[0], np.array(block.roots[1:])
         walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
     scaled = scalings(walk, roles, walk.scales.components(), partners, constants)
@@ -70,7 +70,7 @@ def reparameterizations(
     # A mean goes by what its readers answer that somebody sees, and changes what writes to the stream, seen or not.
     written = {part.entries.name for each in means for part in each.parts if part.out}
     added = list(_constant(constants))
-    early = [each for each in added if isinstance(each, UnseenOutput) and written.isdisjoint(each.names)]
+    early = [each for each in added if each.kind == UNREAD and written.isdisjoint(each.names)]
     later = [each for each in added if each not in early]
     return _told_apart([*told, *early, *means, *later, *lengths, *others])
 
@@ -99,7 +99,7 @@ def _free_offsets(constants: Constants) -> None:
     shifts = constants.at(params).shifts(walk, constants.scaled)
     constants.whole = whole_biases(shifts)
     if constants.scaled:
-        free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn].offsets]
+        free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn]]
         left = np.setdiff1d(walk.offsets(), free)
         walk.scales = walk.loose
         walk.scales.equal(left[:, None], np.ones((len(left), 1)))
@@ -124,8 +124,9 @@ def _constant(constants: Constants) -> Iterator[Reparameterization]:
     walk, params = constants.walk, constants.walk.parameters
     at = constants.at(params)
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
-        record = UnseenOutput(constants, tuple(same), 0)
-        size = record.count(params)
+        record = FreeDirections(constants, tuple(same), UNREAD, 0)
+        width = same[0].shape[2] if isinstance(same[0], Linear) else 1
+        size = width * sum(K.shape[1] for K in record.bases(params))
         if size and same[0].entries.key not in constants.whole:
             yield replace(record, dimension=size)
     yield from shifts_of(constants, params)
@@ -134,5 +135,5 @@ def _constant(constants: Constants) -> Iterator[Reparameterization]:
         free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
-            yield UnreachedInput(constants, tuple(same), size)
+            yield FreeDirections(constants, tuple(same), UNREACHED, size)
     constants.forget()

@@ -14,7 +14,8 @@ from quotient_manifolds.symmetries.wires.codes import distinct, hashed
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, echelon
 
 SMALL = 1e-9
-SHORT = 8  # terms of an equation that is eliminated row by row
+NOTHING = 1e-12  # relative to the largest term, of what is left of a sum of terms
+NONE = np.zeros(0, np.int64)
 
 
 class Classes:
@@ -137,16 +138,17 @@ class Component:
 
 
 class Scales:
-    """Linear equations of the logarithms of scale of channels and of gains, solved a connected component at a time."""
+    """Linear equations of the logarithms of scale of channels and of gains, which are named by numbers above 1."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Array, Array]] = []
-        self._named: list[Array] = []
+        self._terms: list[tuple[Array, Array, Array]] = [(NONE, NONE, np.zeros(0))]  # equations, unknowns, factors
+        self._named: list[Array] = [NONE]
+        self._count = 0
 
     def copy(self) -> Scales:
         """Return the same equations, to which others can be added."""
         made = Scales()
-        made._rows, made._named = [*self._rows], [*self._named]
+        made._terms, made._named, made._count = [*self._terms], [*self._named], self._count
         return made
 
     def name(self, unknowns: Array) -> None:
@@ -155,32 +157,35 @@ class Scales:
 
     def equal(self, names: Array, factors: Array) -> None:
         """Say that the sum of factor times unknown is 0, row by row (rows, k); names below 2 count for nothing."""
-        names, factors = np.atleast_2d(names), np.atleast_2d(factors)
-        if names.size:
-            self._rows.append((names, np.where(names > 1, factors, 0.0)))
-
-    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
-        """Say for each of several solutions whether it is one: the owner of an unknown (-1: none) has this size."""
-        good = np.ones(count, bool)
-        for names, factors in self._rows:
-            own = np.where(factors != 0, owner[names], -1)
-            row, place = np.nonzero(own >= 0)
-            terms, which = np.unique(row * count + own[row, place], return_inverse=True)
-            total = np.bincount(which, factors[row, place] * size[names[row, place]], len(terms))
-            good[terms[np.abs(total) > SMALL] % count] = False
-        return good
+        names = np.atleast_2d(names)
+        rows = np.repeat(np.arange(len(names)), names.shape[1])
+        self._enter(rows, names.reshape(-1), np.broadcast_to(factors, names.shape).reshape(-1), len(names))
 
     def rows(self, matrix: scipy.sparse.csr_matrix) -> None:
         """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
-        matrix.eliminate_zeros()
-        length = np.diff(matrix.indptr)
-        wide = np.where(length <= SHORT, length, 2 ** np.ceil(np.log2(np.maximum(length, 1))).astype(int))
-        for width in np.unique(wide[length > 0]).tolist():
-            some = np.flatnonzero((wide == width) & (length > 0))
-            at = matrix.indptr[some][:, None] + np.arange(width)
-            inside = np.arange(width) < length[some][:, None]
-            at = np.where(inside, at, 0)
-            self._rows.append((np.where(inside, matrix.indices[at], 0), np.where(inside, matrix.data[at], 0.0)))
+        found = matrix.tocoo()
+        self._enter(found.row, found.col, found.data, matrix.shape[0])
+
+    def _enter(self, rows: Array, names: Array, factors: Array, count: int) -> None:
+        kept = (names > 1) & (factors != 0)
+        self._terms.append((self._count + rows[kept], names[kept], factors[kept]))
+        self._count += count
+
+    def _matrix(self) -> scipy.sparse.csr_matrix:
+        """Return the equations, in rows of factors of unknowns by name."""
+        rows, names, factors = (np.concatenate(each) for each in zip(*self._terms, strict=True))
+        width = 1 + max(int(each.max(initial=1)) for each in (names, *self._named))
+        return scipy.sparse.csr_matrix((factors, (rows, names)), shape=(self._count, width))
+
+    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
+        """Say for each of several solutions whether it is one: the owner of an unknown (-1: none) has this size."""
+        matrix = self._matrix()
+        some = np.flatnonzero(owner[: matrix.shape[1]] >= 0)
+        solutions = (size[some], (np.arange(len(some)), owner[some]))
+        left = (matrix[:, some] @ scipy.sparse.csr_matrix(solutions, shape=(len(some), count))).tocoo()
+        good = np.ones(count, bool)
+        good[left.col[np.abs(left.data) > SMALL]] = False
+        return good
 
     def components(self) -> list[Component]:
         """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
@@ -188,23 +193,13 @@ class Scales:
 
     def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
         """Return the unknowns, ascending, and a basis of all solutions, in columns."""
-        if not self._rows and not self._named:
-            return np.zeros(0, np.int64), scipy.sparse.csr_matrix((0, 0))
-        several = [*(names[factors != 0] for names, factors in self._rows), *self._named]
-        there = np.zeros(1 + max(int(each.max(initial=0)) for each in several), bool)
-        for each in several:
-            there[each] = True
-        unknowns, place = np.flatnonzero(there), np.cumsum(there) - 1
-        rows = [(place[np.where(f != 0, n, unknowns[0])], f) for n, f in self._rows if f.any()]
-        root, size, rest = _eliminated(len(unknowns), rows)
-        live = np.flatnonzero(size != 0)
+        matrix = self._matrix()
+        unknowns = np.unique(np.concatenate([matrix.indices, *self._named]))
+        left, root, size = _eliminated(matrix[:, unknowns])
+        live = np.flatnonzero(size)
         roots, place = np.unique(root[live], return_inverse=True)
-        if not len(roots):
-            return unknowns, scipy.sparse.csr_matrix((len(unknowns), 0))
-        matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in rest]).tocsr()
-        shape = (len(unknowns), len(roots))
-        spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=shape)
-        return unknowns, (spread @ _solved(matrix)).tocsr()
+        spread = scipy.sparse.csr_matrix((size[live], (live, place)), shape=(len(unknowns), len(roots)))
+        return unknowns, (spread @ _solved(left[:, roots])).tocsr()
 
 
 def alike(exponents: scipy.sparse.csr_matrix) -> tuple[Array, Array]:
@@ -311,43 +306,32 @@ def _lonely(matrix: scipy.sparse.csr_matrix) -> tuple[Array, Array, Array]:
     return row, entries.col[good][first], entries.data[good][first]
 
 
-def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
-    """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return the others."""
-    long = [each for each in rows if each[0].shape[1] > SHORT]
-    root, size = np.arange(count), np.ones(count)
-    pairs = [each for each in rows if each[0].shape[1] == 2]
-    odd = _joined(root, size, *(np.concatenate(each) for each in zip(*pairs, strict=True))) if pairs else []
-    names, factors = _stacked([*odd, *(each for each in rows if each[0].shape[1] <= SHORT and each[0].shape[1] != 2)])
-    while len(names):
-        names, factors = _merged(root[names], factors * size[names])
-        terms = (factors != 0).sum(1)
-        width = max(2, int(terms.max()))
-        names, factors, terms = names[terms > 0, :width], factors[terms > 0, :width], terms[terms > 0]
-        one, two = terms == 1, terms == 2
-        if not one.any() and not two.any():
-            break
-        size[np.isin(root, names[one, 0])] = 0.0
-        if two.any():
-            _join(root, size, names[two, :2], factors[two, :2])
-        names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
-    return root, size, [(names, factors), *(_merged(root[n], f * size[n]) for n, f in long)]
+def _eliminated(matrix: scipy.sparse.csr_matrix) -> tuple[scipy.sparse.csr_matrix, Array, Array]:
+    """Write each unknown as a multiple (0 where it is 0) of a root, by equations of one and of two; return the others.
 
-
-def _joined(root: Array, size: Array, names: Array, factors: Array) -> list[tuple[Array, Array]]:
-    """Join the unknowns of equations of two terms; return those that say more."""
-    odd = (factors == 0).any(1) | (names[:, 0] == names[:, 1])
-    rest, names, factors = (names[odd], factors[odd]), names[~odd], factors[~odd]
-    whole = names, factors
-    while len(names):
-        names, factors = root[names], factors * size[names]
-        back = names[:, 0] > names[:, 1]
-        names[back], factors[back] = names[back, ::-1], factors[back, ::-1]
-        apart = names[:, 0] != names[:, 1]
-        names, factors = names[apart], factors[apart]
-        _join(root, size, names, factors)
-    now = whole[1] * size[whole[0]]
-    bad = np.abs(now.sum(1)) > 1e-12 * np.abs(now).max(1)
-    return [rest, (whole[0][bad], whole[1][bad])]
+    Equations of two stay until they are 0: a second one between two roots may contradict the first.
+    """
+    every, classes = np.arange(matrix.shape[1]), Classes()
+    classes.grow(len(every))
+    root, size, zero = every, np.ones(len(every)), np.zeros(len(every), bool)
+    while True:
+        matrix = matrix[np.flatnonzero(np.diff(matrix.indptr))]
+        length, start = np.diff(matrix.indptr), matrix.indptr[:-1]
+        one, two = start[length == 1], start[length == 2]
+        if not len(one) and not len(two):
+            return matrix, root, size
+        zero[matrix.indices[one]] = True
+        ratio = -matrix.data[two] / matrix.data[two + 1]
+        classes.join(matrix.indices[two], matrix.indices[two + 1], ratio, np.zeros(len(two), bool))
+        root, size, _ = classes.find(every)
+        zero[root[zero]] = True
+        size = np.where(zero[root], 0.0, size)
+        terms = matrix.data * size[matrix.indices]
+        most = np.maximum.reduceat(np.abs(terms), start)
+        matrix = scipy.sparse.csr_matrix((terms, root[matrix.indices], matrix.indptr), shape=matrix.shape)
+        matrix.sum_duplicates()
+        matrix.data[np.abs(matrix.data) <= NOTHING * np.repeat(most, np.diff(matrix.indptr))] = 0.0
+        matrix.eliminate_zeros()
 
 
 def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:
@@ -363,57 +347,3 @@ def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[
         dense = np.zeros((len(rows), len(part)))
         dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
         yield bound[part], echelon(dense)
-
-
-def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Put rows of different lengths together, those of one length first."""
-    by_width: dict[int, list[tuple[Array, Array]]] = {}
-    for each in rows:
-        by_width.setdefault(each[0].shape[1], []).append(each)
-    made = []
-    for width, some in by_width.items():
-        pad = (0, 0), (0, max(2, *by_width) - width)
-        made.append([np.pad(np.concatenate(part), pad) for part in zip(*some, strict=True)])
-    if not made:
-        return np.zeros((0, 2), np.int64), np.zeros((0, 2))
-    names, factors = (np.concatenate(each) for each in zip(*made, strict=True))
-    return names, factors
-
-
-def _sparse(names: Array, factors: Array, roots: Array) -> scipy.sparse.csr_matrix:
-    kept = factors.reshape(-1) != 0
-    rows = np.repeat(np.arange(len(names)), names.shape[1])[kept]
-    shape = (len(names), len(roots))
-    return scipy.sparse.csr_matrix(
-        (factors.reshape(-1)[kept], (rows, np.searchsorted(roots, names.reshape(-1)[kept]))), shape=shape
-    )
-
-
-def _merged(names: Array, factors: Array) -> tuple[Array, Array]:
-    """Add factors of one name in a row, and put those that are left first."""
-    order = np.argsort(names, axis=1, kind="stable")
-    names, factors = np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
-    for k in range(names.shape[1] - 1, 0, -1):
-        same = names[:, k] == names[:, k - 1]
-        factors[same, k - 1] += factors[same, k]
-        factors[same, k] = 0.0
-    factors[np.abs(factors) < 1e-12] = 0.0
-    order = np.argsort(factors == 0, axis=1, kind="stable")
-    return np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
-
-
-def _join(root: Array, size: Array, names: Array, factors: Array) -> None:
-    """Write the larger of two roots as a multiple of the smaller, one equation for each."""
-    children, first = np.unique(names[:, 1], return_index=True)  # names are ascending
-    step = np.arange(len(root)), np.ones(len(root))
-    step[0][children] = names[first, 0]
-    step[1][children] = -factors[first, 0] / factors[first, 1]
-    above, by = step
-    while True:
-        up = above[above]
-        if np.array_equal(up, above):
-            break
-        by *= by[above]
-        above = up
-    size *= by[root]
-    root[:] = above[root]

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component, alike
-from quotient_manifolds.symmetries.wires.shifting import Offsets
+from quotient_manifolds.symmetries.wires.shifting import MakeUp
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Sparse: TypeAlias = scipy.sparse.csr_matrix
@@ -105,7 +105,7 @@ class Scaling(Reparameterization):
     vectors: tuple[ScaledVector, ...]
     components: tuple[Component, ...]
     kind: str
-    offsets: Offsets | None = None
+    offsets: MakeUp | None = None
     shifted: tuple[str, ...] = ()
     number: int = 1
 
@@ -347,11 +347,11 @@ def _scaling(roles: Roles, components: Sequence[Component], touched: _Touched, c
     used = np.concatenate([each.unknowns[np.any(np.abs(each.basis) > NULL, axis=1)] for each in components])
     kind = roles.scaling(used, gains, bool(weights))
     made = Scaling(tuple(weights), tuple(vectors), tuple(components), kind)
-    turns = exponents([next(iter(each.offsets)) for each in constants.scaled])
+    turns = exponents([next(iter(each)) for each in constants.scaled])
     turned = np.flatnonzero(np.diff(turns.indptr))
     if not len(turned):
         return made
-    offsets = Offsets(constants, turned, turns[turned])
+    offsets = MakeUp(constants, turned, turns[turned])
     return replace(made, offsets=offsets, shifted=offsets.names(roles.walk.parameters))
 
 

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
-from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
-from quotient_manifolds.symmetries.wires.shifts import Answer, Shifts
+from quotient_manifolds.symmetries.wires.shifts import Answer, Offsets, Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 SMALL = 1e-9
@@ -256,7 +255,7 @@ def _add(constants: Constants, params: Params, found: Solved, size: Array) -> bo
 
 
 @dataclass(frozen=True, eq=False)
-class Offsets:
+class MakeUp:
     """Shift what makes up for constants that are added to channels where these are scaled."""
 
     constants: Constants
@@ -287,7 +286,7 @@ def _changed(found: Solved, size: Array) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*changed, *(each.entries.name for each in answers))))
 
 
-def offset_channels(walk: Walk) -> Iterator[Direction]:
+def offset_channels(walk: Walk) -> Iterator[Offsets]:
     """Yield channels to which constants are added, those that scales change alike together."""
     nodes = np.unique(walk.offsets())
     if not len(nodes):
@@ -298,7 +297,7 @@ def offset_channels(walk: Walk) -> Iterator[Direction]:
     flows = [flow for flow in walk.flows if flow.kind == "offset"]
     plus = {n: c for flow in flows for n, c in zip(flow.outs.tolist(), flow.plus.tolist(), strict=True)}
     for number in range(group.max(initial=-1) + 1):
-        yield Direction("offset", {}, {n: plus[n] for n in nodes[group == number].tolist()})
+        yield {n: plus[n] for n in nodes[group == number].tolist()}
 
 
 class Sources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import Direction
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Scales
@@ -22,6 +21,8 @@ from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
 
 SMALL = 1e-13
+Offsets = Mapping[int, float]
+"""Constants that are added to channels which scales change alike."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class Shifts:
         values: Values,
         unseen: Unseen,
         unreached: Unreached,
-        gauges: Iterable[Direction] = (),
+        gauges: Iterable[Offsets] = (),
     ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
@@ -98,7 +99,7 @@ class Shifts:
             if flow.kind == "bias" and flow.terms.shared != "other" and not len(flow.terms.like):
                 self._source[flow.outs] = True
         self.gauges = list(gauges)
-        """Directions of channels that need a shift beside them; theirs are the first unknowns."""
+        """Channels whose scales need a shift beside them; theirs are the first unknowns."""
         self.turns = self._new(len(self.gauges))
         self._width = 2 * walk.count + len(self.gauges)  # more than there are unknowns
         for flow in walk.flows:
@@ -178,7 +179,7 @@ class Shifts:
         turned = [
             (place[n], turn, -change)
             for turn, each in zip(self.turns.tolist(), self.gauges, strict=True)
-            for n, change in each.offsets.items()
+            for n, change in each.items()
             if n in place
         ]
         row, column, change = np.array(turned).reshape(-1, 3).T

@@ -325,7 +325,7 @@ class Walk:
 
     # labels
     def nodes(self, label: Tensor) -> Array:
-        (label,) = self.thin(label)
+        (label,) = thinned(label)
         found = label.unique().numpy()
         return found[found > FIXED]
 
@@ -335,7 +335,7 @@ class Walk:
         return id(tensor) in self.labels or id(tensor) in self.entries or ("complex", id(tensor)) in self.notes
 
     def moving(self, tensor: Any) -> bool:
-        return self.live(tensor) and bool((self.thin(self.label(tensor))[0] > FIXED).any())
+        return self.live(tensor) and bool((thinned(self.label(tensor))[0] > FIXED).any())
 
     def still(self, tensor: Any) -> bool:
         """Return whether nothing in a tensor changes, though its channels have names; who asks sees it."""
@@ -378,21 +378,13 @@ class Walk:
         self.vector(rows, NONE, nodes.view(rows.shape).numpy(), gain=False)
         return label
 
-    def thin(self, *labels: Tensor) -> tuple[Tensor, ...]:
-        """Broadcast together, and drop what is the same along an axis."""
-        found = torch.broadcast_tensors(*labels)
-        for axis in range(found[0].ndim):
-            if all(flat(each, axis) for each in found):
-                found = tuple(each.narrow(axis, 0, min(1, each.shape[axis])) for each in found)
-        return tuple(found)
-
     def combined(self, *labels: Tensor) -> tuple[Tensor, Array, Array]:
         """Return a label with a new node for each combination of nodes, the combinations (m, k), and their nodes (m).
 
         A combination of zeros is zero, one of fixed entries fixed; these are not among the combinations.
         """
         shape = torch.broadcast_shapes(*(label.shape for label in labels))
-        thin = self.thin(*labels)
+        thin = thinned(*labels)
         key = torch.zeros_like(thin[0])
         for each in thin:
             key = key * self.count + each
@@ -504,7 +496,7 @@ class Walk:
         """Return the nodes that stand along an axis of tokens, by the largest."""
         if flat(label, axis):
             return {}
-        (thin,) = self.thin(label.movedim(axis, -1))
+        (thin,) = thinned(label.movedim(axis, -1))
         found: dict[int, list[int]] = {}
         for row in torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist():
             found[max(row)] = sorted({*found.get(max(row), []), *row})
@@ -515,7 +507,7 @@ class Walk:
 
         They are the same channels of different kinds of tokens.
         """
-        (thin,) = self.thin(label)
+        (thin,) = thinned(label)
         if thin.shape[-1] != width:
             thin = thin.expand(*thin.shape[:-1], width)
         rows, inverse = torch.unique(thin.reshape(-1, width), dim=0, return_inverse=True)
@@ -525,7 +517,7 @@ class Walk:
         """Return nodes, a code of the numbers at their entries, and their value: NaN if it is no known number."""
         code = self.codes(tensor) if not self.moving(tensor) else self.codes.fresh(tensor.shape)
         shape = torch.broadcast_shapes(label.shape, code.shape)
-        label, code = self.thin(label.expand(shape), code.expand(shape))
+        label, code = thinned(label.expand(shape), code.expand(shape))
         value: Array | None = None
         if self.codes.constant(tensor):
             numbers = tensor.expand(shape)
@@ -618,7 +610,7 @@ class Walk:
     def opaque(self, operation: Operation, *, known: bool = False) -> None:
         """Say of an operation that no rule knows that what it takes may not change."""
         labels = [self.whole(each) for each in operation.inputs if self.live(each)]
-        moving = [each for each in labels if bool((self.thin(each)[0] > FIXED).any())]
+        moving = [each for each in labels if bool((thinned(each)[0] > FIXED).any())]
         if not known and any(bool((~self.dead[self.nodes(each)]).any()) for each in moving):
             self.unknown[operation.module, operation.name] = None
         for each in moving:
@@ -692,6 +684,15 @@ def flat(label: Tensor, axis: int) -> bool:
     one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
     lines = (label[one], label)  # most labels that differ do so in one line
     return all(bool((some == some.narrow(axis, 0, 1)).all()) for some in lines)
+
+
+def thinned(*labels: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast together, and drop what is the same along an axis."""
+    found = torch.broadcast_tensors(*labels)
+    for axis in range(found[0].ndim):
+        if all(flat(each, axis) for each in found):
+            found = tuple(each.narrow(axis, 0, min(1, each.shape[axis])) for each in found)
+    return tuple(found)
 
 
 def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:

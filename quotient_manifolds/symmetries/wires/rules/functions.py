@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import hashed, named
-from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import FIXED, MASKED, ZERO, Flow, Walk, rule
 
@@ -102,12 +101,6 @@ def maximum(walk: Walk, operation: Operation) -> None:
     both = (names > FIXED).all(1)
     walk.flows.append(Flow("max", nodes[both], names[both]))
     walk.through(nodes[~both], names[~both])
-
-
-def through(walk: Walk, nodes: Array, names: Array) -> None:
-    """Say that nodes are functions of others, entry by entry."""
-    if len(nodes):
-        walk.flows.append(Flow("through", nodes, np.where(names > FIXED, names, ZERO)))
 
 
 @rule("pointwise")

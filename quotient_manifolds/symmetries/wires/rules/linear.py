@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
-from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, rule
+from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, rule, thinned
 
 MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 
@@ -160,7 +160,7 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
 
 def _columns(walk: Walk, label: Tensor, codes: Tensor) -> tuple[Array, Array]:
     shape = torch.broadcast_shapes(label.shape, codes.shape)
-    label, codes = walk.thin(label.expand(shape), codes.expand(shape))
+    label, codes = thinned(label.expand(shape), codes.expand(shape))
     flat_label = label.reshape(-1).numpy()
     order = np.argsort(flat_label, kind="stable")
     nodes, start, count = np.unique(flat_label[order], return_index=True, return_counts=True)

@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     Walk,
     flat,
     rule,
+    thinned,
 )
 
 
@@ -58,7 +59,7 @@ def group_norm(walk: Walk, operation: Operation) -> None:
     if any(not walk.tokens(label, axis) for axis in spatial):
         walk.opaque(operation)
         return
-    (thin,) = walk.thin(label)
+    (thin,) = thinned(label)
     rows = thin.expand(*thin.shape[:-1], tensor.shape[1]).reshape(-1, groups, tensor.shape[1] // groups)
     names = np.arange(walk.count)
     moving = walk.nodes(label)
@@ -159,12 +160,12 @@ def softmax(walk: Walk, operation: Operation) -> None:
     if walk.tokens(label, axis, masked=True):
         nodes = walk.nodes(label)
         walk.fix(nodes, seen=False)
-        (thin,) = walk.thin(label.movedim(axis, -1))
+        (thin,) = thinned(label.movedim(axis, -1))
         rows = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist()
         rows = [[n for n in row if n != ZERO] for row in rows]
         walk.flows.append(Flow("soft", nodes.tolist(), rows, group is not None and flat(group, axis)))
     else:
-        (thin,) = walk.thin(label.movedim(axis, -1))
+        (thin,) = thinned(label.movedim(axis, -1))
         for row in torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist():
             walk.fix(row, seen=FIXED in row)
             if FIXED not in row:

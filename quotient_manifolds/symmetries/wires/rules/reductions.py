@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
 from quotient_manifolds.symmetries.wires.rules.products import resolve, square
-from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule
+from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
 
 FEW = 64  # slices that are added one by one
 
@@ -56,7 +57,7 @@ def _in_slices(walk: Walk, operation: Operation, label: Tensor, axes: list[int],
     pending: Any = walk.notes.get(("pending", id(tensor)))
     if len(axes) > 1 or not 1 < tensor.shape[axis] <= FEW or (pending is not None and pending[0] == "square"):
         return False
-    (thin,) = walk.thin(label.movedim(axis, -1))
+    (thin,) = thinned(label.movedim(axis, -1))
     if len(torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0)) < 2:  # one channel: what is added is a number
         return False
     if pending is not None:
@@ -79,19 +80,10 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
 
     whole: whether it is a mean over all of an axis, which may be longer on other inputs; None over windows of one size.
     """
-    rest = [axis for axis in range(label.ndim) if axis not in axes]
-    moved = label.permute(*rest, *axes)
-    thin = moved
-    for axis in range(len(rest)):
-        if flat(thin, axis):
-            thin = thin.narrow(axis, 0, 1)
-    lines = thin.reshape(*thin.shape[: len(rest)], -1)
-    rows, inverse = torch.unique(lines.reshape(-1, lines.shape[-1]), dim=0, return_inverse=True)
-    if flat(lines.reshape(-1, lines.shape[-1]), 1):
-        rows, repeated = rows[:, :1], lines.shape[-1]
-    else:
-        repeated = 1
-    names = rows.numpy()
+    names, back = _lines(label, axes)
+    count, repeated = names.shape[1], 1
+    if bool((names == names[:, :1]).all()):
+        names, repeated = names[:, :1], count
     nodes = np.minimum(names.max(1), FIXED)
     moving = (names > FIXED).any(1)
     nodes[moving] = fresh = walk.new(int(moving.sum()))
@@ -99,7 +91,7 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
     for column in names.T:
         walk.same(np.where(column > FIXED, column, ZERO), fresh)
     zero, fixed = (names == ZERO).any(1), (names == FIXED).any(1)
-    walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if lines.shape[-1] > 1 else None)
+    walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if count > 1 else None)
     walk.fix(fresh[fixed], seen=False)
     flows: dict[str, list[tuple[int, list[tuple[int, float]]]]] = defaultdict(list)
     open_ = set(fresh[fixed].tolist())
@@ -107,14 +99,31 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
         counted = Counter(n for n in row if n > FIXED)
         once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
         kind = "number" if none or not (once or whole) else "pool" if once else "mix"
-        flows[kind].append((node, [(n, factor * repeated * count) for n, count in counted.items()]))
+        flows[kind].append((node, [(n, factor * repeated * times) for n, times in counted.items()]))
     for kind, found in flows.items():
         nodes_of, plus = [node for node, _ in found], np.array([np.nan if node in open_ else 0.0 for node, _ in found])
         walk.flows.append(Flow(kind, nodes_of, [terms for _, terms in found], [0] * len(found), plus))
-    made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(moved.shape[: len(rest)])
-    for axis in sorted(axes):
-        made = made.unsqueeze(axis)
-    return made
+    return back(nodes)
+
+
+def _lines(label: Tensor, axes: list[int]) -> tuple[Array, Callable[[Array], Tensor]]:
+    """Return the distinct rows of nodes along some axes, and what puts a node for each in their places."""
+    rest = [axis for axis in range(label.ndim) if axis not in axes]
+    moved = label.permute(*rest, *axes)
+    thin = moved
+    for axis in range(len(rest)):
+        if flat(thin, axis):
+            thin = thin.narrow(axis, 0, 1)
+    lines = thin.reshape(math.prod(thin.shape[: len(rest)]), -1)
+    rows, inverse = torch.unique(lines, dim=0, return_inverse=True)
+
+    def back(nodes: Array) -> Tensor:
+        made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(moved.shape[: len(rest)])
+        for axis in sorted(axes):
+            made = made.unsqueeze(axis)
+        return made
+
+    return rows.numpy(), back
 
 
 @rule("avg_pool2d", "avg_pool3d")
@@ -153,22 +162,14 @@ def _over_channels(
 ) -> tuple[Tensor, dict[int, list[int]]]:
     """Sum over channels: of squares it is what turning leaves alone; a mean waits for what it is taken from."""
     tensor = operation.args[0]
-    rest = [axis for axis in range(label.ndim) if axis not in axes]
-    moved = label.permute(*rest, *axes)
-    shape = moved.shape[: len(rest)]
-    thin = moved
-    for axis in range(len(rest)):
-        if flat(thin, axis):
-            thin = thin.narrow(axis, 0, 1)
-    flat_rows = thin.reshape(*thin.shape[: len(rest)], -1)
-    rows, inverse = torch.unique(flat_rows.reshape(-1, flat_rows.shape[-1]), dim=0, return_inverse=True)
+    rows, back = _lines(label, axes)
     nodes = walk.new(len(rows))
     pending: Any = walk.notes.get(("pending", id(tensor)))
     squares = pending is not None and pending[0] == "square"
     if pending is not None and not squares:
         resolve(walk, tensor)
     owners: dict[int, list[int]] = {}
-    for node, row in zip(nodes.tolist(), rows.numpy(), strict=True):
+    for node, row in zip(nodes.tolist(), rows, strict=True):
         row = row[row != ZERO]
         moving = row[row > FIXED]
         if not len(moving):
@@ -194,10 +195,7 @@ def _over_channels(
             walk.alone(_bases(pending[1], np.array(row)))
         owners = {}
         walk.notes["length", id(operation.out)] = True
-    made = torch.from_numpy(nodes)[inverse].view(thin.shape[: len(rest)]).expand(shape)
-    for axis in sorted(axes):
-        made = made.unsqueeze(axis)
-    return made, owners
+    return back(nodes), owners
 
 
 def _bases(pending: tuple[Array, Array], nodes: Array) -> Array:
@@ -255,15 +253,12 @@ def variance(walk: Walk, operation: Operation) -> None:
         walk.opaque(operation)
         return
     axis = axes[0] % tensor.ndim
-    moved = label.movedim(axis, -1)
-    (thin,) = walk.thin(moved)
-    rows, inverse = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0, return_inverse=True)
+    rows, back = _lines(label, [axis])
     nodes = walk.new(len(rows))
-    for node, row in zip(nodes.tolist(), rows.numpy(), strict=True):
+    for node, row in zip(nodes.tolist(), rows, strict=True):
         walk.normed(row)
         walk.alone([node])
         walk.equal((np.full(len(row), node), 1.0), (row, -2.0))
         walk.flows.append(Flow("norm", [node], row.tolist(), True))
-    made = torch.from_numpy(nodes)[inverse].view(thin.shape[:-1]).expand(moved.shape[:-1])
-    keep = operation.kwargs.get("keepdim", False)
-    walk.put(operation.out, made.unsqueeze(axis) if keep else made)
+    made = back(nodes)
+    walk.put(operation.out, made if operation.kwargs.get("keepdim", False) else made.squeeze(axis))

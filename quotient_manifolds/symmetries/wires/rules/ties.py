@@ -71,14 +71,9 @@ def _ties(walk: Walk) -> None:
         if len(several) == 2 and _transposed(*several):
             _turn(walk, *several)
             continue
-        spans = []
-        for each in several if len(several) > 1 else ():
-            few = each.entries.layout.numel() < 1e5
-            spans.append((*each.entries.span, set(each.entries.index().reshape(-1).tolist()) if few else None))
         for i, one in enumerate(several):
             for j in range(i):
-                (a0, a1, a), (b0, b1, b) = spans[i], spans[j]
-                if a1 < b0 or b1 < a0 or (a is not None and b is not None and not a & b):
+                if not one.entries.meets(several[j].entries):
                     continue
                 alike = _tie(walk, several[j], one)
                 for each in (one, several[j]):
@@ -103,7 +98,7 @@ def _tie(walk: Walk, one: Any, other: Any) -> bool:
 def _transposed(one: Any, other: Any) -> bool:
     if not (isinstance(one, Linear) and isinstance(other, Linear)):
         return False
-    return one.entries.is_multiple(replace(other.entries, layout=other.entries.layout.mT))
+    return one.entries.is_multiple(other.entries.turned)
 
 
 def _turn(walk: Walk, one: Linear, other: Linear) -> None:
