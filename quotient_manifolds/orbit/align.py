@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
+from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, weight_moment
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
@@ -35,11 +35,9 @@ from quotient_manifolds.symmetries.reparameterization import together
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
-POLISHED, POLISHING = 4, 20  # times, and steps each
-CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of their slope; of a step
-EXACT = 1e-11
-SETTLED = 1e-12  # relative, of the distance: what a round has to gain
+SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than that, it is the last one
+EXACT = 1e-13
+SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
@@ -230,7 +228,6 @@ class _Aligner:
         for record in self._canonical:
             act_on(record, CANONICAL, self._there)
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
-        polished = 0
         for number in range(ROUNDS):
             before, changed = self._distance(), False
             moving = None if number else self._moving
@@ -248,13 +245,10 @@ class _Aligner:
                 self._try(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
-            gained = before - self._distance()
             if number and not changed:
-                if self._distance() < EXACT or (polished == POLISHED and gained <= SETTLED * before):
+                self._polish()
+                if self._distance() < EXACT or before - self._distance() <= SETTLED * before:
                     break
-                if gained < SLOW * before and polished < POLISHED:
-                    polished += 1
-                    self._polish()
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
@@ -269,12 +263,11 @@ class _Aligner:
     def _polish(self) -> None:
         """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
         group = Group(self._symmetries, self._here, condition=self._condition, moves=lambda each: each in self._mixing)
-        for _ in range(POLISHING if group.records else 0):
-            before = self._distance()
-            self._here, steps = _gauss_newton(group, self._here, self._there)
+        last = torch.inf
+        while group.records and EXACT < self._distance() < SLOW * last:
+            last = self._distance()
+            self._here, steps = gauss_newton(group, self._here, self._there)
             self._steps += steps
-            if before - self._distance() <= SLOW * before:
-                return
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""
@@ -318,49 +311,6 @@ class _Aligner:
             self._steps.append((record, value))
         else:
             self._here.update(kept)
-
-
-def _gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, tuple[tuple[Record, Tensor], ...]]:
-    """Return parameters nearer to others by one step of Gauss-Newton at the identity of a group, and the steps.
-
-    |J z - r| is minimized by conjugate gradients; J z is the derivative of the gradient J^T u in u. [CGLS: Björck, 1996]
-    """
-    size = sum(float(w.square().sum()) for w in there.values()) ** 0.5
-
-    def flat(params: Params) -> Tensor:
-        return torch.cat([params[name].flatten() for name in group.names]) / size
-
-    numbers = group.zeros()
-    with torch.enable_grad():
-        moved = flat(group.element(numbers).apply(here))
-        u = torch.zeros_like(moved, requires_grad=True)
-        pulled = torch.autograd.grad(moved, numbers, u, create_graph=True)
-    z = [torch.zeros_like(each) for each in numbers]
-    residual = flat(there) - moved.detach()
-    slope = torch.autograd.grad(moved, numbers, residual, retain_graph=True)
-    p, first = [*slope], _square(slope)
-    square = first
-    for _ in range(CONJUGATE):
-        q = torch.autograd.grad(pulled, u, p, retain_graph=True)[0]
-        t = square / (q.square().sum() or 1.0)
-        z = [a + t * b for a, b in zip(z, p, strict=True)]
-        residual = residual - t * q
-        slope = torch.autograd.grad(moved, numbers, residual, retain_graph=True)
-        last, square = square, _square(slope)
-        if square <= INEXACT**2 * first:
-            break
-        p = [a + square / last * b for a, b in zip(slope, p, strict=True)]
-    before = distance(here, there)
-    for halvings in range(HALVINGS):
-        element = group.element([each * 0.5**halvings for each in z])
-        found = element.apply(here)
-        if distance(found, there) < before:
-            return found, element.steps
-    return here, ()
-
-
-def _square(parts: Iterable[Tensor]) -> Tensor:
-    return torch.stack([each.square().sum() for each in parts]).sum()
 
 
 def _unit(moment: Tensor) -> Tensor:
