@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries import (
     Params,
     Permutation,
     Scaling,
+    Shift,
     SymmetricPair,
     Symmetries,
     balance,
@@ -252,6 +253,7 @@ class _Aligner:
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
+        self._shift([each for each in self._added if isinstance(each, Shift)])
         for _ in range(SWEEPS):
             before = self._distance()
             for record in self._added:
@@ -259,6 +261,16 @@ class _Aligner:
             if before - self._distance() <= SETTLED * before:
                 break
         return GroupElement((*self._steps, *unfold))
+
+    def _shift(self, shifts: Sequence[Shift]) -> None:
+        """Bring constants to those of the other model: of weights first, while biases that they answer to are not 0."""
+        kept, taken, before = {name: w.clone() for name, w in self._here.items()}, [*self._steps], self._distance()
+        for shift in shifts:
+            self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
+        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
+            self._try(shift, None, anyway=True)
+        if self._distance() >= before:
+            self._here, self._steps = kept, taken
 
     def _polish(self) -> None:
         """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
@@ -295,8 +307,11 @@ class _Aligner:
         act_on(record, value, self._here)
         self._steps.append((record, value))
 
-    def _try(self, record: Record, moving: Collection[str] | None) -> None:
-        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer."""
+    def _try(self, record: Record, moving: Collection[str] | None, *, anyway: bool = False) -> None:
+        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer.
+
+        anyway: even then.
+        """
         told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
         try:
             value = closest(told, self._here, self._there, self._condition, moving=moving)
@@ -306,8 +321,12 @@ class _Aligner:
             return
         kept = {name: self._here[name].clone() for name in names_of([record])}
         before = self._distance()
-        act_on(record, value, self._here)
-        if self._distance() < before:
+        try:
+            act_on(record, value, self._here)
+        except ValueError:
+            self._here.update(kept)
+            return
+        if anyway or self._distance() < before:
             self._steps.append((record, value))
         else:
             self._here.update(kept)

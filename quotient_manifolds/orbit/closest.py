@@ -41,9 +41,10 @@ def closest(
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
     if isinstance(record, Gauge) and record.acts == "mean":
-        W, W1 = sides(record, params)[0], sides(record, target)[0]
-        w = torch.linalg.lstsq(W, ((W1 - W) * record.weights).mean(1, keepdim=True), driver="gelsd").solution
-        return torch.eye(record.n, dtype=W.dtype) + torch.outer(1 / record.weights, w[:, 0])
+        R, R1 = (sides(record, each)[1] for each in (params, target))  # what is written may change beyond that, unread
+        along = R @ (1 / record.weights)
+        v = (R1 - R).mT @ along / along.square().sum()
+        return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
     return None
 
 
