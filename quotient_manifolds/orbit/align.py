@@ -14,7 +14,7 @@ from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, weight_moment
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
-from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
+from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries import (
@@ -221,13 +221,13 @@ class _Aligner:
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
         unfold = self._fold()
-        goal = {name: w.clone() for name, w in self._there.items()}
+        goal = self._there
         for record in self._canonical:
-            self._take(record, CANONICAL)
+            there = acted(record, CANONICAL, self._there)
+            if there is not None and self._take(record, CANONICAL):
+                self._there = there
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
         self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
-        for record in self._canonical:
-            act_on(record, CANONICAL, self._there)
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
         for number in range(ROUNDS):
             before, changed = self._distance(), False
@@ -264,8 +264,8 @@ class _Aligner:
 
     def _shift(self, shifts: Sequence[Shift]) -> None:
         """Bring constants to those of the other model: of weights first, while biases that they answer to are not 0."""
-        kept, taken, before = {name: w.clone() for name, w in self._here.items()}, [*self._steps], self._distance()
-        for shift in shifts:
+        kept, taken, before = self._here, [*self._steps], self._distance()
+        for shift in (each for each in shifts if not any(each.targets)):
             self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
         for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
             self._try(shift, None, anyway=True)
@@ -303,9 +303,14 @@ class _Aligner:
     def _distance(self) -> float:
         return distance(self._here, self._there)
 
-    def _take(self, record: Record, value: Tensor) -> None:
-        act_on(record, value, self._here)
+    def _take(self, record: Record, value: Tensor, farthest: float = torch.inf) -> bool:
+        """Act unless that is impossible or leads farther away; return whether it acts."""
+        moved = acted(record, value, self._here)
+        if moved is None or distance(moved, self._there) >= farthest:
+            return False
+        self._here = moved
         self._steps.append((record, value))
+        return True
 
     def _try(self, record: Record, moving: Collection[str] | None, *, anyway: bool = False) -> None:
         """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer.
@@ -317,19 +322,8 @@ class _Aligner:
             value = closest(told, self._here, self._there, self._condition, moving=moving)
         except ValueError:  # of constants that vanish, so that weights cannot answer to them
             return
-        if value is None or not bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
-            return
-        kept = {name: self._here[name].clone() for name in names_of([record])}
-        before = self._distance()
-        try:
-            act_on(record, value, self._here)
-        except ValueError:
-            self._here.update(kept)
-            return
-        if anyway or self._distance() < before:
-            self._steps.append((record, value))
-        else:
-            self._here.update(kept)
+        if value is not None and bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
+            self._take(record, value, torch.inf if anyway else self._distance())
 
 
 def _unit(moment: Tensor) -> Tensor:
