@@ -253,7 +253,7 @@ class _Aligner:
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
-        self._shift([each for each in self._added if isinstance(each, Shift)])
+        self._add()
         for _ in range(SWEEPS):
             before = self._distance()
             for record in self._added:
@@ -262,11 +262,16 @@ class _Aligner:
                 break
         return GroupElement((*self._steps, *unfold))
 
-    def _shift(self, shifts: Sequence[Shift]) -> None:
-        """Bring constants to those of the other model: of weights first, while biases that they answer to are not 0."""
+    def _add(self) -> None:
+        """Bring means and constants to those of the other model: of weights while the biases they answer to are not 0."""
         kept, taken, before = self._here, [*self._steps], self._distance()
-        for shift in (each for each in shifts if not any(each.targets)):
-            self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
+        shifts = [each for each in self._added if isinstance(each, Shift)]
+        for record in self._added:
+            if isinstance(record, Gauge):
+                self._try(record, None, anyway=True)
+        for shift in shifts:
+            if not any(shift.targets):
+                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
         for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
             self._try(shift, None, anyway=True)
         if self._distance() >= before:
