@@ -214,18 +214,21 @@ class _Aligner:
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
         self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
         left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
-        both = [*together(left)]  # whose canonical points depend on each other
-        self._canonical: list[Record] = [*both, *both]
+        self._canonical: list[Record] = [*together(left)]  # points that depend on each other
         self._added: list[Record] = [*left]
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
         unfold = self._fold()
         goal = self._there
-        for record in self._canonical:
-            there = acted(record, CANONICAL, self._there)
-            if there is not None and self._take(record, CANONICAL):
-                self._there = there
+        for _ in range(ROUNDS):
+            last = self._here
+            for record in self._canonical:  # where both models have such a point
+                there = acted(record, CANONICAL, self._there)
+                if there is not None and self._take(record, CANONICAL):
+                    self._there = there
+            if distance(last, self._here) <= EXACT:
+                break
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
         self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
