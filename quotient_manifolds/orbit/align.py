@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
+from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, weight_moment
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
@@ -35,10 +35,9 @@ from quotient_manifolds.symmetries.reparameterization import together
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
-POLISHED, POLISHING = 4, 60  # times, and steps each
+SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than that, it is the last one
 EXACT = 1e-13
-SETTLED = 1e-12  # relative, of the distance: what a round has to gain
+SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
@@ -229,7 +228,6 @@ class _Aligner:
         for record in self._canonical:
             act_on(record, CANONICAL, self._there)
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
-        polished = 0
         for number in range(ROUNDS):
             before, changed = self._distance(), False
             moving = None if number else self._moving
@@ -247,13 +245,10 @@ class _Aligner:
                 self._try(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
-            gained = before - self._distance()
             if number and not changed:
-                if self._distance() < EXACT or (polished == POLISHED and gained <= SETTLED * before):
+                self._polish()
+                if self._distance() < EXACT or before - self._distance() <= SETTLED * before:
                     break
-                if gained < SLOW * before and polished < POLISHED:
-                    polished += 1
-                    self._polish()
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
@@ -266,23 +261,13 @@ class _Aligner:
         return GroupElement((*self._steps, *unfold))
 
     def _polish(self) -> None:
-        """Go on by L-BFGS over the continuous group, where records that depend on each other make slow progress."""
+        """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
         group = Group(self._symmetries, self._here, condition=self._condition, moves=lambda each: each in self._mixing)
-        if not group.records:
-            return
-        size = sum(float(w.square().sum()) for w in self._there.values())
-
-        def squares(params: Params) -> Tensor:
-            return torch.stack([(params[name] - self._there[name]).square().sum() for name in group.names]).sum() / size
-
-        with torch.enable_grad():
-            values = Terms([squares], self._here, torch.float64)
-            numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
-        element = group.element(numbers)
-        moved = element.apply(self._here)
-        if distance(moved, self._there) < self._distance():
-            self._here = moved
-            self._steps += element.steps
+        last = torch.inf
+        while group.records and EXACT < self._distance() < SLOW * last:
+            last = self._distance()
+            self._here, steps = gauss_newton(group, self._here, self._there)
+            self._steps += steps
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""

@@ -9,7 +9,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from quotient_manifolds.orbit.group import Record
+from quotient_manifolds.orbit.group import Group, Record, Steps
+from quotient_manifolds.orbit.path import distance
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
 from quotient_manifolds.symmetries.wires.constants import Additive
 from quotient_manifolds.symmetries.wires.gauges import Part
@@ -17,6 +18,7 @@ from quotient_manifolds.symmetries.wires.gauges import Part
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
 Names = Collection[str]
 SWEEPS, SETTLED = 30, 1e-15
+CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
 
 
 def closest(
@@ -233,6 +235,41 @@ def _invertible(G: Tensor, H: Tensor, G1: Tensor, H1: Tensor, condition: float, 
         if bool((gained <= SETTLED * (least + gained)).all()):
             break
     return A
+
+
+def gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, Steps]:
+    """Return parameters nearer to others by one step of Gauss-Newton at the identity of a group, and what acts.
+
+    |J z - r| is minimized by conjugate gradients on J^T J; J z is the derivative of J^T u in u. [Björck, Numerical
+    methods for least squares problems, 1996, 7.4]
+    """
+
+    def flat(params: Params) -> Tensor:
+        return torch.cat([params[name].flatten() for name in group.names])
+
+    numbers = group.zeros()
+    with torch.enable_grad():
+        moved = flat(group.element(numbers).apply(here))
+        u = torch.zeros_like(moved, requires_grad=True)
+        pulled = torch.autograd.grad(moved, numbers, u, create_graph=True)
+    z, r = [torch.zeros_like(each) for each in numbers], flat(there) - moved.detach()
+    p, first, last = z, 0.0, 1.0
+    for number in range(CONJUGATE):
+        slope = torch.autograd.grad(moved, numbers, r, retain_graph=True)
+        square = sum(float(each.square().sum()) for each in slope)
+        first = first or square
+        if square <= INEXACT**2 * first:
+            break
+        p = [a + square / last * b for a, b in zip(slope, p, strict=True)] if number else [*slope]
+        (q,) = torch.autograd.grad(pulled, u, p, retain_graph=True)
+        t, last = square / float(q.square().sum()), square
+        z, r = [a + t * b for a, b in zip(z, p, strict=True)], r - t * q
+    before = distance(here, there)
+    for halvings in range(HALVINGS):
+        element = group.element([each * 0.5**halvings for each in z])
+        if distance(found := element.apply(here), there) < before:
+            return found, element.steps
+    return here, ()
 
 
 def _balancing(G: Tensor, H: Tensor) -> Tensor:

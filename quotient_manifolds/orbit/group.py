@@ -24,6 +24,7 @@ from quotient_manifolds.symmetries.representatives import act
 from quotient_manifolds.symmetries.wires.constants import Additive
 
 Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
+Steps: TypeAlias = tuple[tuple[Record, Tensor], ...]
 CANONICAL = torch.zeros(0, dtype=torch.float64)
 """In place of an element: the one that brings parameters to the canonical point of a record's orbits."""
 CONDITION = 1e3  # of a group element, at most
@@ -37,7 +38,7 @@ class GroupElement:
     of a gauge, the order of a permutation, what shifts and other constants add.
     """
 
-    steps: tuple[tuple[Record, Tensor], ...] = ()
+    steps: Steps = ()
 
     @property
     def names(self) -> tuple[str, ...]:
