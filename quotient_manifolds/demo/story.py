@@ -101,7 +101,7 @@ def certificate_chapter(model: nn.Module) -> Chapter:
         "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
         f"The weights of a small copy of the model that compute the same function form a set of dimension {dimension}"
         f"{said}.",
-        table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, [False, False, True]),
+        table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, words=2),
     )
 
 

@@ -46,8 +46,10 @@ def test_absent_click_gives_one_sentence() -> None:
 
 
 def test_a_terminal_that_knows_ascii_alone() -> None:
-    table = "Table('t', 'modèles', ['modèle'], [['é']], [False])"
-    done = python(f"from quotient_manifolds.cli.common import *; show('à', {table})", PYTHONIOENCODING="ascii:strict")
+    table = "Table('t', 'modèles', ['modèle'], [['é']])"
+    done = python(
+        f"from quotient_manifolds.cli.align import *; common.show('à', {table})", PYTHONIOENCODING="ascii:strict"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert {"à", "modèles", "é"} <= set(done.stdout.split())
 

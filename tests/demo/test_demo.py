@@ -120,7 +120,7 @@ def test_an_interrupted_zoo_resumes(tmp_path: Path, data: Path, monkeypatch: pyt
 
 def told(*_: object) -> list[Chapter]:
     """What is shown of two models, which has a test of its own."""
-    return [Chapter("A heading", "A sentence.", table=Table("t", "A caption", ["a", "b"], [["c", "1"]], [False, True]))]
+    return [Chapter("A heading", "A sentence.", table=Table("t", "A caption", ["a", "b"], [["c", "1"]]))]
 
 
 def test_an_orbit_and_a_certificate_say_what_was_found(data: Path, tmp_path: Path) -> None:
