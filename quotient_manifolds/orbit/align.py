@@ -266,7 +266,7 @@ class _Aligner:
         return GroupElement((*self._steps, *unfold))
 
     def _add(self) -> None:
-        """Bring means and constants to those of the other model: of weights while the biases they answer to are not 0."""
+        """Bring means and constants to those of the other model, of weights while biases that they answer to are not 0."""
         kept, taken, before = self._here, [*self._steps], self._distance()
         shifts = [each for each in self._added if isinstance(each, Shift)]
         for record in self._added:
