@@ -117,7 +117,7 @@ def align(
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
         values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
         first, _ = values(start)
-        numbers, met, least = minimize(group, values, "adam", steps, learning_rate, 0.0, progress)
+        numbers, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
             with torch.no_grad():
@@ -266,7 +266,7 @@ class _Aligner:
         return GroupElement((*self._steps, *unfold))
 
     def _add(self) -> None:
-        """Bring means and constants to those of the other model, of weights while biases that they answer to are not 0."""
+        """Bring means and constants to those of the other, of weights while biases that they answer to are not 0."""
         kept, taken, before = self._here, [*self._steps], self._distance()
         shifts = [each for each in self._added if isinstance(each, Shift)]
         for record in self._added:
