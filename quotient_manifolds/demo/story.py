@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from quotient_manifolds.orbit import align, loss_along_path
 from quotient_manifolds.orbit.path import along_orbit
 from quotient_manifolds.plots import orbit_figure, path_figure
 from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import WorstCase, cross_entropy, suggest_radius
+from quotient_manifolds.sharpness import SharpnessWarning, WorstCase, cross_entropy, suggest_radius
 from quotient_manifolds.symmetries import find_symmetries, output_change, random_representative
 from quotient_manifolds.symmetries.certificate import certify
 from quotient_manifolds.symmetries.wires.labels import meaning
@@ -61,9 +62,11 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
         radius = suggest_radius(model, cross_entropy, [batch], geometry, known) / 2
         measures.append(WorstCase(geometry, radius, steps=STEPS))
     ratios: dict[str, list[float]] = {each.geometry.name: [] for each in measures}
-    for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
-        if row["scale"] is not None:
-            ratios[row["measure"]].append(row["ratio"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SharpnessWarning)  # of a few steps: enough for ratios
+        for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
+            if row["scale"] is not None:
+                ratios[row["measure"]].append(row["ratio"])
     moved = (random_representative(model, symmetries, scale=scale, seed=seed) for seed, scale in enumerate(SCALES))
     output = max(output_change(model, inputs, {}, there) for there in moved)
     adaptive, *invariant = ratios.values()

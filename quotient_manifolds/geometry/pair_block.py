@@ -116,7 +116,10 @@ class PairBlock:
     manifold: PairManifold
     space: HorizontalSpace
     order: str
-    _linearised: Linearised
+
+    @cached_property
+    def _linearised(self) -> Linearised:
+        return self.space.linearised(self.order)
 
     @property
     def pairs(self) -> tuple[SymmetricPair, ...]:
@@ -203,7 +206,7 @@ def pair_blocks(
             manifold = manifolds[part.pairs[0]]
             space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
             key = f"pairs {len(blocks)} ({part.pairs[0].name})"
-            blocks.append(PairBlock(key, part, manifold, space, order, space.linearised(order)))
+            blocks.append(PairBlock(key, part, manifold, space, order))
     return tuple(blocks)
 
 
