@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from quotient_manifolds.linalg import product_svd, rank_floor
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.sharded import Layout, Whole
-from quotient_manifolds.sharded.parts import require_values
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
@@ -22,6 +21,7 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     zeros_of,
 )
+from quotient_manifolds.symmetries.checks import check_loaded, check_weights
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize
 
 Layouts = Mapping[str, Layout]
@@ -30,21 +30,10 @@ ROUNDING = 8.0  # times what rounding every weight can make of a singular value 
 
 def measured_parameters(model: nn.Module) -> Params:
     """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
-    for name, w in model.named_parameters():
-        require_values(name, w)
-        if w.is_complex():
-            raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
-    require_finite(dict(model.named_parameters()))
+    check_loaded(model)
+    params = dict(model.named_parameters())
+    check_weights(params, (name for name, w in params.items() if w.is_floating_point() or w.is_complex()))
     return trained_parameters(model)
-
-
-def require_finite(params: Params) -> None:
-    """Raise ValueError for a parameter that holds NaN or infinity."""
-    for name, w in params.items():
-        w = w.detach()
-        # If the sum is finite so are all elements, which takes a thirtieth of the time to see.
-        if w.is_floating_point() and not (bool(w.sum().isfinite()) or bool(w.isfinite().all())):
-            raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
 
 
 def trained_parameters(model: nn.Module) -> Params:
@@ -181,8 +170,6 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     start: the parameters before anything was moved to its canonical place.
     """
     reason = _rank_problem(pair, point, start, metric, eps)
-    if reason and not _rank_problem(pair, start, start, metric, eps):
-        reason += ", at its canonical place alone: symmetries='pairs' leaves it where it is"
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:
