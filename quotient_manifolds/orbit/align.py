@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, weight_moment
+from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, unit
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
@@ -41,7 +41,6 @@ SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than tha
 EXACT = 1e-13
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
-WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,10 +231,8 @@ class _Aligner:
             moving = None if number else self._moving
             moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
             for gauge in self._turned:
-                moment = weight_moment(gauge, self._here, self._there, moving)
-                if (seen := moments.get(gauge.name)) is not None:
-                    moment = _unit(seen) + WEIGHTS * _unit(moment)
-                self._take(gauge, rotation(gauge, moment))
+                seen = moments.get(gauge.name)
+                self._take(gauge, rotation(gauge, self._here, self._there, moving=moving, seen=seen))
             for permutation in self._permutations:
                 order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
                 if not torch.equal(order, torch.arange(permutation.size)):
@@ -323,10 +320,6 @@ class _Aligner:
             self._take(record, value, torch.inf if anyway else self._distance())
 
 
-def _unit(moment: Tensor) -> Tensor:
-    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
-
-
 def _activation_moments(
     models: Sequence[nn.Module], inputs: Any, evaluate: Evaluate | None, gauges: Sequence[Gauge], *params: Params
 ) -> dict[str, Tensor]:
@@ -343,7 +336,7 @@ def _activation_moments(
     moments: dict[str, Tensor] = {}
     for (name, b), (_, a) in zip(*seen, strict=False):
         if a.shape == b.shape:
-            moments[name] = moments.get(name, 0.0) + _unit(a.mT @ b)
+            moments[name] = moments.get(name, 0.0) + unit(a.mT @ b)
     return moments
 
 

@@ -91,6 +91,11 @@ def names_of(records: Iterable[Record]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in records for name in each.names))
 
 
+def copied(params: Mapping[str, Tensor], names: Iterable[str]) -> Params:
+    """Return all parameters, those of these names as new tensors."""
+    return {**params, **{name: params[name].clone() for name in names}}
+
+
 def act_on(record: Record, value: Tensor, params: Params) -> None:
     """Act with an element of a record's group, in place."""
     if value is CANONICAL and isinstance(record, Reparameterization):
@@ -109,7 +114,7 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
 
 def acted(record: Record, value: Tensor, params: Params) -> Params | None:
     """Return the parameters on which an element has acted; None where constants vanish that weights have to answer."""
-    moved = {**params, **{name: params[name].clone() for name in record.names}}
+    moved = copied(params, record.names)
     try:
         act_on(record, value, moved)
     except ValueError:
