@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -239,7 +240,7 @@ class _Aligner:
                     changed = True
                     self._take(permutation, order)
             for record in self._fitted:
-                self._try(record, moving)
+                self._fit(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
             if number and not changed:
@@ -253,7 +254,7 @@ class _Aligner:
         for _ in range(SWEEPS):
             before = self._distance()
             for record in self._added:
-                self._try(record, None)
+                self._fit(record)
             if before - self._distance() <= SETTLED * before:
                 break
         return GroupElement((*self._steps, *unfold))
@@ -264,12 +265,12 @@ class _Aligner:
         shifts = [each for each in self._added if isinstance(each, Shift)]
         for record in self._added:
             if isinstance(record, Gauge):
-                self._try(record, None, anyway=True)
+                self._fit(record, anyway=True)
         for shift in shifts:
             if not any(shift.targets):
                 self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
         for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
-            self._try(shift, None, anyway=True)
+            self._fit(shift, anyway=True)
         if self._distance() >= before:
             self._here, self._steps = kept, taken
 
@@ -306,18 +307,13 @@ class _Aligner:
         self._steps.append((record, value))
         return True
 
-    def _try(self, record: Record, moving: Collection[str] | None, *, anyway: bool = False) -> None:
-        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer.
-
-        anyway: even then.
-        """
+    def _fit(self, record: Record, moving: Collection[str] | None = None, *, anyway: bool = False) -> None:
+        """Act with what brings a record's parameters nearest; where others go farther away than that, only `anyway`."""
         told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
-        try:
+        with suppress(ValueError):  # of constants that vanish, so that weights cannot answer to them
             value = closest(told, self._here, self._there, self._condition, moving=moving)
-        except ValueError:  # of constants that vanish, so that weights cannot answer to them
-            return
-        if value is not None and bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
-            self._take(record, value, torch.inf if anyway else self._distance())
+            if bool(torch.isfinite(value).all()):
+                self._take(record, value, torch.inf if anyway else self._distance())
 
 
 def _activation_moments(

@@ -20,14 +20,12 @@ Names = Collection[str]
 CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
 
 
-def closest(
-    record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None
-) -> Tensor | None:
+def closest(record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None) -> Tensor:
     """Return the element of a record's group that brings parameters nearest to the target, at least on one orbit.
 
     condition: bound of its condition number. moving: parameters whose units may still change places; where it is given,
-    only weights are taken whose other side nothing moves, if they suffice. None for a record that has no closed form.
-    Permutations and rotations are found by `closest_order` and `rotation`.
+    only weights are taken whose other side nothing moves, if they suffice. Permutations and rotations are found by
+    `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
         return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)
@@ -36,15 +34,14 @@ def closest(
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
     if isinstance(record, (Shift, Additive)):
         return record.toward(params, target)
-    if isinstance(record, Gauge) and record.acts == "linear":
+    assert isinstance(record, Gauge)
+    if record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
-    if isinstance(record, Gauge) and record.acts == "mean":
-        R, R1 = (sides(record, each)[1] for each in (params, target))  # what is written may change beyond that, unread
-        along = R @ (1 / record.weights)
-        v = (R1 - R).mT @ along / along.square().sum()
-        return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
-    return None
+    R, R1 = (sides(record, each)[1] for each in (params, target))  # of a mean: what is written may be unread beyond it
+    along = R @ (1 / record.weights)
+    v = (R1 - R).mT @ along / along.square().sum()
+    return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
 
 
 def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, moving: Names | None) -> Tensor:
