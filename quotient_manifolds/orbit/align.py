@@ -14,7 +14,7 @@ from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, weight_moment
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
-from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
+from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries import (
@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries import (
     Params,
     Permutation,
     Scaling,
+    Shift,
     SymmetricPair,
     Symmetries,
     balance,
@@ -116,7 +117,7 @@ def align(
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
         values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
         first, _ = values(start)
-        numbers, met, least = minimize(group, values, "adam", steps, learning_rate, 0.0, progress)
+        numbers, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
             with torch.no_grad():
@@ -213,20 +214,23 @@ class _Aligner:
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
         self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
         left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
-        both = [*together(left)]  # whose canonical points depend on each other
-        self._canonical: list[Record] = [*both, *both]
+        self._canonical: list[Record] = [*together(left)]  # points that depend on each other
         self._added: list[Record] = [*left]
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
         unfold = self._fold()
-        goal = {name: w.clone() for name, w in self._there.items()}
-        for record in self._canonical:
-            self._take(record, CANONICAL)
+        goal = self._there
+        for _ in range(ROUNDS):
+            last = self._here
+            for record in self._canonical:  # where both models have such a point
+                there = acted(record, CANONICAL, self._there)
+                if there is not None and self._take(record, CANONICAL):
+                    self._there = there
+            if distance(last, self._here) <= EXACT:
+                break
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
         self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
-        for record in self._canonical:
-            act_on(record, CANONICAL, self._there)
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
         for number in range(ROUNDS):
             before, changed = self._distance(), False
@@ -252,6 +256,7 @@ class _Aligner:
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
+        self._add()
         for _ in range(SWEEPS):
             before = self._distance()
             for record in self._added:
@@ -259,6 +264,21 @@ class _Aligner:
             if before - self._distance() <= SETTLED * before:
                 break
         return GroupElement((*self._steps, *unfold))
+
+    def _add(self) -> None:
+        """Bring means and constants to those of the other, of weights while biases that they answer to are not 0."""
+        kept, taken, before = self._here, [*self._steps], self._distance()
+        shifts = [each for each in self._added if isinstance(each, Shift)]
+        for record in self._added:
+            if isinstance(record, Gauge):
+                self._try(record, None, anyway=True)
+        for shift in shifts:
+            if not any(shift.targets):
+                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
+        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
+            self._try(shift, None, anyway=True)
+        if self._distance() >= before:
+            self._here, self._steps = kept, taken
 
     def _polish(self) -> None:
         """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
@@ -291,26 +311,27 @@ class _Aligner:
     def _distance(self) -> float:
         return distance(self._here, self._there)
 
-    def _take(self, record: Record, value: Tensor) -> None:
-        act_on(record, value, self._here)
+    def _take(self, record: Record, value: Tensor, farthest: float = torch.inf) -> bool:
+        """Act unless that is impossible or leads farther away; return whether it acts."""
+        moved = acted(record, value, self._here)
+        if moved is None or distance(moved, self._there) >= farthest:
+            return False
+        self._here = moved
         self._steps.append((record, value))
+        return True
 
-    def _try(self, record: Record, moving: Collection[str] | None) -> None:
-        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer."""
+    def _try(self, record: Record, moving: Collection[str] | None, *, anyway: bool = False) -> None:
+        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer.
+
+        anyway: even then.
+        """
         told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
         try:
             value = closest(told, self._here, self._there, self._condition, moving=moving)
         except ValueError:  # of constants that vanish, so that weights cannot answer to them
             return
-        if value is None or not bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
-            return
-        kept = {name: self._here[name].clone() for name in names_of([record])}
-        before = self._distance()
-        act_on(record, value, self._here)
-        if self._distance() < before:
-            self._steps.append((record, value))
-        else:
-            self._here.update(kept)
+        if value is not None and bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
+            self._take(record, value, torch.inf if anyway else self._distance())
 
 
 def _unit(moment: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from quotient_manifolds.symmetries.wires.gauges import Part
 
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
 Names = Collection[str]
-SWEEPS, SETTLED = 30, 1e-15
 CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
 
 
@@ -41,9 +40,10 @@ def closest(
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
     if isinstance(record, Gauge) and record.acts == "mean":
-        W, W1 = sides(record, params)[0], sides(record, target)[0]
-        w = torch.linalg.lstsq(W, ((W1 - W) * record.weights).mean(1, keepdim=True), driver="gelsd").solution
-        return torch.eye(record.n, dtype=W.dtype) + torch.outer(1 / record.weights, w[:, 0])
+        R, R1 = (sides(record, each)[1] for each in (params, target))  # what is written may change beyond that, unread
+        along = R @ (1 / record.weights)
+        v = (R1 - R).mT @ along / along.square().sum()
+        return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
     return None
 
 
@@ -114,32 +114,23 @@ def closest_order(record: Permutation, params: Params, target: Params, pairs: Se
     Of a pair whose heads are units the products G H^T are compared, which its group does not change.
     [Ainsworth et al., Git Re-Basin, 2209.04836, for neurons]
     """
-    cost = torch.zeros(record.size, record.size, dtype=torch.float64)
+    labels, features = _labels(record, params), list[tuple[Tensor, Tensor]]()
     touched = [pair for pair in pairs if not set(pair.names).isdisjoint(record.names)]
     names = {*record.names, *(name for pair in touched for name in pair.names)}
     here, there = ({**each, **{name: each[name].clone() for name in names}} for each in (params, target))
-    labels = _labels(record, params)
-    features = list[tuple[Tensor, Tensor]]()
     for pair in touched:
-        mark = pair.read(labels)
-        heads = mark.flatten(1)[:, 0]
-        if bool((mark == heads[:, None, None]).all()) and bool((heads > 0).all()):
-            units = torch.argsort(heads, stable=True).view(record.size, -1)
-            cost += _distances(*(_products(pair, each, units) for each in (params, target)))
-        else:
-            features += zip(*(_rows(pair, each, mark[..., 0], record.size) for each in (params, target)), strict=True)
+        mark = pair.read(labels)[..., 0]
+        features += zip(*(_products(pair, each, mark, record.size) for each in (params, target)), strict=True)
         for each in (here, there):
             pair.write(each, torch.zeros(pair.heads, pair.n + pair.m, pair.h))
     plain = [part for part in record.parts if any(params[each.name].ndim > 1 for each in part.entries)]
     alike = replace(record, parts=tuple(plain) or record.parts)  # less biases, which shifts may have moved
+    cost = torch.zeros(record.size, record.size, dtype=torch.float64)
     for rows, other in (*features, (alike.matrices(here), alike.matrices(there))):
         size = float(other.square().sum(1).mean())
         if size > 0:
             cost += torch.cdist(rows, other).square() / size
-    own, place = linear_sum_assignment(cost.numpy())
-    order = torch.empty(record.size, dtype=torch.long)
-    order[torch.from_numpy(place)] = torch.from_numpy(own)
-    return order
+    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).argsort()
 
 
 def _labels(record: Permutation, params: Params) -> Params:
@@ -156,36 +147,25 @@ def _labels(record: Permutation, params: Params) -> Params:
     return labels
 
 
-def _rows(pair: SymmetricPair, params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
-    """Yield products G H^T, or H G^T, of the rows of one factor that are units, as (units, features)."""
+def _products(pair: SymmetricPair, params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
+    """Yield products G H^* of heads, or of the rows of one factor, that are units, as (units, features).
+
+    mark: the unit to which a row (heads, n + m) belongs, from 1, and 0 for none.
+    """
     x = pair.read(params).double()
-    if pair.acts == "GL(1, C)":
+    G, H = (torch.view_as_complex(x)[..., None] if pair.acts == "GL(1, C)" else x).split([pair.n, pair.m], 1)
+    products = G @ H.mH
+    if products.is_complex():
+        products, mark = torch.cat([products.real, products.imag]), mark.repeat(2, 1)
+    own, other = mark.split([pair.n, pair.m], 1)
+    if bool((mark == mark[:, :1]).all()) and bool((mark > 0).all()):
+        yield products[mark[:, 0].argsort(stable=True)].reshape(units, -1)
         return
-    parts = ((x[:, : pair.n], mark[:, : pair.n]), (x[:, pair.n :], mark[:, pair.n :]))
-    for (own, unit), (other, fixed) in (parts, parts[::-1]):
+    for each, unit, fixed in ((products, own, other), (products.mT, other, own)):
         count = int((unit[0] == 1).sum())
         if count and bool((unit == unit[0]).all()) and not bool(fixed.any()):
-            places = torch.argsort(unit[0], stable=True)[-count * units :].view(units, count)
-            yield (own @ other.mT)[:, places].movedim(1, 0).flatten(1)
-
-
-def _products(pair: SymmetricPair, params: Params, units: Tensor) -> tuple[Tensor, Tensor]:
-    x = pair.read(params).double()
-    G, H = x[:, : pair.n], x[:, pair.n :]
-    if pair.acts == "GL(1, C)":
-        G, H = (torch.complex(each[..., :1].contiguous(), each[..., 1:].contiguous()) for each in (G, H))
-    return G[units], H[units]  # (units, k, n, h)
-
-
-def _distances(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> Tensor:
-    """Return |G_i H_i^* - G_j H_j^*|^2 of all units of the one and of the other, relative to how large these are."""
-
-    def inner(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> Tensor:
-        G, H = (torch.einsum("iknh,jkng->ijkhg", a.conj(), b) for a, b in zip(x, y, strict=True))
-        return (G * H.conj()).sum((2, 3, 4)).real
-
-    own, other = (inner(each, each).diagonal() for each in (here, there))
-    return (own[:, None] + other - 2 * inner(here, there)) / other.mean().clamp_min(torch.finfo(other.dtype).tiny)
+            places = unit[0].argsort(stable=True)[-count * units :].view(units, count)
+            yield each[:, places].movedim(1, 0).flatten(1)
 
 
 def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Tensor:
@@ -200,41 +180,15 @@ def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Ten
 
 
 def _invertible(G: Tensor, H: Tensor, G1: Tensor, H1: Tensor, condition: float, *, sign: bool) -> Tensor:
-    """Return A with the least |G A^-1 - G1|^2 + |H A^T - H1|^2 near where balanced factors meet by a rotation.
+    """Return A that brings (G A^-1, H A^T) near (G1, H1): where balanced factors are nearest by a rotation.
 
-    The start is exact for two points of one orbit, up to rounding; Newton's method on the squares (Gauss-Newton) goes
-    on from there: for A (I + D) it is a Sylvester equation in D. Of numbers the sign may be fixed.
+    It is exact for two points of one orbit, up to rounding. Of numbers the sign may be fixed.
     """
     first, last = _balancing(G, H), _balancing(G1, H1)
     N = _divided(G, first).mT @ _divided(G1, last) + (H @ first.mT).mT @ (H1 @ last.mT)
     U, _, V = torch.linalg.svd(N)
     R = (U @ V).mT if sign else torch.ones_like(N)
-    A = _bounded(torch.linalg.solve(last, R @ first), condition)
-
-    def distance(A: Tensor) -> Tensor:
-        return (_divided(G, A) - G1).square().sum((1, 2)) + (H @ A.mT - H1).square().sum((1, 2))
-
-    least, eye = distance(A), torch.eye(G.shape[-1], dtype=G.dtype)
-    for _ in range(SWEEPS):
-        Ga, Ha = _divided(G, A), H @ A.mT
-        (p, P), (q, Q) = torch.linalg.eigh(Ga.mT @ Ga), torch.linalg.eigh(Ha.mT @ Ha)
-        right = P.mT @ (Ga.mT @ (Ga - G1) - (Ha - H1).mT @ Ha) @ Q
-        total = (p[:, :, None] + q[:, None, :]).clamp_min(torch.finfo(G.dtype).tiny)
-        D = P @ (right / total) @ Q.mT
-        better, t = torch.zeros(len(G), dtype=torch.bool), torch.ones(len(G), 1, 1, dtype=G.dtype)
-        for _ in range(8):
-            tried = _bounded((eye + t * D) @ A, condition)
-            value = distance(tried).nan_to_num(torch.inf)
-            better = (value < least) & (sign | (tried > 0).all(2).all(1))
-            if bool(better.all()):
-                break
-            t = torch.where(better[:, None, None], t, t / 2)
-        A = torch.where(better[:, None, None], tried, A)
-        gained = torch.where(better, least - value, 0.0)
-        least = torch.where(better, value, least)
-        if bool((gained <= SETTLED * (least + gained)).all()):
-            break
-    return A
+    return _bounded(torch.linalg.solve(last, R @ first), condition)
 
 
 def gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, Steps]:

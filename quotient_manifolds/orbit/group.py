@@ -112,6 +112,16 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
         record.permute(params, value)
 
 
+def acted(record: Record, value: Tensor, params: Params) -> Params | None:
+    """Return the parameters on which an element has acted; None where constants vanish that weights have to answer."""
+    moved = {**params, **{name: params[name].clone() for name in record.names}}
+    try:
+        act_on(record, value, moved)
+    except ValueError:
+        return None
+    return moved
+
+
 def _condition(value: Tensor) -> float:
     if value.is_complex():  # a plane's z: by how much it scales
         return float((value.abs().log().abs().max() * 2).exp())
