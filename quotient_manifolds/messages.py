@@ -53,7 +53,14 @@ def shown(text: object) -> str:
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]], words: int | None = None) -> str:
-    """Return columns of plain text under a ruled header, those after the first `words` aligned right."""
+    """Return columns of plain text under a ruled header, those after the first `words` aligned right.
+
+    >>> print(text_table(("name", "size"), [("a", "10"), ("longer", "9")], words=1))
+    name    size
+    ------  ----
+    a         10
+    longer     9
+    """
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     left = len(widths) if words is None else words
     put = [str.ljust if place < left else str.rjust for place in range(len(widths))]

@@ -39,32 +39,26 @@ def compare(
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
     \b
-      checkpoints:
-        paths: models/*
-        loader: huggingface     # or package.module:function
+      checkpoints: {paths: models/*, loader: huggingface}  # or package.module:function
       data: {path: train.jsonl, batch_size: 32, max_batches: 8}
-      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
-      scores: scores.csv        # more to rank by: a column checkpoint, and any others
       measures:
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
-        - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
         - {measure: gradient-norm, geometry: euclidean}
-      loss: package.module:function        # loss(model, batch); cross-entropy if not given
+      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
+      scores: scores.csv        # more to rank by: a column checkpoint, and any others
       against: [error_gap]      # what to rank by
       given: [learning_rate]    # hyperparameters held fixed in partial correlations
+      loss: package.module:function  # loss(model, batch); cross-entropy if not given
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
     legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries: euclidean, adaptive, inv, mix, or a
-    number t. Options of a measure and of its geometry are keys beside them; an unknown key is an error that lists the
-    valid ones.
+    number t. Options of a measure and of its geometry are keys beside them.
 
-    Every value is written to OUT/store.sqlite as soon as it is computed. After an interruption, a crash or a change of
-    SPEC, the same command measures only what is missing. Without --workers or --scheduler everything runs in this
-    process. Values agree bit for bit between processes with the same number of threads; a worker has one, unless
-    OMP_NUM_THREADS is set.
-
-    OUT receives report.html, comparison.json (which Comparison.load reads) and values.csv.
+    OUT receives report.html, comparison.json, values.csv, and store.sqlite, to which every value is written as soon as
+    it is computed. After an interruption, a crash or a change of SPEC, the same command measures only what is missing.
+    Without --workers or --scheduler everything runs in this process. Values agree bit for bit between processes with
+    the same number of threads; a worker has one, unless OMP_NUM_THREADS is set.
 
     The exit code is 1 if a checkpoint or one of its measures failed; the others are measured nevertheless.
     """

@@ -85,15 +85,11 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
 def certificate_chapter(model: nn.Module) -> Chapter:
     """Count how many dimensions of all parameters with the same function are found."""
     found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
-    dimension, known = found.fibre.dimension, found.found.dimension - found.shared + found.unreached
-    share = "all" if known == dimension else known
-    said = "; the check is inconclusive" if found.missing is None else f", of which {share} are found"
     rows = [[name, meaning(name), str(size)] for name, size in found.found.families.items()]
     columns = ["Symmetry", "What may change", "Dimensions"]
     return Chapter(
         "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
-        f"The weights of a small copy of the model that compute the same function form a set of dimension {dimension}"
-        f"{said}.",
+        f"All weights of a small copy that compute the same function are counted: {str(found).splitlines()[0]}.",
         table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, words=2),
     )
 

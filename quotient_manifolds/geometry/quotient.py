@@ -15,9 +15,7 @@ from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
-    Layouts,
     balanced,
-    canonical_point,
     has_rank,
     measured_pairs,
     measured_parameters,
@@ -28,7 +26,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.tangent_space import ShardedSpace, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, Metric
-from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sharded, together
+from quotient_manifolds.sharded import Layout, Ownership, ShardedModel, Whole, from_all, is_sharded, together
 from quotient_manifolds.symmetries import (
     HOW_TO,
     Evaluate,
@@ -41,8 +39,10 @@ from quotient_manifolds.symmetries import (
     propose_symmetries,
     random_representative,
     verify_sharded,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.representatives import canonicalize
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
@@ -120,13 +120,16 @@ class Quotient(Geometry):
         return ShardedSpace(local, model, ownership, pairs)
 
     def _canonical(
-        self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
+        self, model: nn.Module, start: Params, every: Params, layouts: Mapping[str, Layout] | None = None
     ) -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
-        """Return pairs and reparameterizations of measured parameters, and the canonical point to measure at."""
-        point, symmetries = start, self._known()
+        """Return pairs and reparameterizations of measured parameters, and the canonical point, through float64.
+
+        every: all parameters. layouts: of those of a sharded model, of which the dicts hold parts.
+        """
+        symmetries = self._known()
         every = {name: w.detach() for name, w in every.items()}
-        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        others = (each for each in symmetries.reparameterizations if point.keys() >= set(each.names))
+        pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
+        others = (each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
         reparameterizations = list(others)  # the frozen stays
         if not (pairs or reparameterizations):
             raise ValueError(
@@ -134,7 +137,13 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point, zeros = canonical_point(reparameterizations, point, every, layouts)
+        names = {name for each in reparameterizations for name in each.names}
+        held = every | start | {name: start[name].to(torch.float64, copy=True) for name in names}
+        params = held if layouts is None else Whole(held, layouts)
+        canonicalize(params, reparameterizations)
+        zeros = zeros_of(reparameterizations, params)
+        held = params.parts() if isinstance(params, Whole) else params
+        point = {name: held[name] if name in names else w for name, w in start.items()}
         return [pair.without(zeros) for pair in pairs], reparameterizations, point
 
     def _space(
@@ -346,9 +355,9 @@ def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
             f"geometry must be Euclidean(), Adaptive(), Quotient(...) or a name such as 'inv'. Found {geometry!r}"
         )
     kinds: dict[str | float, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
-    kind = kinds.get(geometry, Quotient)
-    if kind is Quotient and isinstance(geometry, str) and geometry not in METRICS:
+    if isinstance(geometry, str):
         check_one_of("geometry", geometry, [*kinds, *METRICS], ", or a number t")
+    kind = kinds.get(geometry, Quotient)
     own = {each.name for each in fields(kind)} - {"metric"}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         near = meant(foreign[0], own)

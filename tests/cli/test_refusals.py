@@ -50,12 +50,17 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "no batches": (("measure", "M:encoder", "--data", "M:no_batch", "--radius", 0.1), ("at least one batch",)),
     "batches are made elsewhere": ((*OWN, "--batch-size", 3), ("batch_size means nothing for batches that",)),
     "merge into what is there": (("merge", "A", "BERT"), ("must be a new directory",)),
-    "merge into no directory": (("merge", "A", "a/b"), ("must be a new directory",)),
+    "merge into no directory": (("merge", "A", "a/b"), ("there is no directory",)),
     "merge what is no adapter": (("merge", "nowhere", "OUT"), ("No adapter at",)),
     "a weight too many": (("merge", "A", "OUT", "--weight", 1, "--weight", 2), ("weight",)),
     "a rank of 0": (("merge", "A", "OUT", "--rank", 0), ("rank must be",)),
     "move no directory": (("move", "nowhere", "OUT"), ("No model at",)),
     "align with no directory": (("align", "BERT", "nowhere", "--out", "OUT"), ("No model at",)),
+    "refine without data": (("align", "BERT", "BERT", "--refine", 3, "--out", "OUT"), ("Found no --data",)),
+    "a quantiser for pruning": (
+        ("descend", "BERT", "--for", "sparsity", "--clip", "--out", "OUT"),
+        ("describe a quantiser",),
+    ),
     "move to what is there": (("move", "BERT", "BERT"), ("must be a new directory",)),
     "a demo without a ranking": (("demo", "--models", 4), ("--models", "5")),
 }
