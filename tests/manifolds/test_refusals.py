@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a diagonal one": (lambda: DiagonalQuotient("mixx"), "number. Found 'mixx'; did you mean 'mix'?"),
     "a quotient": (lambda: Quotient("inw"), "number. Found 'inw'; did you mean 'inv'?"),
     "a geodesic": (lambda: Quotient("inv", geodesic="secnd"), "exact. Found 'secnd'; did you mean 'second'?"),
-    "no rows": (lambda: FixedRankQuotient(0, 2), "an integer of at least 1. Found n = 0"),
+    "no rows": (lambda: FixedRankQuotient(0, 2), "n, a number of rows, must be an integer of at least 1. Found 0"),
     "eps": (lambda: FixedRankQuotient(3, 2, eps=-1.0), "eps must be a finite number of at least 0. Found -1.0"),
     "rows": (lambda: PAIR.at(torch.ones(4, 1)), "must have shape (..., 5, h) with 1 <= h <= 2. Found (4, 1)"),
     "columns": (lambda: PAIR.at(torch.ones(5, 3)), "with 1 <= h <= 2"),
