@@ -9,42 +9,39 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from quotient_manifolds.orbit.group import Group, Record, Steps
+from quotient_manifolds.orbit.group import Group, Record, Steps, copied, names_of
 from quotient_manifolds.orbit.path import distance
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
 from quotient_manifolds.symmetries.wires.constants import Additive
-from quotient_manifolds.symmetries.wires.gauges import Part
 
+WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
 Names = Collection[str]
 CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
 
 
-def closest(
-    record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None
-) -> Tensor | None:
+def closest(record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None) -> Tensor:
     """Return the element of a record's group that brings parameters nearest to the target, at least on one orbit.
 
     condition: bound of its condition number. moving: parameters whose units may still change places; where it is given,
-    only weights are taken whose other side nothing moves, if they suffice. None for a record that has no closed form.
-    Permutations and rotations are found by `closest_order` and `rotation`.
+    only weights are taken whose other side nothing moves, if they suffice. Permutations and rotations are found by
+    `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
         return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)
     if isinstance(record, Scaling):
-        here, there = ({**each, **{name: each[name].clone() for name in record.names}} for each in (params, target))
+        here, there = (copied(each, record.names) for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
     if isinstance(record, (Shift, Additive)):
         return record.toward(params, target)
-    if isinstance(record, Gauge) and record.acts == "linear":
+    assert isinstance(record, Gauge)
+    if record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
-    if isinstance(record, Gauge) and record.acts == "mean":
-        R, R1 = (sides(record, each)[1] for each in (params, target))  # what is written may change beyond that, unread
-        along = R @ (1 / record.weights)
-        v = (R1 - R).mT @ along / along.square().sum()
-        return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
-    return None
+    R, R1 = (sides(record, each)[1] for each in (params, target))  # of a mean: what is written may be unread beyond it
+    along = R @ (1 / record.weights)
+    v = (R1 - R).mT @ along / along.square().sum()
+    return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
 
 
 def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, moving: Names | None) -> Tensor:
@@ -59,53 +56,50 @@ def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, movi
     return _invertible(R[None], W[None], R1[None], W1[None], condition, sign=True)[0]
 
 
-def told(gauge: Gauge, moving: Names | None) -> list[Part]:
-    """Return the parts of a gauge that tell how it has turned: no biases, which shifts move, but where that is all.
-
-    moving: parameters whose units may still change places. Where it is given, parts whose other side nothing moves are
-    preferred.
-    """
-    chosen = [part for part in gauge.parts if not part.constant] or [*gauge.parts]
-    if moving is None:
-        return chosen
-    alone = [part for part in chosen if part.alone] or chosen
-    return [part for part in alone if part.entries.name not in moving] or alone
-
-
 def sides(gauge: Gauge, params: Mapping[str, Tensor], *, moving: Names | None = None) -> tuple[Tensor, Tensor]:
-    """Return the vectors that A turns, and those that the transpose of its inverse turns, as rows (m, n)."""
+    """Return the vectors that A turns, and those that the transpose of its inverse turns, as rows (m, n).
+
+    Those of biases, which shifts move, only where that is all. moving: parameters whose units may still change places.
+    Where it is given, parts whose other side nothing moves are preferred.
+    """
+    parts = [part for part in gauge.parts if not part.constant] or [*gauge.parts]
+    if moving is not None:
+        parts = [part for part in parts if part.alone] or parts
+        parts = [part for part in parts if part.entries.name not in moving] or parts
     found: dict[bool, list[Tensor]] = {dual: [torch.zeros(0, gauge.n, dtype=torch.float64)] for dual in (False, True)}
-    for part in told(gauge, moving):
+    for part in parts:
         for rows, dual in part.vectors(params):
             found[dual].append(rows)
     return torch.cat(found[False]), torch.cat(found[True])
 
 
-def rotation(gauge: Gauge, moment: Tensor) -> Tensor:
+def rotation(
+    gauge: Gauge, params: Params, target: Params, *, moving: Names | None = None, seen: Tensor | None = None
+) -> Tensor:
     """Return the A of a gauge that is orthogonal whose rotation R of all vectors b is nearest to a, in least squares.
 
-    moment: the sum of a b^T, in coordinates in which the group is orthogonal. Reflections count, too.
+    It is that of M = sum of a b^T, in coordinates in which the group is orthogonal. Reflections count, too. moving: as
+    for `sides`. seen: M of activations, beside which that of weights counts little.
     [Schönemann, the orthogonal Procrustes problem, 1966]
     """
     n, S = gauge.n, gauge.weights
+    (W, D), (W1, D1) = (sides(gauge, each, moving=moving) for each in (params, target))
+    M = (W1 * S).mT @ (W * S) + (D1 / S).mT @ (D / S)
+    if seen is not None:
+        M = unit(seen) + WEIGHTS * unit(M)
     if gauge.acts == "complex":
-        angle = torch.atan2(moment[1, 0] - moment[0, 1], moment[0, 0] + moment[1, 1])
+        angle = torch.atan2(M[1, 0] - M[0, 1], M[0, 0] + M[1, 1])
         R = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     else:
         B = gauge.basis()
-        U, _, V = torch.linalg.svd(B.mT @ moment @ B)
+        U, _, V = torch.linalg.svd(B.mT @ M @ B)
         R = B @ U @ V @ B.mT + torch.eye(n, dtype=S.dtype) - B @ B.mT
     return R * S / S[:, None]
 
 
-def weight_moment(gauge: Gauge, params: Params, target: Params, moving: Names | None) -> Tensor:
-    """Return the sum of a b^T over rows of the weights of both models that `told` says."""
-    total = torch.zeros(gauge.n, gauge.n, dtype=torch.float64)
-    for part in told(gauge, moving):
-        for (b, dual), (a, _) in zip(part.vectors(params), part.vectors(target), strict=True):
-            S = 1 / gauge.weights if dual else gauge.weights
-            total += (a * S).mT @ (b * S)
-    return total
+def unit(moment: Tensor) -> Tensor:
+    """Return a matrix of length 1, or 0."""
+    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
 
 
 def closest_order(record: Permutation, params: Params, target: Params, pairs: Sequence[SymmetricPair]) -> Tensor:
@@ -116,8 +110,7 @@ def closest_order(record: Permutation, params: Params, target: Params, pairs: Se
     """
     labels, features = _labels(record, params), list[tuple[Tensor, Tensor]]()
     touched = [pair for pair in pairs if not set(pair.names).isdisjoint(record.names)]
-    names = {*record.names, *(name for pair in touched for name in pair.names)}
-    here, there = ({**each, **{name: each[name].clone() for name in names}} for each in (params, target))
+    here, there = (copied(each, names_of([record, *touched])) for each in (params, target))
     for pair in touched:
         mark = pair.read(labels)[..., 0]
         features += zip(*(_products(pair, each, mark, record.size) for each in (params, target)), strict=True)

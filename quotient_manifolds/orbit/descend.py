@@ -133,7 +133,7 @@ def descend_orbit(
         element = group.element([s.double() for s in numbers]) if least < first else GroupElement()
     moved = moved_by(model, element, (inputs, *held_out), evaluate)
     last, _ = values(moved.params)
-    return Descent(moved.model, moved.params, element, moved.change, moved.stored, (first, *path, last))
+    return Descent(**vars(moved), path=(first, *path, last))
 
 
 def precision(params: Params) -> torch.dtype:
