@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.orbit.group import Record
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
-from quotient_manifolds.symmetries.wires.constants import Additive
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
 
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
@@ -33,7 +33,7 @@ def closest(
     if isinstance(record, Scaling):
         here, there = ({**each, **{name: each[name].clone() for name in record.names}} for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
-    if isinstance(record, (Shift, Additive)):
+    if isinstance(record, (Shift, FreeDirections)):
         return record.toward(params, target)
     if isinstance(record, Gauge) and record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)

@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries import (
     Symmetries,
 )
 from quotient_manifolds.symmetries.representatives import act
-from quotient_manifolds.symmetries.wires.constants import Additive
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 
 Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
 CANONICAL = torch.zeros(0, dtype=torch.float64)
@@ -105,7 +105,7 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
         record.apply(params, value)
     elif isinstance(record, Gauge):
         record.act(params, value, torch.linalg.inv(value))
-    elif isinstance(record, (Shift, Additive)):
+    elif isinstance(record, (Shift, FreeDirections)):
         record.add(params, value)
     elif isinstance(record, Permutation):
         record.permute(params, value)
