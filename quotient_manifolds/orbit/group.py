@@ -20,7 +20,6 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
 )
-from quotient_manifolds.symmetries.representatives import act
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 
 Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
@@ -100,7 +99,7 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
     if value is CANONICAL and isinstance(record, Reparameterization):
         record.canonicalize(params)
     elif isinstance(record, SymmetricPair):
-        record.write(params, act(record, value, record.read(params)))
+        record.write(params, record.act(value, record.read(params)))
     elif isinstance(record, Scaling):
         record.apply(params, value)
     elif isinstance(record, Gauge):
