@@ -1,9 +1,10 @@
-"""Write files atomically."""
+"""Write files and directories atomically."""
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,25 @@ def write_text(path: Path, text: str) -> None:
     """Write the text as UTF-8, whole, its line ends as they are."""
     with whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="")
+
+
+def check_new(directory: Path) -> None:
+    """Raise ValueError unless a directory can be made: it does not exist, and the one above it does."""
+    parent = directory.absolute().parent
+    if os.path.lexists(directory) or not parent.is_dir():
+        problem = f"there is no directory {parent}" if not parent.is_dir() else "it exists already"
+        raise ValueError(f"{directory} must be a new directory. Found that {problem}.")
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty directory, which is at `path` when all is written, or not at all. Raises what `check_new` does."""
+    check_new(path)
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name[:200]}.") as folder:
+        unfinished = Path(folder) / path.name
+        unfinished.mkdir()
+        yield unfinished
+        unfinished.rename(path)
 
 
 def expanded(path: Path | str) -> Path:

@@ -22,7 +22,6 @@ from quotient_manifolds.messages import brief, shown
 __all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]
 
 SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
-MODULES_SHOWN = 10
 TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have updates
 
 
@@ -71,11 +70,9 @@ class MergedAdapter:
         weights = ", ".join(f"{weight:g}" for weight in self.weights)
         s = "s" * (len(self.weights) > 1)
         head = f"{len(self.weights)} adapter{s} merged with weight{s} {weights}; {self.relative_error:.2%} lost in all"
-        shown = self.modules[:MODULES_SHOWN]
-        width = max((len(module.name) for module in shown), default=0)
-        lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in shown]
-        more = [f"and {len(self.modules) - len(shown)} more"] if len(self.modules) > len(shown) else []
-        return "\n".join([head, *lines, *more])
+        width = max((len(module.name) for module in self.modules), default=0)
+        lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in self.modules]
+        return "\n".join([head, *lines])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the adapter to a new directory, as peft does: `PeftModel.from_pretrained` and `load_model` read it.

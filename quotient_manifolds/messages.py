@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,20 @@ def shown(text: object) -> str:
     return "".join(
         each if each.isprintable() or each == "\xa0" else each.encode("unicode_escape").decode() for each in str(text)
     )
+
+
+def text_table(header: Sequence[str], lines: Sequence[Sequence[str]], words: int | None = None) -> str:
+    """Return columns of plain text under a ruled header, those after the first `words` aligned right.
+
+    >>> print(text_table(("name", "size"), [("a", "10"), ("longer", "9")], words=1))
+    name    size
+    ------  ----
+    a         10
+    longer     9
+    """
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    left = len(widths) if words is None else words
+    put = [str.ljust if place < left else str.rjust for place in range(len(widths))]
+    ruled = [header, ["-" * width for width in widths], *lines]
+    padded = (map(lambda align, *cell: align(*cell), put, line, widths) for line in ruled)
+    return "\n".join("  ".join(line).rstrip() for line in padded)

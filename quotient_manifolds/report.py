@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from quotient_manifolds.messages import text_table
 
 
 @dataclass(frozen=True)
 class Table:
-    """Hold cells by row, the first the heading of its row; `numeric` says which columns are aligned right."""
+    """Hold cells by row, the first the heading of its row; the first columns, so many as `words`, are no numbers."""
 
     name: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    numeric: Sequence[bool]
+    words: int = 1
 
-    @classmethod
-    def of(cls, name: str, caption: str, rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> Table:
-        """Return the table of cells by column: numbers, except in the columns that `words` names."""
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        cells = [[row[column] for column in columns] for row in rows]
-        return cls(name, caption, columns, cells, [column not in words for column in columns])
+    def __str__(self) -> str:
+        return f"{self.caption}\n{text_table(self.columns, self.rows, self.words)}".strip()
 
 
 def render(template: str, **content: Any) -> str:

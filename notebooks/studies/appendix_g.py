@@ -147,11 +147,8 @@ class AdaptiveNorm(Geometry):
         return {**self.quotient.to_dict(), "norm": "adaptive"}
 
     def _relative(self, space: TangentSpace) -> TangentSpace:
-        blocks = []
-        for block in space.pairs:
-            relative = RelativeSpace(block.space)
-            blocks.append(replace(block, space=relative, _linearised=relative.linearised(block.order)))
-        return TangentSpace(space._point, space.scale, tuple(blocks))
+        blocks = tuple(replace(block, space=RelativeSpace(block.space)) for block in space.pairs)
+        return TangentSpace(space._point, space.scale, blocks)
 
 
 @final

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from quotient_manifolds.demo.zoo import each_finished
+from quotient_manifolds.demo.zoo import run_jobs
 from quotient_manifolds.files import write_text
 from quotient_manifolds.messages import Progress
 
@@ -68,9 +68,7 @@ def resume(
         raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
     missing = [name for name, file in files.items() if not (folder / f"{file}.json").exists()]
     jobs = [partial(_compute, cells[name], folder / f"{files[name]}.json") for name in missing]
-    for number, _ in enumerate(each_finished(jobs, workers), 1):
-        if progress is not None:
-            progress(what, len(cells) - len(jobs) + number, len(cells))
+    run_jobs(jobs, workers, what, progress)
     return [load(file, folder) for file in files.values()]
 
 

@@ -1,4 +1,4 @@
-"""What commands share: how they end, their options, and tables and progress in a terminal.
+"""What commands share: how they end, their options, and output and progress in a terminal.
 
 Nothing here or in a command's module imports torch before the command runs: help is to come at once.
 """
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import rich.table
 from rich import progress
 from rich.console import Console
 
 from quotient_manifolds.messages import Progress, sentence
-from quotient_manifolds.report import Table
 
 if TYPE_CHECKING:
     import torch
 
 NEGATIVE_FINDING = 1
+FIGURES = (".svg", ".pdf", ".png")
+DATA = "A .jsonl, .csv, .tsv, .txt or .npz file, or package.module:function, a function that returns batches."
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -75,7 +75,19 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
     return device
 
 
-quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def _figure(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.suffix not in FIGURES:
+        raise click.BadParameter(f"must be {', '.join(FIGURES)}. Found {value.name!r}")
+    return value
+
+
+quiet_option = click.option(
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, parameter, value: context.meta.update(quiet=value),
+    help="Print nothing but errors.",
+)
 device_option = click.option(
     "--device", default="cpu", show_default=True, callback=_usable_device, help="cpu, cuda, cuda:1, ..."
 )
@@ -93,6 +105,23 @@ inputs_option = click.option(
     metavar="PACKAGE.MODULE:FUNCTION",
     help="A function that returns inputs of the model, instead of those made from its configuration.",
 )
+more_inputs = click.option(
+    "--inputs",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    multiple=True,
+    help="A function that returns inputs on which the model must compute the same, besides those made from its "
+    "configuration; may be given several times.",
+)
+figure_option = click.option(
+    "--figure", type=click.Path(path_type=Path), callback=_figure, help="Draw the result into this .svg, .pdf or .png."
+)
+task_option = click.option(
+    "--task",
+    type=click.Choice(("classification", "causal")),
+    help="What a model of text predicts: a label, or the next token, for which the data need no labels and may be a "
+    ".txt file.  [default: classification]",
+)
+batch_size_option = click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,60 +130,34 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_output(file: Path | None, *inputs: str) -> None:
-    """Refuse, before anything is measured, a file that cannot be written, or that is one of the inputs or part of one.
-
-    Raises BadInput.
-    """
+    """Raise BadInput, before anything is measured, for a file that cannot be written, or that lies in an input."""
     if file is None:
         return
-    target = Path(os.path.realpath(file))  # a link stays, and what it leads to is written
+    target = file.resolve()  # a link stays, and what it leads to is written
     if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadInput(f"Cannot write {file}: it must be the name of a file in a directory that can be written.")
-    places = {Path(os.path.realpath(os.path.expanduser(each))) for each in inputs}
-    if target.exists() and places & {target, *target.parents}:
-        raise BadInput(f"Cannot write {file}: it is part of an input.")
-
-
-def check_new(target: Path, *models: str) -> None:
-    """Refuse a directory to write that exists already, or whose parent does not, and models that are no directories.
-
-    Raises BadInput.
-    """
-    parent = target.absolute().parent
-    if target.exists() or not parent.is_dir():
-        problem = "it exists already" if target.exists() else f"there is no directory {parent}"
-        raise BadInput(f"{target} must be a new directory, but {problem}.")
-    if absent := [model for model in models if not Path(model).is_dir()]:
-        raise BadInput(
-            f"No model at {absent[0]}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
-            "models in Python."
-        )
+    if any(target.is_relative_to(Path(os.path.expanduser(each)).resolve()) for each in inputs):
+        raise BadInput(f"Cannot write {file}: it must not be in an input.")
 
 
 # ---- the terminal
 
 
-def show(*blocks: str | Table) -> None:
-    """Print sentences as they are, and tables without breaking names off, to standard output."""
-    width = None if sys.stdout.isatty() else 240  # wide enough for a table of parameter names
-    terminal = Console(width=width, markup=False, highlight=False, emoji=False)
-    for block in blocks:
-        if isinstance(block, Table):
-            drawn = rich.table.Table(title=block.caption, title_justify="left")
-            for name, numeric in zip(block.columns, block.numeric, strict=True):
-                drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
-            for row in block.rows:
-                drawn.add_row(*row)
-            with terminal.capture() as printed:
-                terminal.print(drawn)
-            block = printed.get().rstrip("\n")
-        click.echo(block)  # which an ASCII terminal takes, too
+def _is_quiet() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.meta.get("quiet", False)
+
+
+def show(*blocks: object) -> None:
+    """Print sentences and tables to standard output, unless --quiet is given."""
+    for block in () if _is_quiet() else blocks:
+        click.echo(str(block))  # which an ASCII terminal takes, too
 
 
 @contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a function that shows one bar for each thing it is told about."""
-    with progress.Progress(console=Console(stderr=True), disable=quiet) as bars:
+def progress_bars() -> Iterator[Progress]:
+    """Yield a function that shows one bar for each thing it is told about, unless --quiet is given."""
+    with progress.Progress(console=Console(stderr=True), disable=_is_quiet()) as bars:
         tasks: dict[str, Any] = {}
 
         def report(what: str, finished: int, total: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,7 @@ from quotient_manifolds.cli import common
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.compare import BatchFunction, Comparison, Forecast, MeasureEntry, Spec
-    from quotient_manifolds.load import DataSource
+    from quotient_manifolds.compare import Comparison, Forecast, MeasureEntry, Spec
 
 
 @common.command
@@ -34,43 +34,31 @@ if TYPE_CHECKING:
 @common.device_option
 @common.quiet_option
 def compare(
-    spec: Path,
-    out: Path | None,
-    check: bool,
-    workers: int | None,
-    scheduler: str | None,
-    device: torch.device,
-    quiet: bool,
+    spec: Path, out: Path | None, check: bool, workers: int | None, scheduler: str | None, device: torch.device
 ) -> None:
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
     \b
-      checkpoints:
-        paths: models/*
-        loader: huggingface     # or package.module:function
+      checkpoints: {paths: models/*, loader: huggingface}  # or package.module:function
       data: {path: train.jsonl, batch_size: 32, max_batches: 8}
-      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
-      scores: scores.csv        # more to rank by: a column checkpoint, and any others
       measures:
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
-        - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
         - {measure: gradient-norm, geometry: euclidean}
-      loss: package.module:function        # loss(model, batch); cross-entropy if not given
+      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
+      scores: scores.csv        # more to rank by: a column checkpoint, and any others
       against: [error_gap]      # what to rank by
       given: [learning_rate]    # hyperparameters held fixed in partial correlations
+      loss: package.module:function  # loss(model, batch); cross-entropy if not given
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
     legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries: euclidean, adaptive, inv, mix, or a
-    number t. Options of a measure and of its geometry are keys beside them; an unknown key is an error that lists the
-    valid ones.
+    number t. Options of a measure and of its geometry are keys beside them.
 
-    Every value is written to OUT/store.sqlite as soon as it is computed. After an interruption, a crash or a change of
-    SPEC, the same command measures only what is missing. Without --workers or --scheduler everything runs in this
-    process. Values agree bit for bit between processes with the same number of threads; a worker has one, unless
-    OMP_NUM_THREADS is set.
-
-    OUT receives report.html, comparison.json (which Comparison.load reads) and values.csv.
+    OUT receives report.html, comparison.json, values.csv, and store.sqlite, to which every value is written as soon as
+    it is computed. After an interruption, a crash or a change of SPEC, the same command measures only what is missing.
+    Without --workers or --scheduler everything runs in this process. Values agree bit for bit between processes with
+    the same number of threads; a worker has one, unless OMP_NUM_THREADS is set.
 
     The exit code is 1 if a checkpoint or one of its measures failed; the others are measured nevertheless.
     """
@@ -80,33 +68,18 @@ def compare(
     wanted = read_spec(spec)
     if check:
         found = forecast(wanted, folder, device)
-        if not quiet:
-            _print_forecast(found, wanted, folder)
+        _print_forecast(found, wanted, folder)
         _say_failures(found.failures)
-        return
-    _say_failures(_measured(wanted, folder, quiet=quiet, device=device, workers=workers, scheduler=scheduler))
+    else:
+        _say_failures(_measured(wanted, folder, device=device, workers=workers, scheduler=scheduler))
 
 
 # ---- one model
 
 
-def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, Any] | None:
-    """Read NAME=VALUE,NAME=VALUE as a dict, whole numbers as such."""
-    if word is None:
-        return None
-    parts = [part.partition("=") for part in word.split(",")]
-    if any(not name.strip() or not value.strip() for name, _, value in parts):
-        raise click.BadParameter(f"must be name=value, separated by commas. Found {word!r}")
-    return {name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in parts}
-
-
 @common.command
 @click.argument("model")
-@click.option(
-    "--data",
-    required=True,
-    help="A .jsonl, .csv, .tsv, .txt or .npz file, or package.module:function, a function that returns batches.",
-)
+@click.option("--data", required=True, help=common.DATA)
 @click.option(
     "--geometry",
     "geometries",
@@ -134,7 +107,7 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
     metavar="PACKAGE.MODULE:FUNCTION",
     help="A function loss(model, batch) that returns a scalar.  [default: cross-entropy]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
+@common.batch_size_option
 @click.option(
     "--examples", "max_examples", type=click.IntRange(min=1), help="Largest number of examples.  [default: all]"
 )
@@ -146,14 +119,23 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
     type=click.IntRange(min=1),
     help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
 )
+@common.task_option
 @click.option(
-    "--task",
-    type=click.Choice(("classification", "causal")),
-    help="What a model of text predicts: a label, or the next token, for which DATA needs no labels and may be a .txt "
-    "file.  [default: classification]",
+    "--column",
+    "columns",
+    type=(str, str),
+    multiple=True,
+    metavar="text|text_pair|label NAME",
+    help="Name of a column in DATA; may be given several times.",
 )
-@click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="Names of the columns in DATA.")
-@click.option("--labels", callback=_named, metavar="NAME=CLASS,...", help="The class of each label in DATA.")
+@click.option(
+    "--label",
+    "labels",
+    type=(str, int),
+    multiple=True,
+    metavar="NAME CLASS",
+    help="Class of a label in DATA; may be given several times.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -176,7 +158,6 @@ def measure(
     out: Path | None,
     device: torch.device,
     dtype: str,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Measure the worst-case sharpness of MODEL on DATA.
@@ -189,43 +170,40 @@ def measure(
     This is `compare` for one model. `compare` has all measures and their options; OUT receives the same files, and the
     same command resumes.
     """
-    from quotient_manifolds.compare import BatchFunction, Spec
-    from quotient_manifolds.load import Checkpoint, DataSource
+    from quotient_manifolds.compare import Spec
+    from quotient_manifolds.load import Checkpoint, data_of
 
-    given = {name: value for name, value in options.items() if value is not None}
-    ascent = {name: given.pop(name) for name in ("steps", "seed")}
+    ascent = {name: options.pop(name) for name in ("steps", "seed")}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value not in (None, ())}
+    given |= {name: dict(given[name]) for name in ("columns", "labels") if name in given}
     of_quotients: dict[str, Any] = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
     measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
+    if "draw" in given:
+        given["seed"] = given.pop("draw")
     path = Path(model).expanduser()
     function = ":" in model and not path.exists()
     checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.name, path, "huggingface")
-    source: DataSource | BatchFunction
-    if ":" in data and not Path(data).exists():
-        if other := [name for name in given if name != "task"]:
-            raise common.BadInput(f"Batches of {data} are used unchanged. Leave out {', '.join(other)}.")
-        source = BatchFunction(data, given.get("task"))
-    else:
-        source = DataSource(data, seed=given.pop("draw", None), **given)
-    spec = Spec((checkpoint,), source, measures, loss=loss, dtype=dtype, name=checkpoint.name)
-    if failures := _measured(spec, out, quiet=quiet, device=device):
+    spec = Spec((checkpoint,), data_of(data, given), measures, loss=loss, dtype=dtype, name=checkpoint.name)
+    if failures := _measured(spec, out, device=device):
         raise common.BadInput(failures[0])
 
 
 def _balls(
     word: str, radii: Sequence[float], ascent: Mapping[str, Any], of_quotients: Mapping[str, Any]
-) -> list[MeasureEntry]:
-    """Return a measure for each radius of a geometry, NAME or NAME:RADIUS,RADIUS, ascending. Raises common.BadInput."""
+) -> Iterator[MeasureEntry]:
+    """Yield a measure for each radius of a geometry, NAME or NAME:RADIUS,RADIUS, ascending. Raises common.BadInput."""
     from quotient_manifolds.compare import measures_of
 
     name, colon, listed = word.partition(":")
     try:
-        own = [float(each) for each in listed.split(",")] if colon else radii
+        own = [float(each) for each in listed.split(",")] if colon else [*radii]
     except ValueError:
         raise common.BadInput(f"Expected a geometry and its radii, such as inv:0.1,0.2. Found {word!r}") from None
+    geometry: str | float = name
+    with suppress(ValueError):
+        geometry = float(name)
     options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
-    number = name.lstrip("-").replace(".", "", 1).isdigit()
-    geometry: str | float = float(name) if number else name
-    return list(measures_of("worst-case", [geometry], {"radius": list(own)} if own else {}, options=options))
+    yield from measures_of("worst-case", [geometry], {"radius": own} if own else {}, options=options)
 
 
 @common.command
@@ -243,7 +221,7 @@ def _balls(
     "--workers", type=click.IntRange(min=1), help="Number of training processes.  [default: one for each core]"
 )
 @common.run_options
-def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
+def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
     They are trained on scikit-learn's digits, once, and kept in OUT. OUT/report.html shows three results for the first
@@ -257,11 +235,11 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     from quotient_manifolds.files import write_text
 
     processes = workers or os.cpu_count() or 1
-    with common.progress_bars(quiet=quiet) as progress:
+    with common.progress_bars() as progress:
         spec = prepare(out, models=models, seed=seed, workers=processes, progress=progress)
         chapters = tell(out / "models" / "vit-00", out / "models" / "vit-01", out / "train.npz", processes, progress)
     with one_thread():
-        failures = _measured(spec, out, quiet=quiet, device=device)
+        failures = _measured(spec, out, device=device)
     title = "Symmetries, sharpness and generalisation of small vision transformers"
     lead = (
         f"{models} small vision transformers were trained on scikit-learn’s digits with different settings. This page "
@@ -269,25 +247,24 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     )
     page = comparison_page(Comparison.load(out), title=title, lead=lead, chapters=chapters)
     write_text(out / "report.html", page)
-    if not quiet:
-        common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
+    common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
     _say_failures(failures)
 
 
 # ---- what all of them do
 
 
-def _measured(spec: Spec | Path, folder: Path | None, *, quiet: bool, **how: Any) -> list[str]:
+def _measured(spec: Spec | Path, folder: Path | None, **how: Any) -> list[str]:
     """Measure what is missing, print what to know of it, and return a sentence for each failure."""
     from quotient_manifolds.compare import run_comparison
 
     try:
-        with common.progress_bars(quiet=quiet) as progress:
+        with common.progress_bars() as progress:
             found = run_comparison(spec, folder, progress=progress, command=common.command_line(), **how)
     except KeyboardInterrupt:
         kept = "what was measured is kept. The same command resumes from there" if folder else "nothing is kept"
         raise common.BadInput(f"Interrupted: {kept}.") from None
-    if not quiet and len(found.values):
+    if len(found.values):
         _print_comparison(found, folder)
     return [f"{', '.join(filter(None, where))}: {why}" for *where, why in found.failure_groups()]
 

@@ -10,6 +10,7 @@ import click
 
 from quotient_manifolds.cli import common
 from quotient_manifolds.files import write_text
+from quotient_manifolds.messages import text_table
 from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def inspect(
     out: Path | None,
     seed: int,
     device: torch.device,
-    quiet: bool,
 ) -> None:
     """Print the continuous symmetries of MODEL and verify each.
 
@@ -54,36 +54,29 @@ def inspect(
     common.check_output(out, model)
     from quotient_manifolds import load
     from quotient_manifolds import symmetries as room
-    from quotient_manifolds.cli.subject import inputs_for, symmetries_of
-    from quotient_manifolds.symmetries.symmetries import text_table
+    from quotient_manifolds.cli.subject import inputs_of, symmetries_of
 
     network = load.load_model(model).to(device)
-    with inputs_for(network, inputs, seed=seed) as given:
-        found = symmetries_of(network, given, symmetries)
-        if not found.moved:
-            why = [*map(str, found.refused), "its operations leave none"][0]
-            raise common.BadInput(
-                f"{model} ({type(network).__name__}) has no symmetric pair to show: {why}; {room.HOW_TO}."
-            )
-        verification = room.verify_symmetries(network, given, found, seed=seed)
+    given = inputs_of(network, inputs, seed=seed)
+    found = symmetries_of(network, symmetries, given)
+    verification = room.verify_symmetries(network, given, found, seed=seed)
     count = room.count_symmetries(network, found)
-    reports: dict[str, Any] = {}
+    reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
     if certify:
-        with common.progress_bars(quiet=quiet) as progress:
+        with common.progress_bars() as progress:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
-    reports |= {"symmetries": found, "verification": verification, "count": count}
+        common.show(reports["certificate"])
     if out is not None:
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
-    if not quiet:
+    common.show(
+        f"{type(network).__name__}, {count.parameters:,} parameters",
+        found,
+        verification,
+        f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
+    )
+    if count.conditioning:
         values = [(each.pair, f"{each.smallest:.1e}", f"{each.largest:.1e}") for each in count.conditioning]
-        common.show(
-            *(str(each) for name, each in reports.items() if name == "certificate"),
-            f"{type(network).__name__}, {count.parameters:,} parameters",
-            str(found),
-            str(verification),
-            f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
-            *([text_table(("singular values of G H^T", "smallest", "largest"), values)] if values else []),
-        )
+        common.show(text_table(("singular values of G H^T", "smallest", "largest"), values))
     if not verification.all_hold or (certify and reports["certificate"].fibre.doubts):
         raise click.exceptions.Exit(common.NEGATIVE_FINDING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import check_new, write_text
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
     import torch
-
-
-SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
-FIGURES = (".svg", ".pdf", ".png")
 
 
 @common.command
@@ -30,14 +27,14 @@ FIGURES = (".svg", ".pdf", ".png")
     "scales",
     type=float,
     multiple=True,
-    default=SCALES,
+    default=(0.01, 0.1, 1.0, 10.0, 100.0),
     show_default=True,
     help="Scale of the group elements; may be given several times.",
 )
 @common.inputs_option
 @common.symmetries_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write the measurements to this JSON file.")
-@click.option("--figure", type=click.Path(path_type=Path), help="Draw the ratios into this .svg, .pdf or .png.")
+@common.figure_option
 @common.run_options
 def orbit(
     model: str,
@@ -50,7 +47,6 @@ def orbit(
     figure: Path | None,
     seed: int,
     device: torch.device,
-    quiet: bool,
 ) -> None:
     """Measure the sharpness of MODEL at random points of its symmetry orbit.
 
@@ -65,47 +61,44 @@ def orbit(
     """
     for file in (out, figure):
         common.check_output(file, model)
-    if figure is not None and figure.suffix not in FIGURES:
-        raise common.BadInput(f"A figure must be {', '.join(FIGURES)}. Found {figure.name!r}.")
-    from quotient_manifolds.cli.subject import along_orbit, distance, distance_batch, inputs_for, symmetries_of
+    from quotient_manifolds.cli.subject import distance, distance_batch, inputs_of, symmetries_of
     from quotient_manifolds.geometry import Adaptive, KnownSymmetries, Quotient
     from quotient_manifolds.load import load_model
-    from quotient_manifolds.sharpness import suggest_radius
+    from quotient_manifolds.orbit.path import along_orbit
+    from quotient_manifolds.sharpness import WorstCase, suggest_radius
 
     network = load_model(model).to(device=device)
-    with inputs_for(network, inputs, seed=seed) as given:
-        found = symmetries_of(network, given, symmetries)
-        if not found.moved:
-            raise common.BadInput(f"{model} has no symmetry, so there is no orbit to move along (see `inspect`).")
-        batch = distance_batch(network, given, seed)
+    given = inputs_of(network, inputs, seed=seed)
+    found = symmetries_of(network, symmetries, given)
     found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
+    batch, known = distance_batch(network, given, seed), KnownSymmetries()
     quotiented: Any = found if symmetries else "all"
-    geometries = (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented))
-    known = KnownSymmetries()
-    at = {
-        each.name: suggest_radius(network, distance, [batch], each, known) if radius is None else radius
-        for each in geometries
-    }
-    ascent = {"radius": at, "steps": steps, "seed": seed}
-    with common.progress_bars(quiet=quiet) as progress:
-        rows = list(along_orbit(network, found, geometries, batch, scales, ascent=ascent, progress=progress))
+    measures = []
+    for each in (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)):
+        size = suggest_radius(network, distance, [batch], each, known) if radius is None else radius
+        measures.append(WorstCase(each, size, steps=steps, seed=seed))
+    rows: list[dict[str, Any]] = []
+    with common.progress_bars() as progress:
+        for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
+            for row in along_orbit(start, found, measures, distance, batch, scales, seed=seed):
+                rows.append({"precision": precision, **row})
+                progress("moving along the orbit", len(rows), 2 * len(measures) * (1 + len(scales)))
     lines: dict[str, list[float]] = {}
     for row in rows:
         if row["scale"] is not None:
             lines.setdefault(f"{row['measure']}, {row['precision']}", []).append(row["ratio"])
+    radii = {each.geometry.name: each.radius for each in measures}
     if out is not None:
-        record = {"model": model, "version": VERSION, "command": common.command_line(), **ascent, "rows": rows}
-        write_text(out, json.dumps(record, indent=1) + "\n")
+        record = {"model": model, "version": VERSION, "command": common.command_line(), "radius": radii}
+        write_text(out, json.dumps(record | {"steps": steps, "seed": seed, "rows": rows}, indent=1) + "\n")
     if figure is not None:
         from quotient_manifolds.plots import orbit_figure
 
         orbit_figure(scales, lines).save(figure)
-    if not quiet:
-        cells = [[name, *(f"{ratio - 1:+.1e}" for ratio in ratios)] for name, ratios in lines.items()]
-        columns = ["measure", *(f"a = {scale:g}" for scale in scales)]
-        radii = ", ".join(f"{name} at radius {each:g}" for name, each in at.items())
-        caption = f"{model}: relative change of sharpness, {radii}"
-        common.show(Table("changes", caption, columns, cells, [False] + [True] * len(scales)))
+    cells = [[name, *(f"{ratio - 1:+.1e}" for ratio in ratios)] for name, ratios in lines.items()]
+    listed = ", ".join(f"{name} at radius {size:g}" for name, size in radii.items())
+    caption = f"{model}: relative change of sharpness, {listed}"
+    common.show(Table("changes", caption, ["measure", *(f"a = {scale:g}" for scale in scales)], cells))
 
 
 @common.command
@@ -113,16 +106,8 @@ def orbit(
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--balance", "balanced", is_flag=True, help="Write the canonical representative, not a random one.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Scale of the random group element.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random group element."
-)
-@click.option(
-    "--inputs",
-    metavar="PACKAGE.MODULE:FUNCTION",
-    multiple=True,
-    help="A function that returns inputs on which the model must compute the same, besides those made from its "
-    "configuration; may be given several times.",
-)
+@common.seed_option
+@common.more_inputs
 @common.symmetries_option
 @common.quiet_option
 def move(
@@ -133,7 +118,6 @@ def move(
     seed: int,
     inputs: tuple[str, ...],
     symmetries: str | None,
-    quiet: bool,
 ) -> None:
     """Transform the Hugging Face model in IN by a random group element, and write it to the new directory OUT.
 
@@ -143,24 +127,20 @@ def move(
     heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
     Other files in IN, such as a tokenizer, are copied.
     """
-    common.check_new(target, source)
-    from quotient_manifolds.cli.subject import all_inputs, symmetries_of, write_moved
-    from quotient_manifolds.load import load_model
+    check_new(target)
+    from quotient_manifolds.cli.subject import all_inputs, load_directory, symmetries_of, write_moved
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
-    network = load_model(source)
+    network = load_directory(source)
     given = all_inputs(network, inputs, seed=seed)
-    first, *others = given.values()
-    found = symmetries_of(network, first, symmetries, *others)
-    holding = verify_symmetries(network, first, found, seed=seed).holding(found)
+    found = symmetries_of(network, symmetries, *given.values())
+    holding = verify_symmetries(network, next(iter(given.values())), found, seed=seed).holding(found)
     if not holding.moved:
-        raise common.BadInput(f"{source} ({type(network).__name__}) has no verified symmetry; `inspect` says why.")
+        raise ValueError(f"{source} must have a symmetry that holds. Found none; `inspect` says why.")
     params = {name: w.detach().double() for name, w in network.named_parameters()}
     moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
-    change = write_moved(network, moved, given, Path(source), target, seed=seed + 1)
-    if not quiet:
-        common.show(
-            f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations "
-            "transformed; "
-            f"the output changed by {change:.1e} of its size."
-        )
+    change = write_moved(network, moved, given, source, target, seed=seed + 1)
+    common.show(
+        f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations transformed; "
+        f"the output changed by {change:.1e} of its size."
+    )

@@ -1,12 +1,10 @@
-"""Make inputs that a model takes, find its symmetries on them, and act on it by them."""
+"""Make inputs that a model takes, find its symmetries on them, and write it elsewhere on its orbit."""
 
 from __future__ import annotations
 
-import copy
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -14,63 +12,62 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quotient_manifolds.cli.common import BadInput
-from quotient_manifolds.geometry import Geometry, KnownSymmetries
+from quotient_manifolds.files import new_directory
 from quotient_manifolds.load import call_object, load_model, load_symmetries
-from quotient_manifolds.messages import Progress, sentence
-from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import WorstCase
-from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.symmetries import (
+    HOW_TO,
     Params,
     Scope,
     Symmetries,
     example_inputs,
     find_symmetries,
     optional_inputs,
-    output_change,
-    random_representative,
 )
 from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating, relative_change
+from quotient_manifolds.symmetries.wires.record import running
 
 ALONE = "example inputs"
-
-# What a model raises on inputs that it cannot take.
-UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
 MARGIN, NOISE = 100.0, 1e-12  # how often the rounding noise the output may change, in float64; the least of it
 WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
-def symmetries_of(network: nn.Module, inputs: Any, asked: str | None, *others: Any) -> Symmetries:
-    """Return what the function of the name `asked` declares, or what is found: all, or within that scope."""
-    if asked is None or asked in get_args(Scope):
-        return find_symmetries(network, inputs, *others).within(cast(Scope, asked or "all"))
-    return load_symmetries(asked, network)
+def load_directory(source: str) -> nn.Module:
+    """Load the model in a directory, which can be written to another one."""
+    if not Path(source).is_dir():
+        raise ValueError(
+            f"No model at {source}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
+            "models in Python."
+        )
+    return load_model(source)
 
 
-@contextmanager
-def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Iterator[Any]:
-    """Yield the inputs that the function `reference` gives, or some made from the model's configuration.
+def symmetries_of(network: nn.Module, asked: str | None, *inputs: Any) -> Symmetries:
+    """Return what the function of the name `asked` declares, or what is found: all, or within that scope.
 
-    Say in one sentence if the model does not take them, inside.
+    Raises ValueError where there is none.
     """
-    if reference is not None:
-        given = call_object(reference, "a function that returns inputs")
+    if asked is None or asked in get_args(Scope):
+        found = find_symmetries(network, *inputs).within(cast(Scope, asked or "all"))
     else:
-        try:
-            given = example_inputs(network, seed=seed)
-        except ValueError as error:
-            raise BadInput(f"{str(error).rstrip('.')}, by --inputs package.module:function.") from error
-    try:
-        yield given
-    except (*UNFIT, ValueError) as raised:
-        cause = raised.__cause__ if isinstance(raised, ValueError) else raised  # what finding symmetries says of a run
-        if not isinstance(cause, UNFIT):
-            raise
-        what = f"the inputs made from {reference or 'its configuration'}"
-        raise BadInput(
-            f"{type(network).__name__} does not take {what}: {sentence(cause)}; give others with --inputs."
-        ) from raised
+        found = load_symmetries(asked, network)
+        check_runs(network, inputs[0])
+    if not found.moved:
+        why = [*map(str, found.refused), "its operations leave none"][0]
+        raise ValueError(f"{type(network).__name__} has no symmetry: {why}; {HOW_TO}.")
+    return found
+
+
+def check_runs(network: nn.Module, inputs: Any) -> None:
+    """Raise ValueError in one sentence unless the model takes the inputs, and gives one output twice."""
+    with running(network):
+        ModelOutputs(network, [inputs]).own()
+
+
+def inputs_of(network: nn.Module, reference: str | None, *, seed: int) -> Any:
+    """Return the inputs that the function `reference` gives, or some made from the model's configuration."""
+    if reference is None:
+        return example_inputs(network, seed=seed)
+    return call_object(reference, "a function that returns inputs")
 
 
 def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:
@@ -78,64 +75,27 @@ def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> d
 
     Of what is made, all that the model takes; there has to be some if there is no function.
     """
-    found = {}
-    for reference in references or (None,):
-        with inputs_for(network, reference, seed=seed) as given:
-            output_change(network, given, {}, {})
-            found[ALONE if reference is None else f"the inputs of {reference}"] = given
-    for name, inputs in examples(network, seed=seed).items():
-        with suppress(*UNFIT, ValueError):
-            output_change(network, inputs, {}, {})
-            found[name] = inputs
-    return found
+    given = references or (None,)
+    found = {f"the inputs of {each}" if each else ALONE: inputs_of(network, each, seed=seed) for each in given}
+    for inputs in found.values():
+        check_runs(network, inputs)
+    return found | examples(network, seed=seed)
 
 
 def examples(network: nn.Module, *, seed: int) -> dict[str, Any]:
-    """Return example inputs by what they are: alone, and with each optional one; none where none can be made."""
-    try:
+    """Return example inputs that the model takes, by what they are: alone, and with each optional one."""
+    found: dict[str, Any] = {}
+    with suppress(ValueError), running(network):  # as the configuration may lack what inputs are made from
         plain = example_inputs(network, seed=seed)
-        optional = optional_inputs(network, plain, seed=seed)
-    except (*UNFIT, ValueError):
-        return {}
-    return {ALONE: plain, **{f"example inputs with {name}": {**plain, name: optional[name]} for name in optional}}
-
-
-def along_orbit(
-    model: nn.Module,
-    symmetries: Symmetries,
-    geometries: Sequence[Geometry],
-    batch: Any,
-    scales: Sequence[float],
-    *,
-    ascent: dict[str, Any],
-    progress: Progress,
-) -> Iterator[dict[str, Any]]:
-    """Yield the sharpness of a model and of its moves by A = scale x Gaussian per head, in float32 and in float64.
-
-    On copies; A is drawn anew for every scale. [paper, ICML version, Sec. 6.2]
-    Raises ValueError if a sharpness to compare with is not positive.
-    """
-    total, done = 2 * len(geometries) * (1 + len(scales)), 0
-    for precision, start in (("float32", copy.deepcopy(model).float()), ("float64", copy.deepcopy(model).double())):
-        before: dict[str, float] = {}
-        for index, scale in enumerate((None, *scales)):
-            moved = copy.deepcopy(start)
-            if scale is not None:
-                there = random_representative(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
-                moved.load_state_dict(there, strict=False)  # buffers stay
-            here, known = [like(batch, next(moved.parameters()))], KnownSymmetries()
-            for geometry in geometries:
-                settings = {**ascent, "radius": ascent["radius"][geometry.name]}
-                value = warned(WorstCase(geometry, **settings).of(moved, distance, here, known)).mean
-                done += 1
-                progress("moving along the orbit", done, total)
-                if scale is None and not value > 0:
-                    raise ValueError(
-                        f"The loss of the model must increase within radius {settings['radius']:g} of {geometry.name}. "
-                        f"Found no increase in {precision}: choose more steps, or another radius."
-                    )
-                ratio = value / before.setdefault(geometry.name, value)
-                yield {"precision": precision, "measure": geometry.name, "scale": scale, "value": value, "ratio": ratio}
+        found[ALONE] = plain
+        for name, value in optional_inputs(network, plain, seed=seed).items():
+            found[f"{ALONE} with {name}"] = {**plain, name: value}
+    for name, inputs in [*found.items()]:
+        try:
+            check_runs(network, inputs)
+        except ValueError:
+            del found[name]
+    return found
 
 
 def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
@@ -146,33 +106,31 @@ def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
 
 def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
     """Return a batch for `distance`: the inputs, and standard Gaussian targets of the shape of the output."""
-    inputs = like(inputs, next(model.parameters()))
-    with torch.no_grad():
-        output = floating(answer(replica(model, {}), private_batch(inputs)))[0]
+    output = ModelOutputs(model, [inputs]).own()[0]
     targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return inputs, targets.to(output)
 
 
-def like(batch: Any, parameter: Tensor) -> Any:
-    """Return the batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
-    return private_batch(batch, lambda value: value.to(parameter if value.is_floating_point() else parameter.device))
-
-
 def write_moved(
-    network: nn.Module, moved: Params, given: Mapping[str, Any], source: Path, target: Path, *, seed: int
+    network: nn.Module, moved: Params, given: Mapping[str, Any], source: str, target: Path, *, seed: int
 ) -> float:
     """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
 
-    These are example inputs of another seed in place of those given that are examples themselves. It is written beside
-    OUT, read again, compared and renamed, so that OUT is complete or not there. Raises BadInput where something but
-    rounding changes the output.
+    These are example inputs of another seed in place of those given that are examples themselves. What is written is
+    read again and compared before it is at OUT. Raises ValueError where something but rounding changes the output.
     """
     held_out = {**given, **{what: one for what, one in examples(network, seed=seed).items() if what in given}}
-    before = {what: _unchanged(network, moved, what, one) for what, one in held_out.items()}
+    outputs = {what: ModelOutputs(network, [one]) for what, one in held_out.items()}
+    for what, each in outputs.items():
+        change = each.change({name: value.clone() for name, value in moved.items()})
+        if not change <= MARGIN * max(each.noise(moved), NOISE):
+            raise ValueError(
+                f"The transformed model must compute the same on held-out inputs. Found a change by {change:.1e} on "
+                f"{what}: nothing written; give inputs that show the difference by --inputs."
+            )
     stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
     network.load_state_dict(stored, strict=False)  # buffers stay
-    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:
-        fresh = Path(folder) / target.name
+    with new_directory(target) as fresh:
         saved: Any = network
         saved.save_pretrained(fresh)
         # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
@@ -182,26 +140,13 @@ def write_moved(
         read = dict(again.named_parameters())
         for name, value in stored.items():
             if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
-                raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
-        change = 0.0
-        for what, one in held_out.items():
-            change = max(change, relative_change(ModelOutputs(again, [one]).own(), before[what]))
-        if not change < 0.5:
-            raise BadInput(
-                f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by {change:.1e} of "
-                "its size: nothing written; choose a scale nearer 1, or another seed."
+                raise ValueError(f"{target} would not hold {name} as it was moved: nothing written.")
+        changes = [
+            relative_change(ModelOutputs(again, [one]).own(), outputs[what].own()) for what, one in held_out.items()
+        ]
+        if not max(changes) < 0.5:
+            raise ValueError(
+                f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by "
+                f"{max(changes):.1e} of its size: nothing written; choose a scale nearer 1, or another seed."
             )
-        fresh.rename(target)
-    return change
-
-
-def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> list[Tensor]:
-    """Return the output of a model, in float64. Raises BadInput if the moved parameters change it beyond rounding."""
-    here = ModelOutputs(network, [inputs])
-    change = here.change({name: value.clone() for name, value in moved.items()})
-    if not change <= MARGIN * max(here.noise(moved), NOISE):
-        raise BadInput(
-            f"The transformed model must compute the same on held-out inputs. Found a change by "
-            f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
-        )
-    return here.own()
+    return max(changes)

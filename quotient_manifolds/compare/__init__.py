@@ -6,7 +6,7 @@ try:
     from quotient_manifolds.compare.comparison import Comparison
     from quotient_manifolds.compare.report import comparison_page, summary_tables
     from quotient_manifolds.compare.run import Forecast, forecast, run_comparison
-    from quotient_manifolds.compare.spec import BatchFunction, MeasureEntry, Spec, measures_of
+    from quotient_manifolds.compare.spec import MeasureEntry, Spec, measures_of
     from quotient_manifolds.compare.spec_file import read_spec
     from quotient_manifolds.compare.store import Store, StoreError
 except ModuleNotFoundError as error:
@@ -17,7 +17,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
-    "BatchFunction",
     "Comparison",
     "Forecast",
     "MeasureEntry",

@@ -31,7 +31,7 @@ def summary_tables(comparison: Comparison) -> list[Table]:
     values = comparison.frame()[comparison.labels]
     columns = {"Computed": values.count(), "Smallest": values.min(), "Median": values.median(), "Largest": values.max()}
     rows = [[label, *map(_number, row)] for label, row in pd.DataFrame(columns).iterrows()]
-    table = _table("spread", "Measures over the checkpoints", ["Measure", *columns], rows)
+    table = Table("spread", "Measures over the checkpoints", ["Measure", *columns], rows)
     return [table, *([_ranking_table(comparison.ranking())] if len(comparison.rankings) else [])]
 
 
@@ -84,7 +84,7 @@ def comparison_page(
         f"{known} of {cells} values (a measure of a checkpoint) are computed.",
         chapters=chapters,
         taus=_tau_table(comparison) if len(rankings) else None,
-        failures=failures and _table("failed", caption, ["Checkpoint", "What", "Why"], failures, words=3),
+        failures=failures and Table("failed", caption, ["Checkpoint", "What", "Why"], failures, words=3),
         notes=comparison.notes,
         cautions=comparison.cautions,
         ranking=_ranking_table(rankings) if len(rankings) else None,
@@ -105,7 +105,7 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
         names = [row[name] for name in ("measure", "against", "given", "kind")]
         rows.append([*names, _signed(row["value"]), _interval(row), *p_values, str(row["models"])])
     columns = ["Measure", "Against", "Given", "Kind", "Value", "Interval", "p", "p, Holm", "Models"]
-    return _table("rankings", "Correlations over models", columns, rows, words=4)
+    return Table("rankings", "Correlations over models", columns, rows, words=4)
 
 
 def _tau_table(comparison: Comparison) -> Table:
@@ -115,7 +115,7 @@ def _tau_table(comparison: Comparison) -> Table:
     table = ranking.assign(cell=cells).pivot(index="measure", columns="against", values="cell")
     table = table.reindex(index=comparison.labels, columns=ranking["against"].unique(), fill_value="").fillna("")
     rows = [[label, *row] for label, row in zip(table.index, table.to_numpy().tolist(), strict=True)]
-    return _table("taus", "Kendall’s tau with each score, and its 95 % interval", ["Measure", *table], rows)
+    return Table("taus", "Kendall’s tau with each score, and its 95 % interval", ["Measure", *table], rows)
 
 
 def _scatter(comparison: Comparison, target: str) -> str:
@@ -137,12 +137,7 @@ def _value_table(comparison: Comparison) -> Table:
         text[label] += errors[label].map(lambda error: "" if pd.isna(error) else f" ± {error:.2g}")
     rows = [[str(name), *row] for name, row in zip(text.index, text.to_numpy().tolist(), strict=True)]
     caption = "Scores and measures of every checkpoint: mean over batches ± its standard error"
-    return _table("values-table", caption, ["Checkpoint", *means.columns], rows)
-
-
-def _table(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> Table:
-    """Return a table whose first columns, so many as `words`, are text and the others numbers."""
-    return Table(name, caption, columns, rows, [place >= words for place in range(len(columns))])
+    return Table("values-table", caption, ["Checkpoint", *means.columns], rows)
 
 
 def _number(value: Any) -> str:

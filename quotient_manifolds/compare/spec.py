@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
-from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
+from quotient_manifolds.load import BatchFunction, Checkpoint, DataSource, load_object
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
@@ -121,28 +118,6 @@ def measures_of(
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         for ball in balls or [{}]:
             yield MeasureEntry(made(geometry, **ball, **own), suggested)
-
-
-@dataclass(frozen=True)
-class BatchFunction:
-    """Take the batches that a function package.module:function of no arguments returns, for models of any kind.
-
-    task: "causal" for models that predict the next token. It is called in every run, for nobody knows what it reads.
-    """
-
-    reference: str
-    task: str | None = None
-
-    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> list[Any]:
-        """Call the function. Raises ValueError where it raises, or returns no batches."""
-        found = list(call_object(self.reference, "a function that returns batches"))
-        if not found:
-            raise ValueError(f"{self.reference} must return at least one batch. Found none")
-        return found
-
-    def fingerprint(self) -> str:
-        """Return what no other call returns."""
-        return uuid.uuid4().hex
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from quotient_manifolds.check import check_one_of, meant
-from quotient_manifolds.compare.spec import MEASURES, BatchFunction, MeasureEntry, Scores, Spec, measures_of
+from quotient_manifolds.compare.spec import MEASURES, MeasureEntry, Scores, Spec, measures_of
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load import DataSource, find_checkpoints, load_object
+from quotient_manifolds.load import BatchFunction, DataSource, data_of, find_checkpoints, load_object
 from quotient_manifolds.messages import brief, sentence
 from quotient_manifolds.sharpness.result import SIZES
 
@@ -110,18 +110,14 @@ def _measures(section: Any) -> list[MeasureEntry]:
 def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
     """Return the data, once its files and labels have been looked at: what fails for all checkpoints is said once."""
     settings = dict(_checked(key, {"path": section} if isinstance(section, str) else section, DATA_KEYS, ("path",)))
-    path = str(settings["path"])
-    if ":" in path and not (base / path).exists():
-        if unused := sorted(set(settings) - {"path", "task"}):
-            raise ValueError(f"{unused[0]} means nothing for batches that {path} makes; leave it out")
-        load_object(path, "a function that returns batches")
-        return BatchFunction(path, settings.get("task"))
-    settings |= {key: base / expanded(settings[key]) for key in ("path", "tokenizer") if key in settings}
+    if "tokenizer" in settings:
+        settings["tokenizer"] = base / expanded(settings["tokenizer"])
     if isinstance(labels := settings.get("labels"), dict):
         settings["labels"] = {str(label): number for label, number in labels.items()}
-    source = DataSource(**settings)
-    source.fingerprint()
-    source.check()
+    source = data_of(str(settings.pop("path")), settings, base)
+    if isinstance(source, DataSource):
+        source.fingerprint()
+        source.check()
     return source
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.files import new_directory, whole, write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
@@ -48,8 +47,7 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
     """
     write_digits(out, train_points=TRAIN_POINTS, seed=seed)
     recipes = {f"vit-{index:02}": draw_recipe(index, seed=seed) for index in range(models)}
-    how: dict[str, Any] = {"architecture": ARCHITECTURE, "workers": workers, "progress": progress}
-    train_zoo(out / "models", recipes, out / "train.npz", **how)
+    train_zoo(out / "models", recipes, out / "train.npz", architecture=ARCHITECTURE, workers=workers, progress=progress)
     scores = data_frame([{"checkpoint": name, **asdict(recipe)} for name, recipe in recipes.items()])
     write_text(out / "scores.csv", scores.to_csv(index=False))
     write_text(out / "zoo.yaml", resources.files(__package__).joinpath("zoo.yaml").read_text(encoding="utf-8"))
@@ -130,17 +128,22 @@ def train_zoo(
     for name, recipe in recipes.items():
         made_by, make = {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, architecture)
         jobs.append(partial(make_once, folder / name, made_by, make))
-    for finished, _ in enumerate(each_finished(jobs, workers), 1):
-        if progress is not None:
-            progress("training", finished, len(jobs))
+    run_jobs(jobs, workers, "training", progress)
 
 
-def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[Any]:
-    """Yield the results of jobs in order, run in so many processes; one worker is this process."""
+def run_jobs(
+    jobs: Sequence[Callable[[], Any]], workers: int, what: str = "", progress: Progress | None = None
+) -> list[Any]:
+    """Return the results of jobs in order, run in so many processes; one worker is this process."""
     import joblib
 
     run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator")
-    return run(joblib.delayed(job)() for job in jobs)
+    progress, results = progress or (lambda *_: None), list[Any]()
+    progress(what, 0, len(jobs))
+    for result in run(joblib.delayed(job)() for job in jobs):
+        results.append(result)
+        progress(what, len(results), len(jobs))
+    return results
 
 
 def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path], None]) -> None:
@@ -151,14 +154,11 @@ def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path]
     record, text = "training.json", json.dumps({"made_by": made_by}, indent=1) + "\n"
     if (directory / record).is_file() and (directory / record).read_text(encoding="utf-8") == text:
         return
-    unfinished = directory.parent.with_name(f".unfinished-{directory.name}")  # a zoo is all that lies in one folder
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-    unfinished.mkdir(parents=True)
-    make(unfinished)
-    (unfinished / record).write_text(text, encoding="utf-8")
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(unfinished, directory)
+    with new_directory(directory) as unfinished:  # a hidden one, which no pattern of a zoo matches
+        make(unfinished)
+        (unfinished / record).write_text(text, encoding="utf-8")
 
 
 def _train_into(recipe: TrainingRecipe, data: Path, architecture: Mapping[str, Any], folder: Path) -> None:
@@ -214,9 +214,8 @@ def train(
 
 def shifted(images: Tensor, most: int, blank: float, generator: torch.Generator) -> Tensor:
     """Return each image moved by its own random (rows, columns) in -most..most, the edge filled with `blank`."""
-    count, _, height, width = images.shape
+    height, width = images.shape[-2:]
     padded = torch.nn.functional.pad(images, (most,) * 4, value=blank)
-    offset = torch.randint(0, 2 * most + 1, (count, 2), generator=generator)
-    rows = offset[:, :1, None] + torch.arange(height)[None, :, None]  # (count, height, 1)
-    columns = offset[:, 1:, None] + torch.arange(width)[None, None, :]  # (count, 1, width)
-    return padded[torch.arange(count)[:, None, None], 0, rows, columns][:, None]
+    offset = torch.randint(0, 2 * most + 1, (len(images), 2), generator=generator)
+    places = offset.tolist()
+    return torch.stack([each[:, r : r + height, c : c + width] for each, (r, c) in zip(padded, places, strict=True)])

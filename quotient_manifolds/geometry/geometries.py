@@ -6,10 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, final, get_args
 
 from torch import nn
 
+from quotient_manifolds.check import check_one_of
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
@@ -87,10 +88,6 @@ class _Elementwise(Geometry, ABC):
     def _named(self, name: str) -> str:
         return name if self.norm == "l2" else f"{name} {self.norm}"
 
-    def _check_norm(self) -> None:
-        if self.norm not in ("l2", "linf"):
-            raise ValueError(f"norm must be 'l2' or 'linf'. Found {self.norm!r}")
-
     @abstractmethod
     def _space(self, point: Params) -> TangentSpace: ...
 
@@ -106,7 +103,7 @@ class Euclidean(_Elementwise):
     norm: Norm = "l2"
 
     def __post_init__(self) -> None:
-        self._check_norm()
+        check_one_of("norm", self.norm, get_args(Norm))
 
     @property
     def name(self) -> str:
@@ -132,7 +129,7 @@ class Adaptive(_Elementwise):
         number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
         if not number or not 0 <= self.eta < math.inf:
             raise ValueError(f"eta must be a finite number, at least 0. Found {self.eta!r}")
-        self._check_norm()
+        check_one_of("norm", self.norm, get_args(Norm))
 
     @property
     def name(self) -> str:

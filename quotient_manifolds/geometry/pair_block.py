@@ -46,32 +46,12 @@ class PairBatch:
         return [pair.heads for pair in self.pairs]
 
     @cached_property
-    def _layout(self) -> list[tuple[StridedView, tuple[int, int, int], tuple[int, ...] | None]]:
-        """Return all views with their shapes, and their strides where each axis has one."""
-        views = [view for pair in self.pairs for view in pair.views]
-        plain = (all(len(axis) < 2 for axis in view.axes) for view in views)
-        strides = (tuple(axis[0][1] if axis else 1 for axis in view.axes) for view in views)
-        return [
-            (view, view.shape, each if fits else None) for view, fits, each in zip(views, plain, strides, strict=True)
-        ]
-
-    @cached_property
-    def _rows(self) -> list[list[int]]:
-        return [[view.rows for view in pair.views] for pair in self.pairs]
+    def _views(self) -> list[StridedView]:
+        return [view for pair in self.pairs for view in pair.views]
 
     def views(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         """Return what the pairs own part by part, (heads, rows, h), sharing memory where strides allow it."""
-        return self._strided(params) or [view.read(params) for view, _, _ in self._layout]
-
-    def _strided(self, params: Mapping[str, Tensor]) -> list[Tensor] | None:
-        """Return the views in fewer calls than they are read by, and sharing memory; None where one cannot be."""
-        views = []
-        for view, shape, strides in self._layout:
-            w = params.get(view.name)
-            if w is None or strides is None or w.numel() != view.numel or not w.is_contiguous():
-                return None
-            views.append(w.as_strided(shape, strides, w.storage_offset() + view.offset))
-        return views
+        return [view.read(params) for view in self._views]
 
     def read(self, params: Mapping[str, Tensor], by_column: bool = False) -> Tensor:
         """Return the point, a new tensor in the parameters' dtype; if asked, with its columns contiguous in memory."""
@@ -85,19 +65,17 @@ class PairBatch:
 
     def write(self, x: Tensor, params: Params) -> None:
         """Put a point where it belongs in `params`, in place."""
-        views = None if torch.is_grad_enabled() else self._strided(params)
-        if views is not None:
-            torch._foreach_copy_(views, self._parts(x))
-            return
+        if not torch.is_grad_enabled():
+            views = [shared for view in self._views if (shared := view.shared(params)) is not None]
+            if len(views) == len(self._views):
+                torch._foreach_copy_(views, self._parts(x))
+                return
         for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
             pair.write(params, heads)
 
     def _parts(self, x: Tensor) -> list[Tensor]:
-        if all(rows == self._rows[0] for rows in self._rows):
-            columns = (rows.split(self.heads) for rows in x.split(self._rows[0], dim=-2))
-            return [part for pair in zip(*columns, strict=True) for part in pair]
-        split = zip(x.split(self.heads), self._rows, strict=True)
-        return [part for heads, rows in split for part in heads.split(rows, dim=-2)]
+        split = zip(self.pairs, x.split(self.heads), strict=True)
+        return [part for pair, own in split for part in own.split([view.rows for view in pair.views], dim=-2)]
 
 
 @final
@@ -116,7 +94,10 @@ class PairBlock:
     manifold: PairManifold
     space: HorizontalSpace
     order: str
-    _linearised: Linearised
+
+    @cached_property
+    def _linearised(self) -> Linearised:
+        return self.space.linearised(self.order)
 
     @property
     def pairs(self) -> tuple[SymmetricPair, ...]:
@@ -203,7 +184,7 @@ def pair_blocks(
             manifold = manifolds[part.pairs[0]]
             space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
             key = f"pairs {len(blocks)} ({part.pairs[0].name})"
-            blocks.append(PairBlock(key, part, manifold, space, order, space.linearised(order)))
+            blocks.append(PairBlock(key, part, manifold, space, order))
     return tuple(blocks)
 
 

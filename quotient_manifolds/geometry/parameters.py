@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
@@ -11,40 +11,25 @@ from torch import Tensor, nn
 
 from quotient_manifolds.linalg import product_svd, rank_floor
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.sharded import Layout, Whole
-from quotient_manifolds.sharded.parts import require_values
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
     Factor,
     Params,
-    Reparameterization,
     SymmetricPair,
-    zeros_of,
 )
-from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize
+from quotient_manifolds.symmetries.checks import check_loaded, check_weights
+from quotient_manifolds.symmetries.representatives import balanced_point
 
-Layouts = Mapping[str, Layout]
 ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
 
 
 def measured_parameters(model: nn.Module) -> Params:
     """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
-    for name, w in model.named_parameters():
-        require_values(name, w)
-        if w.is_complex():
-            raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
-    require_finite(dict(model.named_parameters()))
+    check_loaded(model)
+    params = dict(model.named_parameters())
+    check_weights(params, (name for name, w in params.items() if w.is_floating_point() or w.is_complex()))
     return trained_parameters(model)
-
-
-def require_finite(params: Params) -> None:
-    """Raise ValueError for a parameter that holds NaN or infinity."""
-    for name, w in params.items():
-        w = w.detach()
-        # If the sum is finite so are all elements, which takes a thirtieth of the time to see.
-        if w.is_floating_point() and not (bool(w.sum().isfinite()) or bool(w.isfinite().all())):
-            raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
 
 
 def trained_parameters(model: nn.Module) -> Params:
@@ -89,26 +74,6 @@ def measured_pairs(
         if unknown := [name for name in pair.names if name not in every]:
             raise ValueError(f"pairs must be of parameters that {model} has. Found {unknown[0]} in {pair.name}")
     return [pair for pair in pairs if is_whole(pair, point)]
-
-
-def canonical_point(
-    reparameterizations: Collection[Reparameterization],
-    point: Params,
-    frozen: Params,
-    layouts: Layouts | None = None,
-) -> tuple[Params, dict[str, set[int]]]:
-    """Return the parameters where reparameterizations are at their canonical point, and what these brought to 0.
-
-    Through float64. frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a
-    sharded model, of which the dicts hold parts.
-    """
-    names = {name for each in reparameterizations for name in each.names}
-    params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
-    params = params if layouts is None else Whole(params, layouts)
-    canonicalize(params, reparameterizations)
-    zeros = zeros_of(reparameterizations, params)
-    params = params.parts() if isinstance(params, Whole) else params
-    return {name: params[name] if name in names else w for name, w in point.items()}, zeros
 
 
 def stored(point: Params, like: Params) -> Params:
@@ -181,8 +146,6 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     start: the parameters before anything was moved to its canonical place.
     """
     reason = _rank_problem(pair, point, start, metric, eps)
-    if reason and not _rank_problem(pair, start, start, metric, eps):
-        reason += ", at its canonical place alone: symmetries='pairs' leaves it where it is"
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:

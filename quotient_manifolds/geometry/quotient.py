@@ -15,21 +15,18 @@ from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
-    Layouts,
     balanced,
-    canonical_point,
     has_rank,
     measured_pairs,
     measured_parameters,
     of_lower_rank,
-    require_finite,
     scales_outside,
     stored,
     trained_parameters,
 )
 from quotient_manifolds.geometry.tangent_space import ShardedSpace, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, Metric
-from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sharded, together
+from quotient_manifolds.sharded import Layout, Ownership, ShardedModel, Whole, from_all, is_sharded, together
 from quotient_manifolds.symmetries import (
     HOW_TO,
     Evaluate,
@@ -42,7 +39,10 @@ from quotient_manifolds.symmetries import (
     propose_symmetries,
     random_representative,
     verify_sharded,
+    zeros_of,
 )
+from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.representatives import canonicalize
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
@@ -86,10 +86,9 @@ class Quotient(Geometry):
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
         check_one_of("geodesic", self.geodesic, GEODESICS)
-        if not isinstance(self.symmetries, Symmetries) and self.symmetries not in get_args(Scope):
-            raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
-        if self.verify not in ("all", "first", "none"):
-            raise ValueError(f"verify must be 'all', 'first' or 'none'. Found {self.verify!r}")
+        if not isinstance(self.symmetries, Symmetries):
+            check_one_of("symmetries", self.symmetries, get_args(Scope), ", or Symmetries")
+        check_one_of("verify", self.verify, ("all", "first", "none"))
 
     @property
     def name(self) -> str:
@@ -101,10 +100,8 @@ class Quotient(Geometry):
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and settings in plain JSON types; of symmetries that were given only that they were."""
-        return {
-            **super().to_dict(),
-            "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries,
-        }
+        given = isinstance(self.symmetries, Symmetries)
+        return super().to_dict() | {"symmetries": "given" if given else self.symmetries}
 
     def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
         start, every = measured_parameters(model), dict[str, Tensor](model.named_parameters())
@@ -123,22 +120,30 @@ class Quotient(Geometry):
         return ShardedSpace(local, model, ownership, pairs)
 
     def _canonical(
-        self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
+        self, model: nn.Module, start: Params, every: Params, layouts: Mapping[str, Layout] | None = None
     ) -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
-        """Return pairs and reparameterizations of measured parameters, and the canonical point to measure at."""
-        point, symmetries = start, self._known()
+        """Return pairs and reparameterizations of measured parameters, and the canonical point, through float64.
+
+        every: all parameters. layouts: of those of a sharded model, of which the dicts hold parts.
+        """
+        symmetries = self._known()
         every = {name: w.detach() for name, w in every.items()}
-        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        reparameterizations = [
-            each for each in symmetries.reparameterizations if point.keys() >= set(each.names)
-        ]  # the frozen stays
+        pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
+        others = (each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
+        reparameterizations = list(others)  # the frozen stays
         if not (pairs or reparameterizations):
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point, zeros = canonical_point(reparameterizations, point, every, layouts)
+        names = {name for each in reparameterizations for name in each.names}
+        held = every | start | {name: start[name].to(torch.float64, copy=True) for name in names}
+        params = held if layouts is None else Whole(held, layouts)
+        canonicalize(params, reparameterizations)
+        zeros = zeros_of(reparameterizations, params)
+        held = params.parts() if isinstance(params, Whole) else params
+        point = {name: held[name] if name in names else w for name, w in start.items()}
         return [pair.without(zeros) for pair in pairs], reparameterizations, point
 
     def _space(
@@ -156,13 +161,13 @@ class Quotient(Geometry):
 
     def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
         """Return the pairs of full rank, and the point where their factors are balanced."""
-        pairs = list(pairs)
         free = self.eps == 0  # otherwise the place in the orbit counts
-        for index, pair in enumerate(pairs):
+        left = []
+        for pair in pairs:
             if free:
-                pairs[index], point = of_lower_rank(pair, point, start)
-        pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
-        return pairs, balanced(pairs, point) if free else point
+                pair, point = of_lower_rank(pair, point, start)
+            left += [pair] if has_rank(pair, point, start, self.metric, self.eps) else []
+        return left, balanced(left, point) if free else point
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -172,7 +177,7 @@ class Quotient(Geometry):
         point, symmetries = trained_parameters(model), self._known()
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        require_finite({name: point[name] for pair in pairs for name in pair.names})
+        check_weights(point, (name for pair in pairs for name in pair.names))
         return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
 
     def _known(self) -> Symmetries:
@@ -258,12 +263,11 @@ class Quotient(Geometry):
                 f"The loss must not change along the orbit of a symmetry that is given. Found {false}: "
                 f"{failed[false]}; pass symmetries= without it, use Adaptive(), or trust it by verify='none'"
             )
-        if failed:
-            listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
-            more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-            warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
-        else:
+        if not failed:
             return self
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
+        more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+        warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
         return replace(self, symmetries=self.symmetries.without(set(failed)))
 
     def _begin(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
@@ -314,19 +318,13 @@ def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetr
         warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
         return given
     known = {each.name for each in every.reparameterizations}
-    return replace(
-        every,
-        reparameterizations=(
-            *every.reparameterizations,
-            *(f for f in given.reparameterizations if f.name not in known),
-        ),
-    )
+    others = (each for each in given.reparameterizations if each.name not in known)
+    return replace(every, reparameterizations=(*every.reparameterizations, *others))
 
 
 def _check_same(symmetries: Symmetries) -> None:
     """Raise unless all processes that share a model have the same symmetries of it."""
-    groups = symmetries.pairs, symmetries.reparameterizations
-    named = tuple((each.name, each.names) for group in groups for each in group)
+    named = tuple((each.name, each.names) for each in symmetries.every)
     if any(other != named for other in from_all(named)):
         raise ValueError(
             "All processes must quotient out the same symmetries, in the same order. Found different ones; find them "
@@ -357,9 +355,9 @@ def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
             f"geometry must be Euclidean(), Adaptive(), Quotient(...) or a name such as 'inv'. Found {geometry!r}"
         )
     kinds: dict[str | float, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
-    kind = kinds.get(geometry, Quotient)
-    if kind is Quotient and isinstance(geometry, str) and geometry not in METRICS:
+    if isinstance(geometry, str):
         check_one_of("geometry", geometry, [*kinds, *METRICS], ", or a number t")
+    kind = kinds.get(geometry, Quotient)
     own = {each.name for each in fields(kind)} - {"metric"}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         near = meant(foreign[0], own)

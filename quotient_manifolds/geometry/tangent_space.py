@@ -95,11 +95,8 @@ class TangentSpace(FullPrecision):
 
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
-        return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
-
-    @property
-    def _truncated(self) -> list[PairBlock]:
-        return [block for block in self.pairs if block.order != "exact"]
+        truncated = (block for block in self.pairs if block.order != "exact")
+        return max((block.relative_speed(z[block.key]) for block in truncated), default=None)
 
     def move(self, z: Params, out: Params | None = None, *, order: str | None = None, times: float = 1.0) -> Params:
         """Move to gamma_z(times), or the end of gamma_z if that is earlier: all measured parameters by name.
@@ -116,7 +113,7 @@ class TangentSpace(FullPrecision):
     def gradient(self, grads: Gradients) -> Params:
         """Compute the gradient in z at 0 of loss(move(z)) from the loss's gradients at the point; missing ones are 0.
 
-        What `pull_back` returns at 0, without following a geodesic. Blocks may be the gradients themselves.
+        What the pull-back of `linearise` returns at 0, without following a geodesic. Blocks may be the gradients.
         """
         z: Params = {}
         for name, scale in self.scale.items():
@@ -125,17 +122,12 @@ class TangentSpace(FullPrecision):
             z[name] = grad if scale is None else grad * scale
         return z | {block.key: block.gradient(grads, self._point) for block in self.pairs}
 
-    def pull_back(self, z: Params, grads: Gradients) -> Params:
-        """Compute the gradient in z of loss(move(z)) from the loss's gradients at move(z); missing ones count as 0."""
-        copies = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
-        return self.linearise(z)[1](copies)
-
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
-        """Compute move(z) and the pull-back there, sharing their work.
+        """Compute move(z) and the pull-back there: from a loss's gradients at move(z) to that of loss(move(z)) in z.
 
-        The pull-back OVERWRITES the gradients it is given, and empties their dict: copies would take as much memory as
-        the model. The network is no part of any graph kept here, and z must not change before the pull-back has been
-        used.
+        Missing gradients count as 0. The pull-back OVERWRITES the gradients it is given, and empties their dict: copies
+        would take as much memory as the model. The network is no part of any graph kept here, and z must not change
+        before the pull-back has been used.
         """
         with torch.no_grad():
             out = self._outside_pairs(z, out)
@@ -230,7 +222,7 @@ class ShardedSpace(TangentSpace):
         ordered: dict[tuple[object, ...], list[str]] = {}
         for name in (pair.name for pair in self._everywhere if pair.name in self._shapes):
             ordered.setdefault(self._shapes[name][1:], []).append(name)
-        for name in (name for names in ordered.values() for name in names):
+        for name in chain.from_iterable(ordered.values()):
             heads, n, m, h, _ = self._shapes[name]
             noise = drawn((heads, n + m, h), generator)
             shared |= {name: noise} if name in here else {}

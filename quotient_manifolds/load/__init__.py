@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.load.data_source import DataSource
+from quotient_manifolds.load.data_source import BatchFunction, DataSource, data_of
 from quotient_manifolds.load.models import (
     Checkpoint,
     call_object,
@@ -15,10 +15,12 @@ from quotient_manifolds.load.models import (
 from quotient_manifolds.load.text import Batches
 
 __all__ = [
+    "BatchFunction",
     "Batches",
     "Checkpoint",
     "DataSource",
     "call_object",
+    "data_of",
     "find_checkpoints",
     "load_checkpoint",
     "load_model",

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.files import expanded
+from quotient_manifolds.files import expanded, new_directory
 from quotient_manifolds.load.huggingface import (
     OWN_CODE,
     check_config,
@@ -250,22 +249,14 @@ def names_of(module: str, embedding: bool) -> tuple[str, str]:
 def write_adapter(directory: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write an adapter of peft to a new directory, which is complete or not there at all.
 
-    Raises ValueError if `directory` is there already, or the one above it is not.
+    Raises ValueError unless `directory` is new, in one that exists.
     """
     from safetensors.torch import save_file
 
-    if directory.exists() or directory.is_symlink():
-        raise ValueError(f"{directory} is there already; give a new directory.")
-    above = directory.absolute().parent
-    if not above.is_dir():
-        raise ValueError(f"{above} is no directory to write {directory.name} into.")
-    with tempfile.TemporaryDirectory(dir=above, prefix=f".{directory.name[:200]}.") as folder:
-        fresh = Path(folder) / directory.name
-        fresh.mkdir()
+    with new_directory(directory) as fresh:
         (fresh / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         plain = {name: value.contiguous() for name, value in tensors.items()}
         save_file(plain, os.fspath(fresh / WEIGHTS), metadata={"format": "pt"})
-        fresh.rename(directory)
 
 
 def _scale(module: str, rank: int, settings: Mapping[str, Any], path: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -23,7 +24,7 @@ from quotient_manifolds.load.huggingface import (
     load_image_processor,
     tokenizer_files,
 )
-from quotient_manifolds.load.models import Checkpoint
+from quotient_manifolds.load.models import Checkpoint, call_object, load_object
 from quotient_manifolds.load.text import (
     COLUMNS,
     PLAIN,
@@ -193,6 +194,41 @@ class DataSource:
         """Return how many examples are wanted at most; None: all."""
         in_batches = None if self.max_batches is None else self.max_batches * self.batch_size
         return min((most for most in (in_batches, self.max_examples) if most is not None), default=None)
+
+
+@dataclass(frozen=True)
+class BatchFunction:
+    """Take the batches that a function package.module:function of no arguments returns, for models of any kind.
+
+    task: "causal" for models that predict the next token. It is called in every run, for nobody knows what it reads.
+    """
+
+    reference: str
+    task: str | None = None
+
+    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> list[Any]:
+        """Call the function. Raises ValueError where it raises, or returns no batches."""
+        found = list(call_object(self.reference, "a function that returns batches"))
+        if not found:
+            raise ValueError(f"{self.reference} must return at least one batch. Found none")
+        return found
+
+    def fingerprint(self) -> str:
+        """Return what no other call returns."""
+        return uuid.uuid4().hex
+
+
+def data_of(path: str, settings: Mapping[str, Any], base: Path = Path()) -> DataSource | BatchFunction:
+    """Return the data in a file, or that a function package.module:function makes, which takes no settings but task.
+
+    base: what paths are relative to. Raises ValueError for other settings, and what `DataSource` raises.
+    """
+    if ":" in path and not (base / path).exists():
+        if unused := sorted(settings.keys() - {"task"}):
+            raise ValueError(f"{unused[0]} means nothing for batches that {path} makes; leave it out")
+        load_object(path, "a function that returns batches")
+        return BatchFunction(path, settings.get("task"))
+    return DataSource(base / expanded(path), **settings)
 
 
 def _homes(model: nn.Module, checkpoint: Checkpoint | None) -> list[Path]:

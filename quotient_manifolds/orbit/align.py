@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.closest import closest, closest_order, rotation, weight_moment
+from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, unit
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
-from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, act_on, names_of
+from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries import (
@@ -23,6 +24,7 @@ from quotient_manifolds.symmetries import (
     Params,
     Permutation,
     Scaling,
+    Shift,
     SymmetricPair,
     Symmetries,
     balance,
@@ -32,15 +34,14 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
 from quotient_manifolds.symmetries.reparameterization import together
+from quotient_manifolds.symmetries.wires.gauges import Part
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-SLOW = 0.5  # of the distance: where a round leaves more than that, L-BFGS goes on
-POLISHED, POLISHING = 4, 60  # times, and steps each
+SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than that, it is the last one
 EXACT = 1e-13
-SETTLED = 1e-12  # relative, of the distance: what a round has to gain
+SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
-WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,15 +118,13 @@ def align(
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
         values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
         first, _ = values(start)
-        numbers, met, least = minimize(group, values, "adam", steps, learning_rate, 0.0, progress)
+        numbers, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
             with torch.no_grad():
                 element = element.then(*group.element([s.double() for s in numbers]).steps)
     moved = moved_by(model, element, (inputs, *held_out), evaluate)
-    return Alignment(
-        moved.model, moved.params, element, moved.change, moved.stored, before, distance(moved.params, other), path
-    )
+    return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
 
 
 def _between(other: Params, t: float, params: Params) -> Params:
@@ -203,86 +202,87 @@ class _Aligner:
         condition: float,
     ) -> None:
         self._here, self._there = ({name: w.double().clone() for name, w in each.items()} for each in (own, other))
-        self._permutations, self._seen, self._condition = permutations, seen, condition
+        self._symmetries, self._permutations, self._seen, self._condition = symmetries, permutations, seen, condition
         self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
         free = symmetries.reparameterizations
         self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
         self._scalings = [each for each in free if isinstance(each, Scaling)]
-        lengths = [each for each in self._scalings if not each.tells or any(basis.size for basis in each.free)]
         mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
+        lengths = [each for each in self._scalings if any(basis.size for basis in each.free)]
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
-        self._symmetries, self._mixing = symmetries, [*self._turned, *self._fitted]
-        left = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
-        both = [*together(left)]  # whose canonical points depend on each other
-        self._canonical: list[Record] = [*both, *both]
-        self._added: list[Record] = [*left]
+        self._added = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
         unfold = self._fold()
-        goal = {name: w.clone() for name, w in self._there.items()}
-        for record in self._canonical:
-            self._take(record, CANONICAL)
+        goal = self._there
+        for _ in range(ROUNDS):
+            last = self._here
+            for each in together(self._added):  # points that depend on each other, where both models have them
+                there = acted(each, CANONICAL, self._there)
+                if there is not None and self._take(each, CANONICAL):
+                    self._there = there
+            if distance(last, self._here) <= EXACT:
+                break
         zeros = zeros_of(self._symmetries.reparameterizations, self._here)
         self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
-        for record in self._canonical:
-            act_on(record, CANONICAL, self._there)
-        moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
-        polished = 0
         for number in range(ROUNDS):
             before, changed = self._distance(), False
             moving = None if number else self._moving
+            moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
             for gauge in self._turned:
-                moment = weight_moment(gauge, self._here, self._there, moving)
-                if (seen := moments.get(gauge.name)) is not None:
-                    moment = _unit(seen @ self._turned_by(gauge).mT) + WEIGHTS * _unit(moment)
-                self._take(gauge, rotation(gauge, moment))
+                seen = moments.get(gauge.name)
+                self._take(gauge, rotation(gauge, self._here, self._there, moving=moving, seen=seen))
             for permutation in self._permutations:
                 order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
                 if not torch.equal(order, torch.arange(permutation.size)):
                     changed = True
                     self._take(permutation, order)
             for record in self._fitted:
-                self._try(record, moving)
+                self._fit(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
-            gained = before - self._distance()
             if number and not changed:
-                if self._distance() < EXACT or (polished == POLISHED and gained <= SETTLED * before):
+                self._polish()
+                if self._distance() < EXACT or before - self._distance() <= SETTLED * before:
                     break
-                if gained < SLOW * before and polished < POLISHED:
-                    polished += 1
-                    self._polish()
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
+        self._add()
         for _ in range(SWEEPS):
             before = self._distance()
             for record in self._added:
-                self._try(record, None)
+                self._fit(record)
             if before - self._distance() <= SETTLED * before:
                 break
         return GroupElement((*self._steps, *unfold))
 
+    def _add(self) -> None:
+        """Bring means and constants to those of the other, of weights while biases that they answer to are not 0."""
+        kept, taken, before = self._here, [*self._steps], self._distance()
+        shifts = [each for each in self._added if isinstance(each, Shift)]
+        for record in self._added:
+            if isinstance(record, Gauge):
+                self._fit(record, anyway=True)
+        for shift in shifts:
+            if not any(shift.targets):
+                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
+        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
+            self._fit(shift, anyway=True)
+        if self._distance() >= before:
+            self._here, self._steps = kept, taken
+
     def _polish(self) -> None:
-        """Go on by L-BFGS over the continuous group, where records that depend on each other make slow progress."""
-        group = Group(self._symmetries, self._here, condition=self._condition, moves=lambda each: each in self._mixing)
-        if not group.records:
-            return
-        size = sum(float(w.square().sum()) for w in self._there.values())
-
-        def squares(params: Params) -> Tensor:
-            return torch.stack([(params[name] - self._there[name]).square().sum() for name in group.names]).sum() / size
-
-        with torch.enable_grad():
-            values = Terms([squares], self._here, torch.float64)
-            numbers, _, _ = minimize(group, values, "lbfgs", POLISHING, 1.0, 1e-6, None)
-        element = group.element(numbers)
-        moved = element.apply(self._here)
-        if distance(moved, self._there) < self._distance():
-            self._here = moved
-            self._steps += element.steps
+        """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
+        moves = [*self._turned, *self._fitted].__contains__
+        group = Group(self._symmetries, self._here, condition=self._condition, moves=moves)
+        last = torch.inf
+        while group.records and EXACT < self._distance() < SLOW * last:
+            last = self._distance()
+            self._here, steps = gauss_newton(group, self._here, self._there)
+            self._steps += steps
 
     def _fold(self) -> list[tuple[Record, Tensor]]:
         """Bring gains of both to 1, and return what brings them back to those of the other."""
@@ -295,73 +295,57 @@ class _Aligner:
                 unfold.insert(0, (scaling, -z))
         return unfold
 
-    def _turned_by(self, gauge: Gauge) -> Tensor:
-        """Return by what the activations, which were seen at the start, have been rotated since."""
-        S, total = gauge.weights, torch.eye(gauge.n, dtype=torch.float64)
-        for record, A in self._steps:
-            if record is gauge:
-                total = A * S[:, None] / S @ total
-        return total
-
     def _distance(self) -> float:
         return distance(self._here, self._there)
 
-    def _take(self, record: Record, value: Tensor) -> None:
-        act_on(record, value, self._here)
+    def _take(self, record: Record, value: Tensor, farthest: float = torch.inf) -> bool:
+        """Act unless that is impossible or leads farther away; return whether it acts."""
+        moved = acted(record, value, self._here)
+        if moved is None or distance(moved, self._there) >= farthest:
+            return False
+        self._here = moved
         self._steps.append((record, value))
+        return True
 
-    def _try(self, record: Record, moving: Collection[str] | None) -> None:
-        """Act with what brings a record's parameters nearest, unless others go farther away than these come nearer."""
+    def _fit(self, record: Record, moving: Collection[str] | None = None, *, anyway: bool = False) -> None:
+        """Act with what brings a record's parameters nearest; where others go farther away than that, only `anyway`."""
         told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
-        try:
+        with suppress(ValueError):  # of constants that vanish, so that weights cannot answer to them
             value = closest(told, self._here, self._there, self._condition, moving=moving)
-        except ValueError:  # of constants that vanish, so that weights cannot answer to them
-            return
-        if value is None or not bool(torch.isfinite(torch.view_as_real(value) if value.is_complex() else value).all()):
-            return
-        kept = {name: self._here[name].clone() for name in names_of([record])}
-        before = self._distance()
-        act_on(record, value, self._here)
-        if self._distance() < before:
-            self._steps.append((record, value))
-        else:
-            self._here.update(kept)
-
-
-def _unit(moment: Tensor) -> Tensor:
-    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
+            if bool(torch.isfinite(value).all()):
+                self._take(record, value, torch.inf if anyway else self._distance())
 
 
 def _activation_moments(
     models: Sequence[nn.Module], inputs: Any, evaluate: Evaluate | None, gauges: Sequence[Gauge], *params: Params
 ) -> dict[str, Tensor]:
     """Return for each gauge the sum of a b^T over activations b of the first model and a of the second, there."""
-    moments: dict[str, Tensor] = {}
     seen = []
     for model, own in zip(models, params, strict=True):
         seen.append(list[tuple[str, Tensor]]())
-        copied = replica(model, {name: w.clone() for name, w in own.items()}, doubled)
+        copied = replica(model, own, doubled)
         for gauge in gauges:
             for part in gauge.parts:
                 module = copied.get_submodule(part.entries.name.rpartition(".")[0])
-                module.register_forward_hook(_recorder(seen[-1], gauge, part))
+                module.register_forward_hook(partial(_record, seen[-1], gauge, part))
         (evaluate or answer)(copied, private_batch(inputs, doubled))
+    moments: dict[str, Tensor] = {}
     for (name, b), (_, a) in zip(*seen, strict=False):
         if a.shape == b.shape:
-            moments[name] = moments.get(name, 0.0) + _unit(a.mT @ b)
+            moments[name] = moments.get(name, 0.0) + unit(a.mT @ b)
     return moments
 
 
-def _recorder(found: list[tuple[str, Tensor]], gauge: Gauge, part: Any) -> Callable[..., None]:
-    """Return a hook that records what a module takes and gives of a stream, in coordinates in which it is rotated."""
-    shape = part.entries.shape
-    wide = shape[-1] if part.constant else shape[1]
-
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        for copies, x, width in ((part.out, output, wide), (part.into, args[0] if args else None, shape[-1])):
-            if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
-                for each in (each for each in copies if not each.dual and len(each.places)):
-                    rows = x.reshape(-1, width).index_select(1, each.places) / each.weights
-                    found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))
-
-    return record
+def _record(
+    found: list[tuple[str, Tensor]], gauge: Gauge, part: Part, module: nn.Module, args: Any, output: Any
+) -> None:
+    """Record what a module takes and gives of a stream, in coordinates in which it is rotated."""
+    into = part.entries.shape[-1]
+    for copies, x, width in (
+        (part.out, output, into if part.constant else part.entries.shape[1]),
+        (part.into, args[0] if args else None, into),
+    ):
+        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
+            for each in (each for each in copies if not each.dual and len(each.places)):
+                rows = x.reshape(-1, width).index_select(1, each.places) / each.weights
+                found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))

@@ -9,40 +9,39 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from quotient_manifolds.orbit.group import Record
+from quotient_manifolds.orbit.group import Group, Record, Steps, copied, names_of
+from quotient_manifolds.orbit.path import distance
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
-from quotient_manifolds.symmetries.wires.gauges import Part
 
+WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
 Names = Collection[str]
-SWEEPS, SETTLED = 30, 1e-15
+CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
 
 
-def closest(
-    record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None
-) -> Tensor | None:
+def closest(record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None) -> Tensor:
     """Return the element of a record's group that brings parameters nearest to the target, at least on one orbit.
 
     condition: bound of its condition number. moving: parameters whose units may still change places; where it is given,
-    only weights are taken whose other side nothing moves, if they suffice. None for a record that has no closed form.
-    Permutations and rotations are found by `closest_order` and `rotation`.
+    only weights are taken whose other side nothing moves, if they suffice. Permutations and rotations are found by
+    `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
         return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)
     if isinstance(record, Scaling):
-        here, there = ({**each, **{name: each[name].clone() for name in record.names}} for each in (params, target))
+        here, there = (copied(each, record.names) for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
     if isinstance(record, (Shift, FreeDirections)):
         return record.toward(params, target)
-    if isinstance(record, Gauge) and record.acts == "linear":
+    assert isinstance(record, Gauge)
+    if record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
-    if isinstance(record, Gauge) and record.acts == "mean":
-        W, W1 = sides(record, params)[0], sides(record, target)[0]
-        w = torch.linalg.lstsq(W, ((W1 - W) * record.weights).mean(1, keepdim=True), driver="gelsd").solution
-        return torch.eye(record.n, dtype=W.dtype) + torch.outer(1 / record.weights, w[:, 0])
-    return None
+    R, R1 = (sides(record, each)[1] for each in (params, target))  # of a mean: what is written may be unread beyond it
+    along = R @ (1 / record.weights)
+    v = (R1 - R).mT @ along / along.square().sum()
+    return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
 
 
 def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, moving: Names | None) -> Tensor:
@@ -57,53 +56,50 @@ def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, movi
     return _invertible(R[None], W[None], R1[None], W1[None], condition, sign=True)[0]
 
 
-def told(gauge: Gauge, moving: Names | None) -> list[Part]:
-    """Return the parts of a gauge that tell how it has turned: no biases, which shifts move, but where that is all.
-
-    moving: parameters whose units may still change places. Where it is given, parts whose other side nothing moves are
-    preferred.
-    """
-    chosen = [part for part in gauge.parts if not part.constant] or [*gauge.parts]
-    if moving is None:
-        return chosen
-    alone = [part for part in chosen if part.alone] or chosen
-    return [part for part in alone if part.entries.name not in moving] or alone
-
-
 def sides(gauge: Gauge, params: Mapping[str, Tensor], *, moving: Names | None = None) -> tuple[Tensor, Tensor]:
-    """Return the vectors that A turns, and those that the transpose of its inverse turns, as rows (m, n)."""
+    """Return the vectors that A turns, and those that the transpose of its inverse turns, as rows (m, n).
+
+    Those of biases, which shifts move, only where that is all. moving: parameters whose units may still change places.
+    Where it is given, parts whose other side nothing moves are preferred.
+    """
+    parts = [part for part in gauge.parts if not part.constant] or [*gauge.parts]
+    if moving is not None:
+        parts = [part for part in parts if part.alone] or parts
+        parts = [part for part in parts if part.entries.name not in moving] or parts
     found: dict[bool, list[Tensor]] = {dual: [torch.zeros(0, gauge.n, dtype=torch.float64)] for dual in (False, True)}
-    for part in told(gauge, moving):
+    for part in parts:
         for rows, dual in part.vectors(params):
             found[dual].append(rows)
     return torch.cat(found[False]), torch.cat(found[True])
 
 
-def rotation(gauge: Gauge, moment: Tensor) -> Tensor:
+def rotation(
+    gauge: Gauge, params: Params, target: Params, *, moving: Names | None = None, seen: Tensor | None = None
+) -> Tensor:
     """Return the A of a gauge that is orthogonal whose rotation R of all vectors b is nearest to a, in least squares.
 
-    moment: the sum of a b^T, in coordinates in which the group is orthogonal. Reflections count, too.
+    It is that of M = sum of a b^T, in coordinates in which the group is orthogonal. Reflections count, too. moving: as
+    for `sides`. seen: M of activations, beside which that of weights counts little.
     [Schönemann, the orthogonal Procrustes problem, 1966]
     """
     n, S = gauge.n, gauge.weights
+    (W, D), (W1, D1) = (sides(gauge, each, moving=moving) for each in (params, target))
+    M = (W1 * S).mT @ (W * S) + (D1 / S).mT @ (D / S)
+    if seen is not None:
+        M = unit(seen) + WEIGHTS * unit(M)
     if gauge.acts == "complex":
-        angle = torch.atan2(moment[1, 0] - moment[0, 1], moment[0, 0] + moment[1, 1])
+        angle = torch.atan2(M[1, 0] - M[0, 1], M[0, 0] + M[1, 1])
         R = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     else:
         B = gauge.basis()
-        U, _, V = torch.linalg.svd(B.mT @ moment @ B)
+        U, _, V = torch.linalg.svd(B.mT @ M @ B)
         R = B @ U @ V @ B.mT + torch.eye(n, dtype=S.dtype) - B @ B.mT
     return R * S / S[:, None]
 
 
-def weight_moment(gauge: Gauge, params: Params, target: Params, moving: Names | None) -> Tensor:
-    """Return the sum of a b^T over rows of the weights of both models that `told` says."""
-    total = torch.zeros(gauge.n, gauge.n, dtype=torch.float64)
-    for part in told(gauge, moving):
-        for (b, dual), (a, _) in zip(part.vectors(params), part.vectors(target), strict=True):
-            S = 1 / gauge.weights if dual else gauge.weights
-            total += (a * S).mT @ (b * S)
-    return total
+def unit(moment: Tensor) -> Tensor:
+    """Return a matrix of length 1, or 0."""
+    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
 
 
 def closest_order(record: Permutation, params: Params, target: Params, pairs: Sequence[SymmetricPair]) -> Tensor:
@@ -112,32 +108,22 @@ def closest_order(record: Permutation, params: Params, target: Params, pairs: Se
     Of a pair whose heads are units the products G H^T are compared, which its group does not change.
     [Ainsworth et al., Git Re-Basin, 2209.04836, for neurons]
     """
-    cost = torch.zeros(record.size, record.size, dtype=torch.float64)
+    labels, features = _labels(record, params), list[tuple[Tensor, Tensor]]()
     touched = [pair for pair in pairs if not set(pair.names).isdisjoint(record.names)]
-    names = {*record.names, *(name for pair in touched for name in pair.names)}
-    here, there = ({**each, **{name: each[name].clone() for name in names}} for each in (params, target))
-    labels = _labels(record, params)
-    features = list[tuple[Tensor, Tensor]]()
+    here, there = (copied(each, names_of([record, *touched])) for each in (params, target))
     for pair in touched:
-        mark = pair.read(labels)
-        heads = mark.flatten(1)[:, 0]
-        if bool((mark == heads[:, None, None]).all()) and bool((heads > 0).all()):
-            units = torch.argsort(heads, stable=True).view(record.size, -1)
-            cost += _distances(*(_products(pair, each, units) for each in (params, target)))
-        else:
-            features += zip(*(_rows(pair, each, mark[..., 0], record.size) for each in (params, target)), strict=True)
+        mark = pair.read(labels)[..., 0]
+        features += zip(*(_products(pair, each, mark, record.size) for each in (params, target)), strict=True)
         for each in (here, there):
             pair.write(each, torch.zeros(pair.heads, pair.n + pair.m, pair.h))
     plain = [part for part in record.parts if any(params[each.name].ndim > 1 for each in part.entries)]
     alike = replace(record, parts=tuple(plain) or record.parts)  # less biases, which shifts may have moved
+    cost = torch.zeros(record.size, record.size, dtype=torch.float64)
     for rows, other in (*features, (alike.matrices(here), alike.matrices(there))):
         size = float(other.square().sum(1).mean())
         if size > 0:
             cost += torch.cdist(rows, other).square() / size
-    own, place = linear_sum_assignment(cost.numpy())
-    order = torch.empty(record.size, dtype=torch.long)
-    order[torch.from_numpy(place)] = torch.from_numpy(own)
-    return order
+    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).argsort()
 
 
 def _labels(record: Permutation, params: Params) -> Params:
@@ -154,36 +140,25 @@ def _labels(record: Permutation, params: Params) -> Params:
     return labels
 
 
-def _rows(pair: SymmetricPair, params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
-    """Yield products G H^T, or H G^T, of the rows of one factor that are units, as (units, features)."""
+def _products(pair: SymmetricPair, params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
+    """Yield products G H^* of heads, or of the rows of one factor, that are units, as (units, features).
+
+    mark: the unit to which a row (heads, n + m) belongs, from 1, and 0 for none.
+    """
     x = pair.read(params).double()
-    if pair.acts == "GL(1, C)":
+    G, H = (torch.view_as_complex(x)[..., None] if pair.acts == "GL(1, C)" else x).split([pair.n, pair.m], 1)
+    products = G @ H.mH
+    if products.is_complex():
+        products, mark = torch.cat([products.real, products.imag]), mark.repeat(2, 1)
+    own, other = mark.split([pair.n, pair.m], 1)
+    if bool((mark == mark[:, :1]).all()) and bool((mark > 0).all()):
+        yield products[mark[:, 0].argsort(stable=True)].reshape(units, -1)
         return
-    parts = ((x[:, : pair.n], mark[:, : pair.n]), (x[:, pair.n :], mark[:, pair.n :]))
-    for (own, unit), (other, fixed) in (parts, parts[::-1]):
+    for each, unit, fixed in ((products, own, other), (products.mT, other, own)):
         count = int((unit[0] == 1).sum())
         if count and bool((unit == unit[0]).all()) and not bool(fixed.any()):
-            places = torch.argsort(unit[0], stable=True)[-count * units :].view(units, count)
-            yield (own @ other.mT)[:, places].movedim(1, 0).flatten(1)
-
-
-def _products(pair: SymmetricPair, params: Params, units: Tensor) -> tuple[Tensor, Tensor]:
-    x = pair.read(params).double()
-    G, H = x[:, : pair.n], x[:, pair.n :]
-    if pair.acts == "GL(1, C)":
-        G, H = (torch.complex(each[..., :1].contiguous(), each[..., 1:].contiguous()) for each in (G, H))
-    return G[units], H[units]  # (units, k, n, h)
-
-
-def _distances(here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> Tensor:
-    """Return |G_i H_i^* - G_j H_j^*|^2 of all units of the one and of the other, relative to how large these are."""
-
-    def inner(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> Tensor:
-        G, H = (torch.einsum("iknh,jkng->ijkhg", a.conj(), b) for a, b in zip(x, y, strict=True))
-        return (G * H.conj()).sum((2, 3, 4)).real
-
-    own, other = (inner(each, each).diagonal() for each in (here, there))
-    return (own[:, None] + other - 2 * inner(here, there)) / other.mean().clamp_min(torch.finfo(other.dtype).tiny)
+            places = unit[0].argsort(stable=True)[-count * units :].view(units, count)
+            yield each[:, places].movedim(1, 0).flatten(1)
 
 
 def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Tensor:
@@ -198,41 +173,50 @@ def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Ten
 
 
 def _invertible(G: Tensor, H: Tensor, G1: Tensor, H1: Tensor, condition: float, *, sign: bool) -> Tensor:
-    """Return A with the least |G A^-1 - G1|^2 + |H A^T - H1|^2 near where balanced factors meet by a rotation.
+    """Return A that brings (G A^-1, H A^T) near (G1, H1): where balanced factors are nearest by a rotation.
 
-    The start is exact for two points of one orbit, up to rounding; Newton's method on the squares (Gauss-Newton) goes
-    on from there: for A (I + D) it is a Sylvester equation in D. Of numbers the sign may be fixed.
+    It is exact for two points of one orbit, up to rounding. Of numbers the sign may be fixed.
     """
     first, last = _balancing(G, H), _balancing(G1, H1)
     N = _divided(G, first).mT @ _divided(G1, last) + (H @ first.mT).mT @ (H1 @ last.mT)
     U, _, V = torch.linalg.svd(N)
     R = (U @ V).mT if sign else torch.ones_like(N)
-    A = _bounded(torch.linalg.solve(last, R @ first), condition)
+    return _bounded(torch.linalg.solve(last, R @ first), condition)
 
-    def distance(A: Tensor) -> Tensor:
-        return (_divided(G, A) - G1).square().sum((1, 2)) + (H @ A.mT - H1).square().sum((1, 2))
 
-    least, eye = distance(A), torch.eye(G.shape[-1], dtype=G.dtype)
-    for _ in range(SWEEPS):
-        Ga, Ha = _divided(G, A), H @ A.mT
-        (p, P), (q, Q) = torch.linalg.eigh(Ga.mT @ Ga), torch.linalg.eigh(Ha.mT @ Ha)
-        right = P.mT @ (Ga.mT @ (Ga - G1) - (Ha - H1).mT @ Ha) @ Q
-        total = (p[:, :, None] + q[:, None, :]).clamp_min(torch.finfo(G.dtype).tiny)
-        D = P @ (right / total) @ Q.mT
-        better, t = torch.zeros(len(G), dtype=torch.bool), torch.ones(len(G), 1, 1, dtype=G.dtype)
-        for _ in range(8):
-            tried = _bounded((eye + t * D) @ A, condition)
-            value = distance(tried).nan_to_num(torch.inf)
-            better = (value < least) & (sign | (tried > 0).all(2).all(1))
-            if bool(better.all()):
-                break
-            t = torch.where(better[:, None, None], t, t / 2)
-        A = torch.where(better[:, None, None], tried, A)
-        gained = torch.where(better, least - value, 0.0)
-        least = torch.where(better, value, least)
-        if bool((gained <= SETTLED * (least + gained)).all()):
+def gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, Steps]:
+    """Return parameters nearer to others by one step of Gauss-Newton at the identity of a group, and what acts.
+
+    |J z - r| is minimized by conjugate gradients on J^T J; J z is the derivative of J^T u in u. [Björck, Numerical
+    methods for least squares problems, 1996, 7.4]
+    """
+
+    def flat(params: Params) -> Tensor:
+        return torch.cat([params[name].flatten() for name in group.names])
+
+    numbers = group.zeros()
+    with torch.enable_grad():
+        moved = flat(group.element(numbers).apply(here))
+        u = torch.zeros_like(moved, requires_grad=True)
+        pulled = torch.autograd.grad(moved, numbers, u, create_graph=True)
+    z, r = [torch.zeros_like(each) for each in numbers], flat(there) - moved.detach()
+    p, first, last = z, 0.0, 1.0
+    for number in range(CONJUGATE):
+        slope = torch.autograd.grad(moved, numbers, r, retain_graph=True)
+        square = sum(float(each.square().sum()) for each in slope)
+        first = first or square
+        if square <= INEXACT**2 * first:
             break
-    return A
+        p = [a + square / last * b for a, b in zip(slope, p, strict=True)] if number else [*slope]
+        (q,) = torch.autograd.grad(pulled, u, p, retain_graph=True)
+        t, last = square / float(q.square().sum()), square
+        z, r = [a + t * b for a, b in zip(z, p, strict=True)], r - t * q
+    before = distance(here, there)
+    for halvings in range(HALVINGS):
+        element = group.element([each * 0.5**halvings for each in z])
+        if distance(found := element.apply(here), there) < before:
+            return found, element.steps
+    return here, ()
 
 
 def _balancing(G: Tensor, H: Tensor) -> Tensor:

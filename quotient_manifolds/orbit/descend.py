@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,6 @@ def descend_orbit(
     batches: Iterable[Any] | None = None,
     held_out: Sequence[Any] = (),
     evaluate: Evaluate | None = None,
-    method: Literal["adam", "lbfgs"] = "adam",
     steps: int = 200,
     learning_rate: float = 0.02,
     tolerance: float = 1e-4,
@@ -96,11 +95,10 @@ def descend_orbit(
     is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
     inputs: as for `find_symmetries`, which finds the symmetries unless they are given; those that
     `verify_symmetries` does not confirm are left out. held_out: more inputs, on which the function is verified too.
-    method: Adam with a rate that falls to 0, or L-BFGS with a line search, each from the identity and for at most so
-    many steps; it ends where 20 steps lower the objective by less than `tolerance`, relative. condition: bound of the
-    condition number of every factor of the group element. dtype: of the descent, float64 for models in float64 and
-    float32 else; the element that is found is applied in float64. progress(what, done, total) is called after every
-    step.
+    Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
+    the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
+    group element. dtype: of the descent, float64 for models in float64 and float32 else; the element that is found is
+    applied in float64. progress(what, done, total) is called after every step.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
     >>> x = torch.randn(3, 5)
@@ -115,7 +113,7 @@ def descend_orbit(
     check_eval(model)
     if not callable(objective) and not isinstance(objective, WeightObjective):
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
-    _check_settings(method, steps, learning_rate, tolerance)
+    _check_settings(steps, learning_rate, tolerance)
     own = parameters(model)
     check_weights(own, own)
     symmetries = verified(model, inputs, symmetries, evaluate)
@@ -130,12 +128,12 @@ def descend_orbit(
         terms = [objective] if batches is None else mean_loss(objective, model, batches, dtype)
     values = Terms(terms, own, dtype)
     first, _ = values(own)
-    numbers, path, least = minimize(group, values, method, steps, learning_rate, tolerance, progress)
+    numbers, path, least = minimize(group, values, steps, learning_rate, tolerance, progress)
     with torch.no_grad():
         element = group.element([s.double() for s in numbers]) if least < first else GroupElement()
     moved = moved_by(model, element, (inputs, *held_out), evaluate)
     last, _ = values(moved.params)
-    return Descent(moved.model, moved.params, element, moved.change, moved.stored, (first, *path, last))
+    return Descent(**vars(moved), path=(first, *path, last))
 
 
 def precision(params: Params) -> torch.dtype:
@@ -224,44 +222,27 @@ class Terms:
 
 
 def minimize(
-    group: Group,
-    values: Terms,
-    method: str,
-    steps: int,
-    learning_rate: float,
-    tolerance: float,
-    progress: Progress | None,
+    group: Group, values: Terms, steps: int, learning_rate: float, tolerance: float, progress: Progress | None
 ) -> tuple[list[Tensor], list[float], float]:
     """Return the numbers of the group element with the least value met, the values on the way, and the least."""
     numbers = group.zeros(values.dtype)
-    if method == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(numbers, lr=learning_rate)
-    else:
-        optimizer = torch.optim.LBFGS(
-            numbers, max_iter=1, history_size=20, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
-        )
+    optimizer = torch.optim.Adam(numbers, lr=learning_rate)
     path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
 
-    def closure() -> float:
-        nonlocal best, least
-        optimizer.zero_grad()
+    for step in range(steps):
         moved = group.element(numbers).apply(values.own, values.dtype)
         names = [name for name in group.names if moved[name].requires_grad]
         value, grads = values(moved, names)
         if value < least:
             best, least = [s.detach().clone() for s in numbers], value
-        torch.autograd.backward([moved[name] for name in names], grads)
-        return value
-
-    for step in range(steps):
-        if method == "adam":
-            for chosen in optimizer.param_groups:
-                chosen["lr"] = learning_rate * (1 - step / steps)
-        value = float(optimizer.step(closure))
         if not math.isfinite(value):
             if not path:
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
             break
+        optimizer.zero_grad()
+        torch.autograd.backward([moved[name] for name in names], grads)
+        optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
+        optimizer.step()
         path.append(value)
         if progress is not None:
             progress("descent", step + 1, steps)
@@ -270,9 +251,7 @@ def minimize(
     return best, path, least
 
 
-def _check_settings(method: str, steps: int, learning_rate: float, tolerance: float) -> None:
-    if method not in ("adam", "lbfgs"):
-        raise ValueError(f"method must be 'adam' or 'lbfgs'. Found {method!r}.")
+def _check_settings(steps: int, learning_rate: float, tolerance: float) -> None:
     check_integer("steps", steps, 1)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be a positive number. Found {learning_rate!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,6 +24,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 
 Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
+Steps: TypeAlias = tuple[tuple[Record, Tensor], ...]
 CANONICAL = torch.zeros(0, dtype=torch.float64)
 """In place of an element: the one that brings parameters to the canonical point of a record's orbits."""
 CONDITION = 1e3  # of a group element, at most
@@ -36,7 +38,7 @@ class GroupElement:
     of a gauge, the order of a permutation, what shifts and other constants add.
     """
 
-    steps: tuple[tuple[Record, Tensor], ...] = ()
+    steps: Steps = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,22 +67,16 @@ class GroupElement:
 
         Where pairs act before and after a permutation of their heads, an upper bound.
         """
-        bounds = dict[str, float]()  # of what acts before a permutation, and of all in the end
-        total = dict[SymmetricPair | Reparameterization, Tensor]()
-
-        def take(record: SymmetricPair | Reparameterization) -> None:
-            bounds[record.name] = bounds.get(record.name, 1.0) * _condition(total.pop(record).detach())
-
+        runs, total, bounds = Counter[Record](), dict[tuple[Record, int], Tensor](), dict[str, float]()
         for record, value in self.steps:
             if isinstance(record, Permutation):
-                for each in [*total]:
-                    if isinstance(each, SymmetricPair) and not set(each.names).isdisjoint(record.names):
-                        take(each)
+                runs.update(each for each in {one for one, _ in total} if not set(each.names).isdisjoint(record.names))
             elif value is not CANONICAL and isinstance(record, (SymmetricPair, Gauge, Scaling)):
                 join = torch.add if isinstance(record, Scaling) else torch.matmul if value.ndim > 1 else torch.mul
-                total[record] = join(value, total[record]) if record in total else value
-        for each in [*total]:
-            take(each)
+                place = record, runs[record] * isinstance(record, SymmetricPair)
+                total[place] = join(value, total[place]) if place in total else value
+        for (record, _), value in total.items():
+            bounds[record.name] = bounds.get(record.name, 1.0) * _condition(value.detach())
         return bounds
 
     @property
@@ -92,6 +88,11 @@ class GroupElement:
 def names_of(records: Iterable[Record]) -> tuple[str, ...]:
     """Return the parameters that records change, each once."""
     return tuple(dict.fromkeys(name for each in records for name in each.names))
+
+
+def copied(params: Mapping[str, Tensor], names: Iterable[str]) -> Params:
+    """Return all parameters, those of these names as new tensors."""
+    return {**params, **{name: params[name].clone() for name in names}}
 
 
 def act_on(record: Record, value: Tensor, params: Params) -> None:
@@ -108,6 +109,16 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
         record.add(params, value)
     elif isinstance(record, Permutation):
         record.permute(params, value)
+
+
+def acted(record: Record, value: Tensor, params: Params) -> Params | None:
+    """Return the parameters on which an element has acted; None where constants vanish that weights have to answer."""
+    moved = copied(params, record.names)
+    try:
+        act_on(record, value, moved)
+    except ValueError:
+        return None
+    return moved
 
 
 def _condition(value: Tensor) -> float:

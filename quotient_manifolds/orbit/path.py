@@ -1,9 +1,9 @@
-"""Measure the loss on the straight path between two models, and whether two models are one function."""
+"""Measure the loss on the straight path between two models, and sharpness along the orbit of one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer
+from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.sharpness import Loss, WorstCase
 from quotient_manifolds.sharpness.losses import check_loss
+from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries import Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval
 
 if TYPE_CHECKING:
@@ -68,6 +71,37 @@ def loss_along_path(
             model = replica(a, {name: w.lerp(last[name], t) for name, w in first.items()})
             losses.append(sum(float(loss(model, private_batch(batch))) for batch in given) / len(given))
     return PathLosses(tuple(ts), tuple(losses))
+
+
+def along_orbit(
+    model: nn.Module,
+    symmetries: Symmetries,
+    measures: Sequence[WorstCase],
+    loss: Loss,
+    batch: Any,
+    scales: Sequence[float],
+    *,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Yield sharpness of a model (scale: None) and of its moves by A = scale x Gaussian per head, and its ratio.
+
+    A is drawn anew for every scale. The floating-point tensors of the batch take the dtype of the model. [paper, ICML
+    version, Sec. 6.2] Raises ValueError if a sharpness to compare with is not positive.
+    """
+    w = next(model.parameters())
+    batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
+    before: dict[str, float] = {}
+    for index, scale in enumerate((None, *scales)):
+        moved = model if scale is None else symmetries.transformed(model, scale=scale, seed=seed + index - 1)
+        known = KnownSymmetries()
+        for each in measures:
+            value, name = warned(each.of(moved, loss, [batch], known)).mean, each.geometry.name
+            if scale is None and not value > 0:
+                raise ValueError(
+                    f"The loss of the model must increase within radius {each.radius:g} of {name}. Found no increase "
+                    f"in {w.dtype}: choose more steps, or another radius."
+                )
+            yield {"measure": name, "scale": scale, "value": value, "ratio": value / before.setdefault(name, value)}
 
 
 def check_alike(a: nn.Module, b: nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from quotient_manifolds.sharded.parts import Layout, Params, from_all, gathered, require_values, together
+from quotient_manifolds.sharded.parts import Layout, Params, from_all, gathered, together
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 """Parts of names that checkpointing and compilation add: symmetries are found before."""
@@ -202,7 +202,8 @@ class ShardedModel:
     def _fit(self, name: str) -> Tensor:
         """Return what this process holds of a parameter, checked."""
         w = _local(self._named[name])
-        require_values(name, w)
+        if w.is_meta:
+            raise ValueError(f"Parameter {name} has no values here (meta device): load the weights first")
         if not w.is_floating_point() or w.dtype.itemsize < 4:
             raise TypeError(
                 f"Parameters of a sharded model must be float32 or float64 to be moved in place. Found {name} in "

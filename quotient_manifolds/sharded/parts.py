@@ -49,15 +49,6 @@ def gathered(values: Tensor) -> Tensor:
     return torch.stack(every)
 
 
-def require_values(name: str, w: Tensor) -> None:
-    """Raise ValueError for a parameter without values."""
-    if w.is_meta:
-        raise ValueError(
-            f"Parameter {name} has no values here (meta device): it was not loaded, or is offloaded; load the whole "
-            f"model into memory"
-        )
-
-
 @final
 @dataclass(frozen=True)
 class Layout:

@@ -9,13 +9,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.messages import Progress
+from quotient_manifolds.messages import Progress, text_table
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
 from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
-from quotient_manifolds.symmetries.symmetries import text_table
 from quotient_manifolds.symmetries.tangents import span, tangents
 from quotient_manifolds.symmetries.wires.labels import meaning
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -48,7 +49,7 @@ class StridedView:
         ((_, stride),) = self.axes[2]
         return replace(self, axes=(*self.axes[:2], ((columns, stride),)))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Return (heads, rows, h)."""
         heads, rows, h = (prod(size for size, _ in axis) for axis in self.axes)
@@ -66,7 +67,21 @@ class StridedView:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
-        return self._opened(self._flat(params)).reshape(self.shape)
+        shared = self.shared(params)
+        return self._opened(self._flat(params)).reshape(self.shape) if shared is None else shared
+
+    def shared(self, params: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the entries as (heads, rows, h), sharing memory, in one operation; None where that cannot be."""
+        w = params.get(self.name)
+        if w is None or self._strides is None or w.numel() != self.numel or not w.is_contiguous():
+            return None
+        return w.as_strided(self.shape, self._strides, w.storage_offset() + self.offset)
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...] | None:
+        """Return a stride for each axis; None where an axis has several."""
+        plain = all(len(axis) < 2 for axis in self.axes)
+        return tuple(axis[0][1] if axis else 1 for axis in self.axes) if plain else None
 
     def write(self, params: dict[str, Tensor], value: Tensor) -> None:
         """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_one_of, meant
+from quotient_manifolds.messages import text_table
 from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
@@ -209,11 +210,3 @@ def without_layers(lines: Iterable[str]) -> tuple[str, ...]:
     """Fold lines that differ in numbers of layers only into one, with their count."""
     counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", line) for line in lines)
     return tuple(line if count == 1 else f"{line}  ({count})" for line, count in counts.items())
-
-
-def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return left-aligned columns of plain text under a ruled header."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    ruled = [header, ["-" * width for width in widths], *lines]
-    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in ruled)
-    return "\n".join("  ".join(line).rstrip() for line in padded)

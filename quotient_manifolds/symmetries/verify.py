@@ -14,6 +14,7 @@ from typing import Any, Literal, final
 import torch
 from torch import nn
 
+from quotient_manifolds.messages import text_table
 from quotient_manifolds.symmetries.checks import (
     check_eval,
     check_loaded,
@@ -27,7 +28,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, text_table
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
 ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, right to about 1e-10

@@ -15,10 +15,10 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from quotient_manifolds.compare import BatchFunction, Comparison, MeasureEntry, Spec, run_comparison
+from quotient_manifolds.compare import Comparison, MeasureEntry, Spec, run_comparison
 from quotient_manifolds.compare.comparison import TABLES
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
-from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.load import BatchFunction, Checkpoint
 from quotient_manifolds.sharpness import (
     GradientNorm,
     Result,

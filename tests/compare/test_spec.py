@@ -12,10 +12,10 @@ import pytest
 from torch import nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.compare import BatchFunction, MeasureEntry, Spec, forecast, read_spec, run_comparison
+from quotient_manifolds.compare import MeasureEntry, Spec, forecast, read_spec, run_comparison
 from quotient_manifolds.compare.spec import MEASURES
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
-from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.load import BatchFunction, Checkpoint
 from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase
 from tests.zoos import small, write_images, write_seeds, write_spec
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
-from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Gradients, Quotient, TangentSpace
+from quotient_manifolds.symmetries import Params, Scope, Symmetries, find_symmetries
 from studies.appendix_g import AdaptiveNorm
 
 QUOTIENTS: list[Geometry] = [
@@ -51,3 +51,8 @@ def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
+
+
+def pull_back(space: TangentSpace, z: Params, grads: Gradients) -> Params:
+    """The gradient in z of loss(move(z)) from the loss's gradients at move(z), which are left alone."""
+    return space.linearise(z)[1]({name: None if grad is None else grad.clone() for name, grad in grads.items()})

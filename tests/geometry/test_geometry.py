@@ -40,7 +40,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 SETTINGS: dict[str, Callable[[], Geometry]] = {
-    "norm must be 'l2' or 'linf'. Found 'l1'": lambda: Euclidean(norm="l1"),  # type: ignore[arg-type]
+    "norm must be one of l2, linf. Found 'l1'": lambda: Euclidean(norm="l1"),  # type: ignore[arg-type]
     "or a finite number. Found 'euclid'": lambda: Quotient("euclid"),
     "Found 'third'": lambda: Quotient(geodesic="third"),
     "eta must be a finite number, at least 0. Found -0.1": lambda: Adaptive(-0.1),
@@ -75,11 +75,11 @@ def twice() -> tuple[Geometry, nn.Module]:
 UNMEASURED: dict[str, tuple[Callable[[], tuple[Geometry, nn.Module]], str]] = {
     "nan": (
         lambda: pairs_of(lambda attention: attention.out_proj.bias[:1].fill_(math.nan)),
-        r"Parameter layers\.0\.self_attn\.out_proj\.bias holds NaN or infinity",
+        r"parameter 'layers\.0\.self_attn\.out_proj\.bias' contains NaN or infinite values",
     ),
     "rank": (without_rank, r"Pair layers\.0\.self_attn.* in a quotient metric: rank"),
-    "meta": (lambda: (Adaptive(), nn.Linear(2, 2, device="meta")), "Parameter weight has no values"),
-    "complex": (lambda: (Adaptive(), nn.Linear(2, 2, dtype=torch.complex64)), "Parameter weight is complex"),
+    "meta": (lambda: (Adaptive(), nn.Linear(2, 2, device="meta")), "'weight' is on the meta device and has no values"),
+    "complex": (lambda: (Adaptive(), nn.Linear(2, 2, dtype=torch.complex64)), "parameter 'weight' is complex"),
     "frozen": (lambda: (Adaptive(), nn.Linear(2, 2).requires_grad_(False)), "Linear has no parameter to measure"),
     "half": (
         lambda: pairs_of(lambda attention: attention.out_proj.weight.requires_grad_(False)),

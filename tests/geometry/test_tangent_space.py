@@ -15,7 +15,17 @@ from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import norm
 from quotient_manifolds.symmetries import Params, Scope, SymmetricPair, Symmetries, declare_pair, zeros_of
 from studies.appendix_g import AdaptiveNorm
-from tests.geometry.cases import ELEMENTWISE, NORM_OFF, QUOTIENTS, by_name, encoder, generator, space_at, symmetries_of
+from tests.geometry.cases import (
+    ELEMENTWISE,
+    NORM_OFF,
+    QUOTIENTS,
+    by_name,
+    encoder,
+    generator,
+    pull_back,
+    space_at,
+    symmetries_of,
+)
 
 
 def product(pair: SymmetricPair, params: Params) -> Tensor:
@@ -35,16 +45,14 @@ def test_the_gradient_at_the_point_is_the_pull_back_at_zero(geometry: Geometry) 
     model = encoder(layers=1)
     model(torch.randn(2, 4, 6, dtype=torch.float64, generator=generator())).square().mean().backward()
     grads = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
-    kept = {name: grad.clone() for name, grad in grads.items()}
     if isinstance(geometry, Quotient):
         geometry = replace(geometry, symmetries=symmetries_of(model))
     if isinstance(geometry, AdaptiveNorm):
         geometry = AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model)))
     space = geometry.around(model)
-    gradient, pulled = space.gradient(grads), space.pull_back(space.zero(), grads)
+    gradient, pulled = space.gradient(grads), pull_back(space, space.zero(), grads)
     for key, block in pulled.items():
         torch.testing.assert_close(gradient[key], block, rtol=1e-9, atol=1e-12)
-    assert all(torch.equal(grads[name], kept[name]) for name in grads)
     ahead = space.move({key: 0.01 * block for key, block in gradient.items()})
     space.move(gradient, {name: w.detach() for name, w in model.named_parameters()}, times=0.01)
     for name, w in model.named_parameters():
@@ -60,9 +68,7 @@ def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) ->
     slopes = dict(zip(z, torch.autograd.grad(probe(moved), tuple(z.values())), strict=True))
     leaves = {name: w.detach().requires_grad_() for name, w in moved.items()}
     grads = dict(zip(leaves, torch.autograd.grad(probe(leaves), tuple(leaves.values())), strict=True))
-    kept = {name: grad.clone() for name, grad in grads.items()}
-    pulled = space.pull_back({key: block.detach() for key, block in z.items()}, grads)
-    assert all(torch.equal(grads[name], kept[name]) for name in grads)
+    pulled = pull_back(space, {key: block.detach() for key, block in z.items()}, grads)
     for key, slope in space.project(slopes).items():
         torch.testing.assert_close(pulled[key], slope, rtol=1e-9, atol=1e-9)
 
@@ -126,7 +132,7 @@ def test_the_adaptive_norm_is_that_of_xi_over_w_and_zero_weights_stay() -> None:
     assert not moved["bias"].any()
     everywhere = {name: torch.ones_like(block) for name, block in z.items()}
     assert norm(space.project(everywhere)) == pytest.approx(math.sqrt(5), rel=1e-12)
-    assert not space.pull_back(z, {name: torch.ones_like(block) for name, block in z.items()})["bias"].any()
+    assert not pull_back(space, z, {name: torch.ones_like(block) for name, block in z.items()})["bias"].any()
 
 
 def test_eta_lets_zero_weights_move_and_zero_eta_shares_the_models_memory() -> None:
@@ -140,7 +146,7 @@ def test_eta_lets_zero_weights_move_and_zero_eta_shares_the_models_memory() -> N
     assert moved["weight"][0, 0] == 0.25
     assert moved["weight"][1].tolist() == [0.25] * 3  # -2 + |-2| + 0.25
     assert space.sample(generator())["weight"].all()
-    pulled = space.pull_back(space.zero(), {"weight": torch.ones_like(w), "bias": None})
+    pulled = pull_back(space, space.zero(), {"weight": torch.ones_like(w), "bias": None})
     torch.testing.assert_close(pulled["weight"], w.abs() + 0.25)
     shared = Adaptive().at(model).scale["weight"]
     assert shared is not None
@@ -196,7 +202,7 @@ def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest
 def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geometry: Geometry) -> None:
     space = space_at(geometry, encoder())
     z = space.sample(generator())
-    pulled = space.pull_back(z, {name: torch.randn_like(w) for name, w in space.point.items()})
+    pulled = pull_back(space, z, {name: torch.randn_like(w) for name, w in space.point.items()})
     for vector in (z, pulled):
         for block in space.pairs:
             torch.testing.assert_close(block.space.project(vector[block.key]), vector[block.key])
@@ -313,14 +319,14 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
     symmetries = Symmetries((pair,))
     space = space_at(Quotient("mix", symmetries=symmetries), model)
     z, grad = space.sample(generator()), torch.randn(5, 2, dtype=torch.float64)
-    pulled, kept = space.pull_back(space.zero(), {"W": grad}), grad.clone()
+    pulled = pull_back(space, space.zero(), {"W": grad})
     manifold = FixedRankQuotient(2, 2, "mix")
     W = space.point["W"]
     torch.testing.assert_close(W[:2] @ W[2:4].mT, (model.W[:2] @ model.W[2:4].mT).detach())
     assert torch.equal(W[4], model.W[4])
-    expected = manifold.at(W[None, :4]).covector(kept[None, :4])
+    expected = manifold.at(W[None, :4]).covector(grad[None, :4])
     torch.testing.assert_close(pulled[space.pairs[0].key], manifold.at(W[None, :4]).project(expected))
-    torch.testing.assert_close(pulled["W"][4], kept[4] * W[4])
+    torch.testing.assert_close(pulled["W"][4], grad[4] * W[4])
     assert not pulled["W"][:4].any()
     torch.testing.assert_close(space.move(z)["W"][4], W[4] + W[4] * z["W"][4])
 
@@ -338,7 +344,7 @@ def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, or
     exact = RotaryQuotient(3, 2, "mix").at(pair.read(space.point).double())
     expected = exact.project(exact.covector(pair.read(grads).double()))
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
-    torch.testing.assert_close(space.pull_back(space.zero(), grads)[key].double(), expected, **tolerance)
+    torch.testing.assert_close(pull_back(space, space.zero(), grads)[key].double(), expected, **tolerance)
     z = {key: 0.1 * space.sample(generator())[key]}
     moved = exact.follow(z[key].double(), order)[0]
     torch.testing.assert_close(pair.read(space.move(z)).double(), moved, **tolerance)

@@ -60,7 +60,7 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     assert merged.settings["lora_alpha"] == merged.settings["r"] == 4
 
 
-def test_a_merge_is_printed_as_a_short_table(tmp_path: Path) -> None:
+def test_a_merge_is_printed_as_a_table(tmp_path: Path) -> None:
     paths = [random_lora(tmp_path / f"of {seed}", {"a": 2, "longer": 1}, seed) for seed in range(2)]
     merged = qm.merge_adapters(paths, [0.25, 0.75])
     first, second = (each.relative_error for each in merged.modules)
@@ -70,14 +70,6 @@ def test_a_merge_is_printed_as_a_short_table(tmp_path: Path) -> None:
         f"longer  rank 1, {second:.2%} lost",
     ]
     assert merged.relative_error > 0.01
-
-
-def test_of_many_modules_the_first_ten_are_printed(tmp_path: Path) -> None:
-    many = qm.merge_adapters([random_lora(tmp_path / "one", {f"m{place}": 1 for place in range(10, 23)}, 0)])
-    head, *lines, more = str(many).splitlines()
-    assert head == "1 adapter merged with weight 1; 0.00% lost in all"
-    assert lines == [f"m{place}  rank 1, 0.00% lost" for place in range(10, 20)]
-    assert more == "and 3 more"
 
 
 def test_keys_of_ranks_are_names_unless_they_match_another_module(tmp_path: Path) -> None:
@@ -224,9 +216,9 @@ def test_bad_arguments_are_refused_in_one_sentence(call: str, tmp_path: Path) ->
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = random_lora(tmp_path / "one", {"a": 2}, 0)
     merged = qm.merge_adapters([path])
-    with pytest.raises(ValueError, match="one is there already; give a new directory"):
+    with pytest.raises(ValueError, match=r"one must be a new directory\. Found that it exists already"):
         merged.save(path)
-    with pytest.raises(ValueError, match="is no directory to write merged into"):
+    with pytest.raises(ValueError, match=r"merged must be a new directory\. Found that there is no directory"):
         merged.save(tmp_path / "nowhere" / "merged")
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", lambda *_, **__: 1 / 0)

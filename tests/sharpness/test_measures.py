@@ -17,6 +17,7 @@ from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
+from tests.geometry.cases import pull_back
 
 Measure = Callable[..., qm.Result]
 
@@ -135,7 +136,7 @@ def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
         leaves = {name: w.requires_grad_() for name, w in params.items()}
         x = torch.func.functional_call(model, leaves, (batch[0],))
         grads = torch.autograd.grad(nn.functional.cross_entropy(x, batch[1]), list(leaves.values()), allow_unused=True)
-        return flat(space.pull_back(unflat(z), dict(zip(leaves, grads, strict=True))))
+        return flat(pull_back(space, unflat(z), dict(zip(leaves, grads, strict=True))))
 
     like = space.zero()
 

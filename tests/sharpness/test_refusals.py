@@ -96,7 +96,10 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         spoilt(lambda m: m.drop.train()),
         r"Found drop \(Dropout\) in train mode; call model\.eval",
     ),
-    "nan weight": (spoilt(lambda m: m.last.bias.data.fill_(math.nan)), r"Parameter last\.bias holds NaN or infinity"),
+    "nan weight": (
+        spoilt(lambda m: m.last.bias.data.fill_(math.nan)),
+        r"parameter 'last\.bias' contains NaN",
+    ),
     "writes its weights": (lambda: Net(clamped), r"must leave the weights alone\. Found .* first\.weight"),
     "closes over itself": (Closure, "a closure"),
     "reentrant": (Checkpointed, r"first runs with gradients turned off .* use_reentrant=False"),
@@ -225,7 +228,7 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
         r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
     ),
-    "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be 'all', 'first' or 'none'"),  # type: ignore[arg-type]
+    "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be one of all, first, none"),  # type: ignore[arg-type]
     "a name": (lambda: replica(nn.Linear(2, 2), {"0.weight": torch.zeros(2)}), r"Linear has no parameter 0\.weight"),
     "max_norm": (
         lambda: qm.gradient_norm(renormalised(), ENTROPY, [(torch.ones(4, 2).long(), Y)], "adaptive"),

@@ -281,7 +281,7 @@ def test_a_frozen_bias_is_not_touched(frozen: str) -> None:
 
 
 def test_biases_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match=r"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found 'none'"):
+    with pytest.raises(ValueError, match=r"symmetries must be one of all, pairs, paper, or Symmetries. Found 'none'"):
         Quotient(symmetries="none")  # type: ignore[arg-type]
     assert Quotient().name != Quotient(symmetries="paper").name
 

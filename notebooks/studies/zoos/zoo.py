@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds import cross_entropy
 from quotient_manifolds.compare import Comparison, read_spec, run_comparison
-from quotient_manifolds.demo.zoo import each_finished, make_once, one_thread
+from quotient_manifolds.demo.zoo import make_once, one_thread, run_jobs
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
@@ -63,9 +63,7 @@ def make_zoo(
         partial(make_once, place, {"recipe": asdict(each.recipe), **each.others}, partial(_scored, each.make))
         for each, place in zip(models, places, strict=True)
     ]
-    progress("training", 0, len(jobs))
-    for finished, _ in enumerate(each_finished(jobs, workers), 1):
-        progress("training", finished, len(jobs))
+    run_jobs(jobs, workers, "training", progress)
     for part, spec in specs.items():
         rows = [
             {"checkpoint": each.name, **asdict(each.recipe), **json.loads((place / SCORES).read_text("utf-8"))}
@@ -151,9 +149,7 @@ def run_zoo(name: str, specs: Sequence[Path], out: Path, *, models: int, workers
     them the longer ascents begin at, which are returned. Raises ClickException if measurements failed.
     """
     jobs = [partial(_measure_part, spec, progress if workers == 1 else None) for spec in specs]
-    progress("parts", 0, len(jobs))
-    for finished, _ in enumerate(each_finished(jobs, workers), 1):
-        progress("parts", finished, len(jobs))
+    run_jobs(jobs, workers, "parts", progress)
     parts = [Comparison.load(spec.parent) for spec in specs]
     tables = {name: pd.concat([getattr(part, name) for part in parts], sort=False) for name in PARTS}
     tables["measures"] = tables["measures"].groupby(level=0, sort=False).first()  # one part may have more than another

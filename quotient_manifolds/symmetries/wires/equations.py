@@ -289,7 +289,7 @@ class Equations:
         """Return names of what a weight makes of rows of names (kinds, in)."""
         hubs = self.new(len(rows), 1, "weight")
         taken = self.new(rows.size, 2).reshape(rows.shape)
-        made = self.new(len(rows) * len(use.rows), 3).reshape(len(rows), -1)
+        made = self.new(len(rows) * len(use.rows), 3).reshape(len(rows), len(use.rows))
         self.join(rows, taken, 1)
         self.join(use.columns, taken, 2)
         self.join(taken, hubs[:, None], 3)
