@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.optim import SAM
 from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, Result, WorstCase
-from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 
@@ -59,7 +59,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         name: str | None = None,
         **options: Any,
     ) -> None:
-        check_whole("every", every, 1)
+        check_integer("every", every, 1)
         _check_whole(trainer, "measure its checkpoints")
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._sharpness = WorstCase(as_geometry(geometry), radius, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -31,3 +32,11 @@ def check_integer(name: str, value: object, least: int) -> None:
     """Raise ValueError unless a value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
+
+
+def check_number(name: str, value: object, *, positive: bool = False) -> None:
+    """Raise ValueError unless a value is a finite number of at least 0, or above 0 if it has to be positive."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf or (positive and value == 0):  # type: ignore[operator]
+        wanted = "a positive finite number" if positive else "a finite number of at least 0"
+        raise ValueError(f"{name} must be {wanted}. Found {value!r}")

@@ -123,7 +123,7 @@ def test_a_run_that_is_taken_up_again_logs_no_step_twice(start: nn.Module, tmp_p
         ({"radius": -1.0}, "radius"),
         ({"geometry": "round"}, "geometry"),
         ({"paces": 3}, "paces"),
-        ({"every": 0}, "every must be a whole number"),
+        ({"every": 0}, "every must be an integer"),
         ({"batches": {"input_ids": sequences(4)}}, r"Found one dict; wrap it: \[batch\]"),
         ({"fsdp": True}, "spreads this one over processes"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,7 +9,7 @@ from typing import Any, TypeVar, final, get_args
 
 from torch import nn
 
-from quotient_manifolds.check import check_one_of
+from quotient_manifolds.check import check_number, check_one_of
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
@@ -126,9 +125,7 @@ class Adaptive(_Elementwise):
     norm: Norm = "l2"
 
     def __post_init__(self) -> None:
-        number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
-        if not number or not 0 <= self.eta < math.inf:
-            raise ValueError(f"eta must be a finite number, at least 0. Found {self.eta!r}")
+        check_number("eta", self.eta)
         check_one_of("norm", self.norm, get_args(Norm))
 
     @property

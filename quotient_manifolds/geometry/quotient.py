@@ -206,21 +206,17 @@ class Quotient(Geometry):
         symmetries = self._found(model, loss, batches[0], known)
         verified = replace(self, symmetries=symmetries)
         batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
-        if not batches or not (symmetries.pairs or symmetries.reparameterizations):
+        if not batches or not symmetries.every:
             return verified
         if is_sharded(model):
             _check_same(symmetries)
-            moving = partial(verify_sharded, model, loss)
-            verifications = [
-                known.once(partial(moving, batch, symmetries), "sharded", model, loss, batch, symmetries)
-                for batch in batches
-            ]
-            failed = {
-                each.name: f"the loss on batch {index} changes along its orbit"
-                for index, verification in enumerate(verifications)
-                for each in verification.checks
-                if each.verdict == "fails"
-            }
+
+            def failing() -> dict[str, str]:
+                found = (verify_sharded(model, loss, batch, symmetries).checks for batch in batches)
+                why = "the loss on batch {} changes along its orbit"
+                return {c.name: why.format(i) for i, checks in enumerate(found) for c in checks if c.verdict == "fails"}
+
+            failed = known.once(failing, "sharded", model, loss, symmetries, *batches)
             return verified._without(failed, self.symmetries)
         begin = partial(self._begin, model, known)
         subjects = f"begins {self.metric} {self.eps}", model, loss, symmetries, *batches

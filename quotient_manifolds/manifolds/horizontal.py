@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quotient_manifolds.check import check_one_of
+from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
 
 METRICS = {"inv": 0.0, "mix": 1.0}
@@ -324,10 +324,8 @@ def unsqueeze(x: Tensor, ndim: int) -> Tensor:
 def require_sizes(n: Any, m: Any, eps: Any) -> None:
     """Raise ValueError unless n and m are integers of at least 1, and eps a finite number >= 0."""
     for name, k in (("n", n), ("m", m)):
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(f"{name}, a number of rows, must be an integer of at least 1. Found {name} = {k!r}")
-    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < float("inf"):
-        raise ValueError(f"eps must be a finite number >= 0. Found {eps!r}")
+        check_integer(f"{name}, a number of rows,", k, 1)
+    check_number("eps", eps)
 
 
 def require_tensor(x: Any, name: str, complex_too: bool = False) -> None:

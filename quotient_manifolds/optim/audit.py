@@ -16,7 +16,7 @@ from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_and_lab
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.outputs import answer, floating
-from quotient_manifolds.symmetries.representatives import act, group_element
+from quotient_manifolds.symmetries.representatives import group_element
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 """Makes an optimizer of the model it is given, such as `lambda model: torch.optim.AdamW(model.parameters())`."""
@@ -116,7 +116,7 @@ def orbit_audit(
         network = copy.deepcopy(model)
         params = {name: p.detach() for name, p in network.named_parameters()}
         for pair in pairs if index else ():
-            pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
+            pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
         with torch.random.fork_rng():  # the caller's random numbers stay
             runs.append(run(network))
     names, befores, afters, losses = zip(*runs, strict=True)

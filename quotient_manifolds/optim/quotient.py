@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quotient_manifolds.check import check_one_of
+from quotient_manifolds.check import check_number, check_one_of
 from quotient_manifolds.geometry.pair_block import PairBatch, in_batches
 from quotient_manifolds.geometry.parameters import is_whole, scales_outside
 from quotient_manifolds.linalg import full_precision
@@ -66,8 +66,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if not isinstance(symmetries, Symmetries):
             found = type(symmetries).__name__
             raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}")
-        if max_norm is not None and not 0 < max_norm < math.inf:
-            raise ValueError(f"max_norm must be a positive number or None. Found {max_norm!r}")
+        if max_norm is not None:
+            check_number("max_norm", max_norm, positive=True)
         if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):
             raise TypeError(
                 "params must be named parameters, model.named_parameters(), or groups of such. Found "

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from quotient_manifolds.check import check_number
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.geometry.parameters import measured_parameters
 
@@ -45,8 +46,7 @@ class SAM(torch.optim.Optimizer):
         radius: float,
     ) -> None:
         geometry = as_geometry(geometry)
-        if not 0 <= radius < math.inf:
-            raise ValueError(f"radius must be a finite number >= 0. Found {radius!r}")
+        check_number("radius", radius)
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):

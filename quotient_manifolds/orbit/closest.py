@@ -12,7 +12,7 @@ from torch import Tensor
 from quotient_manifolds.orbit.group import Group, Record, Steps, copied, names_of
 from quotient_manifolds.orbit.path import distance
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
-from quotient_manifolds.symmetries.wires.constants import Additive
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
@@ -32,7 +32,7 @@ def closest(record: Record, params: Params, target: Params, condition: float, *,
     if isinstance(record, Scaling):
         here, there = (copied(each, record.names) for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
-    if isinstance(record, (Shift, Additive)):
+    if isinstance(record, (Shift, FreeDirections)):
         return record.toward(params, target)
     assert isinstance(record, Gauge)
     if record.acts == "linear":

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.check import check_integer
+from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
@@ -114,10 +114,8 @@ def descend_orbit(
     if not callable(objective) and not isinstance(objective, WeightObjective):
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
     check_integer("steps", steps, 1)
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be a positive number. Found {learning_rate!r}.")
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a number of at least 0. Found {tolerance!r}.")
+    check_number("learning_rate", learning_rate, positive=True)
+    check_number("tolerance", tolerance)
     own = parameters(model)
     check_weights(own, own)
     symmetries = verified(model, inputs, symmetries, evaluate)

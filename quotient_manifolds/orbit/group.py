@@ -21,8 +21,7 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
 )
-from quotient_manifolds.symmetries.representatives import act
-from quotient_manifolds.symmetries.wires.constants import Additive
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 
 Record: TypeAlias = SymmetricPair | Reparameterization | Permutation
 Steps: TypeAlias = tuple[tuple[Record, Tensor], ...]
@@ -97,12 +96,12 @@ def act_on(record: Record, value: Tensor, params: Params) -> None:
     if value is CANONICAL and isinstance(record, Reparameterization):
         record.canonicalize(params)
     elif isinstance(record, SymmetricPair):
-        record.write(params, act(record, value, record.read(params)))
+        record.write(params, record.act(value, record.read(params)))
     elif isinstance(record, Scaling):
         record.apply(params, value)
     elif isinstance(record, Gauge):
         record.act(params, value, torch.linalg.inv(value))
-    elif isinstance(record, (Shift, Additive)):
+    elif isinstance(record, (Shift, FreeDirections)):
         record.add(params, value)
     elif isinstance(record, Permutation):
         record.permute(params, value)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import torch
 
+from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.sharpness.vector import combine, dots, largest, norm, scale, signed_step
 from quotient_manifolds.symmetries import Params
 
@@ -79,8 +80,8 @@ class AutoPGD:
     rho: ClassVar[float] = 0.75
 
     def __post_init__(self) -> None:
-        check_whole("steps", self.steps, 1)
-        check_whole("restarts", self.restarts, 0)
+        check_integer("steps", self.steps, 1)
+        check_integer("restarts", self.restarts, 0)
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -288,12 +289,6 @@ BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBal
 
 def check_radius(radius: Any, name: str = "radius") -> None:
     """Raise ValueError unless the radius, or what else is called so, is a positive finite number."""
-    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
-        several = "; use worst_case_profile for several radii" if isinstance(radius, (list, tuple)) else ""
-        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}{several}")
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise ValueError unless the setting is a whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")
+    if isinstance(radius, (list, tuple)):
+        raise ValueError(f"{name} must be one number. Found {radius!r}; use worst_case_profile for several radii")
+    check_number(name, radius, positive=True)

@@ -12,9 +12,9 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.measure import Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
@@ -185,7 +185,7 @@ class TopEigenvalue(Measure):
         super().__post_init__()
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
-        check_whole("restarts", self.restarts, 1)
+        check_integer("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry)
 
     def compute(self, objective: BatchObjective) -> BatchResult:

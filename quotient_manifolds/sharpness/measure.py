@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol
 
 from torch import nn
 
+from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import check_radius, check_whole
+from quotient_manifolds.sharpness.ascent import check_radius
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
@@ -44,7 +45,7 @@ class Measure(ABC):
 
     def __post_init__(self) -> None:
         for name, least in _COUNTS.items():
-            check_whole(name, getattr(self, name, least), least)
+            check_integer(name, getattr(self, name, least), least)
         for name in SIZES:
             check_radius(getattr(self, name, 1.0), name)
 

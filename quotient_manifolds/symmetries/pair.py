@@ -94,6 +94,11 @@ class SymmetricPair:
         """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimension of the group by its kind."""
+        return {self.kind: self.group_dimension}
+
     def manifold(self, metric: Metric = "inv", eps: float = 0.0) -> FixedRankQuotient | RotaryQuotient:
         """Return the quotient manifold of the pair's points, by its group."""
         if self.acts == "GL(1, C)":
@@ -122,6 +127,35 @@ class SymmetricPair:
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""
         return Factor(self.views).read(params)
+
+    def act(self, A: Tensor, x: Tensor) -> Tensor:
+        """Return (G A^-1, H A^T) for a point x, in the precision of A: (heads, h, h), or (heads,) complex."""
+        return self.manifold().action(A.to(x.device), x.to(A.real.dtype))
+
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Act with A = exp(size Z), Z a random generator, in place; as a control on G alone."""
+        Z, x = self._drawn(generator), self.read(params)
+        moved = self.act(torch.exp(size * Z) if Z.is_complex() else torch.matrix_exp(size * Z), x)
+        self.G.write(params, moved[:, : self.n])
+        if not control:
+            self.H.write(params, moved[:, self.n :])
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return (-G Z, H Z^T), the derivative by size of `transform`, for float64 parameters."""
+        Z, x = self._drawn(generator), self.read(params)
+        if Z.is_complex():  # as matrices
+            Z = torch.stack([Z.real, Z.imag, -Z.imag, Z.real], -1).view(-1, 2, 2)
+        Z, tangent = Z.to(x), {name: torch.zeros_like(params[name]) for name in self.names}
+        self.G.write(tangent, -x[:, : self.n] @ Z)
+        if not control:
+            self.H.write(tangent, x[:, self.n :] @ Z.mT)
+        return tangent
+
+    def _drawn(self, generator: torch.Generator) -> Tensor:
+        """Draw generators Z (heads, h, h), or (heads,) complex, Gaussian, of length about 1 in every head."""
+        if self.acts == "GL(1, C)":
+            return torch.randn(self.heads, generator=generator, dtype=torch.complex128)
+        return torch.randn(self.heads, self.h, self.h, generator=generator, dtype=torch.float64) / self.h**0.5
 
     def write(self, params: Params, x: Tensor) -> None:
         """Invert `read`: write x (heads, n + m, h) into the dict's tensors in place (clone them first)."""

@@ -47,7 +47,7 @@ def random_representative(
     with fitting():
         for pair in symmetries.pairs:
             A = scale * _gaussian_element(pair, generator)
-            pair.write(moved, act(pair, A, pair.read(moved)))
+            pair.write(moved, pair.act(A, pair.read(moved)))
         _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
         for reparameterization in together(symmetries.reparameterizations):
             reparameterization.transform(moved, generator, log_scale)
@@ -75,11 +75,6 @@ def canonicalize(params: Params, reparameterizations: Iterable[Reparameterizatio
     """Bring reparameterizations to their canonical point, in place (clone the tensors first)."""
     for reparameterization in together(reparameterizations):
         reparameterization.canonicalize(params)
-
-
-def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    """Apply the group element A of the pair, as `group_element` makes them, to a point x, in the precision of A."""
-    return pair.manifold().action(A.to(x.device), x.to(A.real.dtype))
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from quotient_manifolds.sharded import ShardedModel, Whole
 from quotient_manifolds.symmetries.checks import check_eval, check_symmetries, generator_of
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.symmetries import Symmetries
-from quotient_manifolds.symmetries.tangents import Action, actions
-from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, group_of
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
+from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification
 
 MARGIN = 1e3  # times the rounding noise: what a move may change
 STEP = 1e-6  # relative, of the third differences that show rounding
@@ -32,18 +31,18 @@ def verify_sharded(
     """
     check_eval(model)
     check_symmetries(symmetries)
-    generator, acting = generator_of(seed), actions(symmetries)
+    generator, acting = generator_of(seed), symmetries.every
     if not acting:
         return Verification((), seed)
     outputs = ShardedOutputs(model, batch, evaluate, symmetries.moved)
     with torch.no_grad():
         noise = outputs.rounding_noise(symmetries.moved, generator)
 
-        def judged(chosen: list[Action]) -> tuple[float, float, Verdict, str]:
+        def judged(chosen: Sequence[Symmetry]) -> tuple[float, float, Verdict, str]:
             def change(control: bool) -> float:
                 params = outputs.copied(dict.fromkeys(name for action in chosen for name in action.names))
                 for action in chosen:
-                    action.act(params, generator, FINITE, control)
+                    action.transform(params, generator, FINITE, control)
                 return outputs.change(params)
 
             slope, control = change(False), change(True)
@@ -56,9 +55,7 @@ def verify_sharded(
         found = [judged(acting)] * len(acting)
         if found[0][2] == "fails":
             found = [judged([action]) for action in acting]
-    checks = (
-        SymmetryCheck(each.name, group_of(each), *said) for each, said in zip(symmetries.every, found, strict=True)
-    )
+    checks = (SymmetryCheck(each.name, each.group, *said) for each, said in zip(symmetries.every, found, strict=True))
     return Verification(tuple(checks), seed)
 
 

@@ -24,6 +24,8 @@ Model = TypeVar("Model", bound=nn.Module)
 Scope = Literal["all", "pairs", "paper"]
 """Which of a model's symmetries: all; pairs of attention and adapters with redundant biases; or with biases as rows."""
 
+Symmetry = SymmetricPair | Reparameterization
+
 HOW_TO = "docs/own_attention.md shows how to declare symmetries"
 """Where to look when some are not found."""
 
@@ -133,7 +135,7 @@ class Symmetries:
         return twin
 
     @property
-    def every(self) -> tuple[SymmetricPair | Reparameterization, ...]:
+    def every(self) -> tuple[Symmetry, ...]:
         """Return all pairs and reparameterizations, in this order."""
         return (*self.pairs, *self.reparameterizations)
 
@@ -152,10 +154,8 @@ class Symmetries:
     def families(self) -> dict[str, int]:
         """Return the dimensions of the symmetry group by kind: of pairs and reparameterizations."""
         found = Counter[str]()
-        for pair in self.pairs:
-            found[pair.kind] += pair.group_dimension
-        for reparameterization in self.reparameterizations:
-            found.update(reparameterization.families)
+        for each in self.every:
+            found.update(each.families)
         return dict(found)
 
     def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -28,8 +28,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.representatives import balance
-from quotient_manifolds.symmetries.symmetries import Symmetries
-from quotient_manifolds.symmetries.tangents import Action, actions
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
 ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, right to about 1e-10
@@ -184,9 +183,8 @@ def verify_on_batches(
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     losses = ModelOutputs(model, batches, evaluate)
-    claimed = actions(symmetries)
-    names = sorted({name for action in claimed for name in action.names})
-    checks = [SymmetryCheck(each.name, group_of(each)) for each in symmetries.every]
+    names = sorted(symmetries.moved)
+    checks = [SymmetryCheck(each.name, each.group) for each in symmetries.every]
     indices, there = range(len(batches)), list[float]()
     with torch.no_grad():
         params = losses.params()
@@ -206,7 +204,7 @@ def verify_on_batches(
     for index, value in zip(indices, values, strict=True):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
-        for number, action in enumerate(claimed):
+        for number, action in enumerate(symmetries.every):
             if checks[number].verdict != "fails":
                 slope, control, verdict = _judged(action, params, grads, seed + index, losses.precision, rounding)
                 if verdict == "fails" and _is_cut_off(losses, action, params, seed, index):
@@ -236,17 +234,17 @@ def changed_by(
 
 
 def _judged(
-    action: Action, params: Params, grads: Params, seed: int, precision: float, rounding: float
+    action: Symmetry, params: Params, grads: Params, seed: int, precision: float, rounding: float
 ) -> tuple[float, float, Verdict]:
     """Compare <grad L, xi> with what one parameter, or one side, contributes to it; rounding: what the loss has.
 
     Return both, relative to the length of the summands, and what they show.
     """
     orthogonal = min(max(ORTHOGONAL, UNSURE * precision), 0.1)
-    slope, parts, size = _along(action.tangent(params, seed), grads)
+    slope, parts, size = _along(_tangent(action, params, seed), grads)
     if slope <= orthogonal * size and parts > CONTROL * max(orthogonal * size, rounding):
         return slope / size, parts / size, "holds"
-    control, _, other = _along(action.tangent(params, seed, control=True), grads)
+    control, _, other = _along(_tangent(action, params, seed, control=True), grads)
     most = max(size, other)
     if most <= rounding / ROUNDING:
         return 0.0, 0.0, "unused"  # a unit in the last place of the loss: it does not depend on these parameters
@@ -256,7 +254,7 @@ def _judged(
     return slope / most, control / most, "holds" if control > CONTROL * rounding else "inconclusive"
 
 
-def _is_cut_off(losses: ModelOutputs, action: Action, params: Params, seed: int, index: int) -> bool:
+def _is_cut_off(losses: ModelOutputs, action: Symmetry, params: Params, seed: int, index: int) -> bool:
     """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
 
     Moving one side of it alone must change the loss, by more than rounding.
@@ -265,12 +263,16 @@ def _is_cut_off(losses: ModelOutputs, action: Action, params: Params, seed: int,
         values, noise = [], 0.0
         for control in (False, True):
             moved = {**params, **{name: params[name].clone() for name in action.names}}
-            action.act(moved, torch.Generator().manual_seed(seed), FINITE, control)
+            action.transform(moved, torch.Generator().manual_seed(seed), FINITE, control)
             values.append(losses.value(moved, index))
             noise = max(noise, 0.0 if control else _noise(losses, moved, index))
         before = losses.value(params, index)
         rounding = ROUNDING * max(noise, _noise(losses, params, index), losses.precision * abs(before))
     return abs(values[0] - before) <= rounding and abs(values[1] - before) > CONTROL * rounding
+
+
+def _tangent(symmetry: Symmetry, params: Params, seed: int, *, control: bool = False) -> Params:
+    return symmetry.tangent(params, torch.Generator().manual_seed(seed), control)
 
 
 def _along(xi: Params, grads: Params) -> tuple[float, float, float]:
@@ -302,7 +304,7 @@ def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification,
     if not left.every:
         return known
 
-    def changed(chosen: Sequence[Action], begin: Begin | None = None) -> str:
+    def changed(chosen: Sequence[Symmetry], begin: Begin | None = None) -> str:
         def move(params: Params) -> Params:
             if begin is not None:
                 params = {name: w.clone() for name, w in begin(left, params).items()}
@@ -312,7 +314,7 @@ def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification,
 
     if not (all_ := changed(_joint(left), begin)):
         return known
-    alone = {action.name: changed([action]) for action in actions(left)}
+    alone = {action.name: changed([action]) for action in left.every}
     false = {
         name: f"acting with one of its elements changes the output: {found}" for name, found in alone.items() if found
     }
@@ -335,22 +337,17 @@ def canonical_changes(found: str) -> str:
     )
 
 
-def _joint(symmetries: Symmetries) -> list[Action]:
-    """Return the actions of all symmetries, of what is evaluated at once as one."""
-    return actions(replace(symmetries, reparameterizations=tuple(together(symmetries.reparameterizations))))
+def _joint(symmetries: Symmetries) -> list[Symmetry]:
+    """Return all symmetries, what is evaluated at once as one."""
+    return [*symmetries.pairs, *together(symmetries.reparameterizations)]
 
 
-def _act(chosen: Iterable[Action], params: Params, seed: int) -> Params:
+def _act(chosen: Iterable[Symmetry], params: Params, seed: int) -> Params:
     """Act with a random element of each, in place."""
     generator = torch.Generator().manual_seed(seed)
     for action in chosen:
-        action.act(params, generator, FINITE, False)
+        action.transform(params, generator, FINITE)
     return params
-
-
-def group_of(symmetry: Any) -> str:
-    """Return the name of the group of a pair or reparameterization."""
-    return str(symmetry.group)
 
 
 def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Verification) -> str:

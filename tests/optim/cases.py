@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.symmetries.representatives import act, group_element
+from quotient_manifolds.symmetries.representatives import group_element
 from tests.handwritten_models import NanoGPT
 from tests.models import llama
 
@@ -104,7 +104,7 @@ def moved(model: nn.Module, symmetries: qm.Symmetries, condition: float = 1e4, s
     params = {name: p.detach() for name, p in twin.named_parameters()}
     for pair in symmetries.pairs:
         if all(twin.get_parameter(name).requires_grad for name in pair.names):
-            pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
+            pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
     return twin
 
 

@@ -181,8 +181,8 @@ REFUSED = [
     ({"objective": lambda params: 1.0}, "Found float"),
     ({"objective": Sparsity(names=("nothing",))}, "Found 'nothing'"),
     ({"steps": 0}, "steps must be an integer of at least 1. Found 0"),
-    ({"learning_rate": -1.0}, "learning_rate must be a positive number"),
-    ({"tolerance": -1.0}, "tolerance must be a number of at least 0"),
+    ({"learning_rate": -1.0}, "learning_rate must be a positive finite number"),
+    ({"tolerance": -1.0}, "tolerance must be a finite number of at least 0"),
     ({"condition": 0.5}, "condition number must be a number above 1"),
     ({"batches": []}, "at least one batch"),
 ]

@@ -171,16 +171,16 @@ MEASURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 SETTINGS: list[tuple[str, str, Any, str]] = [
     *(("worst case average legacy trace eigenvalue", name, value, words) for name, value, words in (
-        ("seed", 1.5, "seed must be a whole number, at least 0"),
-        ("seed", True, "seed must be a whole number"),
+        ("seed", 1.5, "seed must be an integer of at least 0"),
+        ("seed", True, "seed must be an integer"),
         ("radius", 0, "radius must be a positive finite number"),
         ("radius", math.nan, "radius must be a positive finite number"),
         ("sigma", -1.0, "sigma must be a positive finite number"),
         ("sigma", math.inf, "sigma must be a positive finite number"),
-        ("samples", 1, "samples must be a whole number, at least 2"),
-        ("steps", 0, "steps must be a whole number, at least 1"),
-        ("restarts", 0.5, "restarts must be a whole number"),
-        ("restarts", -1, "restarts must be a whole number"),
+        ("samples", 1, "samples must be an integer of at least 2"),
+        ("steps", 0, "steps must be an integer of at least 1"),
+        ("restarts", 0.5, "restarts must be an integer"),
+        ("restarts", -1, "restarts must be an integer"),
         ("tolerance", 0.0, "tolerance must"),
         ("tolerance", 1.0, "tolerance must"),
     )),
@@ -223,7 +223,7 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
     "a norm": (lambda: climbed(torch.sum, 1.0, norm="l1"), "one of l2, linf"),
     "a radius": (lambda: climbed(torch.sum, 0.0), "radius must be"),
     "a slope": (lambda: climbed(lambda z: z.sqrt().sum(), 1.0), "gradient of the loss must be finite"),
-    "restarts": (given(qm.top_eigenvalue, "adaptive", restarts=0), "restarts must be a whole number, at least 1"),
+    "restarts": (given(qm.top_eigenvalue, "adaptive", restarts=0), "restarts must be an integer of at least 1"),
     "Lanczos": (
         lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
         r"Lanczos must converge\. It has not on batch 0 after 1 restarts",

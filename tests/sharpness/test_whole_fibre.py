@@ -15,7 +15,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient
 from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, Measure, TopEigenvalue, WorstCase
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_representative
-from quotient_manifolds.symmetries.representatives import act, group_element
+from quotient_manifolds.symmetries.representatives import group_element
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
 from tests.classifiers import shaken
@@ -92,7 +92,7 @@ def test_ill_conditioned_factors_cost_no_digits() -> None:
     generator = torch.Generator().manual_seed(1)
     params = {name: w.detach().clone() for name, w in here.model.named_parameters()}
     for pair in here.symmetries().pairs:
-        pair.write(params, act(pair, group_element(pair, 1e4, generator), pair.read(params)))
+        pair.write(params, pair.act(group_element(pair, 1e4, generator), pair.read(params)))
     places = here.to("float32"), here.at(params).to("float32")
     first, second = (measured(each, ["worst case", "average case"], Quotient("inv")) for each in places)
     assert second == pytest.approx(first, rel=1e-3)

@@ -52,6 +52,19 @@ def _two(function: Callable[[Net, Tensor], Tensor], **modules: nn.Module) -> Net
     return Net(lambda net, x: net.b(function(net, net.a(x))), a=nn.Linear(5, 8), b=nn.Linear(8, 3), **modules)
 
 
+class First(nn.Module):
+    """A token that is a parameter before the others, of which it is added to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.token = nn.Linear(5, 8), nn.Linear(8, 3), nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), 1, 8), self.a(x)], 1)
+        found: Tensor = self.b((tokens + tokens[:, :1]).tanh())
+        return found
+
+
 class Stacked(nn.Module):
     """Three experts in one parameter, and a weight on the left."""
 
@@ -128,6 +141,7 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         ),
         {"tanh neurons of a": 8},
     ),
+    "a first token": (First(), {"tanh neurons of a": 8}),
     "positions": (
         Net(
             lambda net, x: net.b(torch.tanh(net.a(x) + net.p(torch.arange(x.shape[1])))),

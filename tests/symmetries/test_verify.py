@@ -22,9 +22,10 @@ from quotient_manifolds.symmetries import (
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.outputs import answer
-from quotient_manifolds.symmetries.representatives import act, group_element
+from quotient_manifolds.symmetries.reparameterization import central_difference
+from quotient_manifolds.symmetries.representatives import group_element
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
+from tests.models import BY_NAME, IDS, MODELS, ModelCase, ViTAttention, claimed, llama, noise
 
 
 def attention(twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> nn.Module:
@@ -103,11 +104,23 @@ def to_first_order(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("wrong", [forgetful, to_first_order])
 def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Tensor]) -> None:
-    monkeypatch.setattr("quotient_manifolds.symmetries.tangents.act", wrong)
+    monkeypatch.setattr(SymmetricPair, "act", wrong)
     checks = verify_symmetries(attention(), noise(2, 5, 12), claimed(attention())).checks
     assert [check.verdict for check in checks] == ["fails"] * 2
-    for check in checks:
-        assert ("acting with one of its elements changes the output" in check.reason) == (wrong is to_first_order)
+    assert all("acting with one of its elements changes the output" in check.reason for check in checks)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_the_tangent_of_a_pair_is_the_derivative_of_its_action(control: bool) -> None:
+    model = llama().double()
+    params, pairs = {key: w.detach() for key, w in model.named_parameters()}, find_symmetries(model, IDS).pairs
+    assert {pair.acts for pair in pairs} == {"GL(h)", "GL(1, C)"}
+    for pair in pairs:
+        generator = torch.Generator()
+        tangent = pair.tangent(params, generator.manual_seed(3), control)
+        derivative = central_difference(pair.transform, params, pair.names, generator.manual_seed(3), control)
+        for key, w in derivative.items():
+            torch.testing.assert_close(tangent[key], w, rtol=1e-6, atol=1e-8)
 
 
 def test_an_action_is_tried_where_a_measure_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +129,7 @@ def test_an_action_is_tried_where_a_measure_begins(monkeypatch: pytest.MonkeyPat
     assert verify_on_batches(*arguments, begin=lambda _, params: params).all_hold
     with pytest.raises(ValueError, match="the same at the canonical point"):
         verify_on_batches(*arguments, begin=lambda _, params: {name: 1.1 * w for name, w in params.items()})
-    monkeypatch.setattr("quotient_manifolds.symmetries.tangents.act", to_first_order)
+    monkeypatch.setattr(SymmetricPair, "act", to_first_order)
     checks = verify_on_batches(*arguments, begin=lambda _, params: params).checks
     assert [check.verdict for check in checks] == ["fails"] * 2
 
@@ -153,7 +166,7 @@ def test_ill_conditioned_and_badly_scaled_factors_hold(condition: float) -> None
     found, params = claimed(model), {name: w.detach().clone() for name, w in model.named_parameters()}
     for pair in found.pairs:
         A = group_element(pair, condition, torch.Generator().manual_seed(0)) * condition**0.5
-        pair.write(params, act(pair, A, pair.read(params)))
+        pair.write(params, pair.act(A, pair.read(params)))
     model.load_state_dict(params)
     assert verdicts(model, noise(2, 5, 12), found) == ["holds", "holds"]
     wrong = Symmetries((heads_swapped(model, found.pairs[0]),))

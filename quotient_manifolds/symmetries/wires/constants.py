@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,64 +78,10 @@ class Constants:
         return made
 
 
+Uses = tuple[Linear | Vector, ...]
+"""Uses of the same entries in the same way."""
 Change = tuple[Entries, Tensor]
 """What is added to entries of a parameter."""
-
-
-class Additive(Reparameterization):
-    """Describe a reparameterization that adds to parameters what constants tell at these parameters."""
-
-    constants: Constants
-
-    @abstractmethod
-    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
-        """Return what leads to the one place."""
-
-    @abstractmethod
-    def drawn(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
-    ) -> list[Change]:
-        """Return a random element, of this size; as a control noise that the function sees."""
-
-    def canonicalize(self, params: Params) -> None:
-        """Go to the one place, in place."""
-        add(params, self.to_place(params))
-
-    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Add a random element, in place."""
-        add(params, self.drawn(params, generator, size, control))
-
-    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
-        """Return what is added of size 1: it is linear in the size."""
-        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
-        for entries, change in self.drawn(params, generator, 1.0, control):
-            entries.add_to(tangent, change.reshape(entries.shape))
-        return tangent
-
-    @property
-    def alone(self) -> tuple[Additive, ...]:
-        """Return those of which this consists."""
-        return (self,)
-
-    def toward(self, params: Params, other: Params) -> Tensor:
-        """Return the difference from other parameters, of which `add` adds what the function does not depend on."""
-        return torch.cat([(other[name].double() - params[name].double()).flatten() for name in self.names])
-
-    def add(self, params: Params, change: Tensor) -> None:
-        """Add to the parameters that part of a change on which the function does not depend, in place."""
-        parts = change.split([params[name].numel() for name in self.names])
-        own = {name: -part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
-        add(params, self.to_place({**params, **own}))
-
-    def beside(self, other: Reparameterization) -> Reparameterization | None:
-        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
-
-        Unless they face each other in a product.
-        """
-        if isinstance(other, Additive) and other.kind == self.kind and other.constants is self.constants:
-            several = (*self.alone, *other.alone)
-            return None if self.constants.facing else Several(self.constants, several, self.kind)
-        return None
 
 
 def add(params: Params, changes: Iterable[Change]) -> None:
@@ -147,98 +91,101 @@ def add(params: Params, changes: Iterable[Change]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Several(Additive):
-    """Hold additive reparameterizations of one kind, evaluated at the same parameters."""
+class FreeDirections(Reparameterization):
+    """Describe what may be added to parameters: outputs that nobody sees, or answers to inputs that never occur.
 
-    constants: Constants
-    parts: tuple[Additive, ...]
-    kind: str
-
-    @property
-    def alone(self) -> tuple[Additive, ...]:
-        """Return those of which this consists."""
-        return self.parts
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the parameters of all of them."""
-        return tuple(dict.fromkeys(name for each in self.parts for name in each.names))
-
-    @property
-    def families(self) -> dict[str, int]:
-        """Return the dimensions of all of them."""
-        found = Counter[str]()
-        for each in self.parts:
-            found.update(each.families)
-        return dict(found)
-
-    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
-        """Return what leads each to its place."""
-        return [change for each in self.parts for change in each.to_place(params)]
-
-    def drawn(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
-    ) -> list[Change]:
-        """Return a random element of each."""
-        return [change for each in self.parts for change in each.drawn(params, generator, size, control)]
-
-
-@dataclass(frozen=True, eq=False)
-class FreeDirections(Additive):
-    """Describe what may be added to one parameter: outputs that nobody sees, or answers to inputs that never occur.
-
-    In the directions K, orthonormal columns, it is 0 at the one place: K^T W = 0, or W K = 0.
+    In the directions K of a parameter W, orthonormal columns, it is 0 at the one place: K^T W = 0, or W K = 0.
+    parts: uses of the same entries, and the number of directions of these.
     """
 
     constants: Constants
-    uses: tuple[Linear | Vector, ...]  # of the same entries
     kind: str  # UNREAD or UNREACHED
-    dimension: int
+    parts: tuple[tuple[Uses, int], ...]
     number: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameter."""
-        return (self.uses[0].entries.name,)
+        """Return the parameters, each once."""
+        return tuple(dict.fromkeys(uses[0].entries.name for uses, _ in self.parts))
 
     @property
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
-        return {self.kind: self.dimension}
+        return {self.kind: sum(dimension for _, dimension in self.parts)}
 
-    def to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
+    def canonicalize(self, params: Params) -> None:
+        """Go to the one place, in place."""
+        add(params, self._to_place(params))
+
+    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Add a random element, in place."""
+        add(params, self._drawn(params, generator, size, control))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what is added of size 1: it is linear in the size."""
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        add(tangent, self._drawn(params, generator, 1.0, control))
+        return tangent
+
+    def toward(self, params: Params, other: Params) -> Tensor:
+        """Return the difference from other parameters, of which `add` adds what the function does not depend on."""
+        return torch.cat([(other[name].double() - params[name].double()).flatten() for name in self.names])
+
+    def add(self, params: Params, change: Tensor) -> None:
+        """Add to the parameters that part of a change on which the function does not depend, in place."""
+        parts = change.split([params[name].numel() for name in self.names])
+        own = {name: -part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
+        add(params, self._to_place({**params, **own}))
+
+    def beside(self, other: Reparameterization) -> Reparameterization | None:
+        """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
+
+        Unless they face each other in a product.
+        """
+        alike = isinstance(other, FreeDirections) and (other.kind, other.constants) == (self.kind, self.constants)
+        if not alike or self.constants.facing:
+            return None
+        assert isinstance(other, FreeDirections)
+        return FreeDirections(self.constants, self.kind, (*self.parts, *other.parts))
+
+    def _to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less what is in these directions."""
-        W, bases = self._turned(self.uses[0].entries.read(params).numpy()), self.bases(params)
-        return self._change(-K @ (K.T @ rows) for K, rows in zip(bases, W, strict=True))
+        found = []
+        for uses, _ in self.parts:
+            W, bases = self._turned(uses, uses[0].entries.read(params).numpy()), self.bases(uses, params)
+            found.append(self._change(uses, [-K @ (K.T @ rows) for K, rows in zip(bases, W, strict=True)]))
+        return found
 
-    def drawn(
+    def _drawn(
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool
     ) -> list[Change]:
-        """Return Gaussians in these directions; as a control a matrix of rank one that they tell nothing of."""
-        entries, bases = self.uses[0].entries, self.bases(params)
-        size = size * typical(params[entries.name])
-        width = self._turned(np.empty(entries.shape)).shape[2]
-        noise = _rank_one if control else _combination
-        return self._change(size * noise(K, width, generator) for K in bases)
+        """Return Gaussians in these directions; as a control matrices of rank one that they tell nothing of."""
+        found, noise = [], _rank_one if control else _combination
+        for uses, _ in self.parts:
+            entries, bases = uses[0].entries, self.bases(uses, params)
+            width = 1 if isinstance(uses[0], Vector) else entries.shape[1 if self.kind == UNREACHED else 2]
+            most = size * typical(params[entries.name])
+            found.append(self._change(uses, [most * noise(K, width, generator) for K in bases]))
+        return found
 
-    def bases(self, params: Mapping[str, Tensor]) -> list[Array]:
+    def bases(self, uses: Uses, params: Mapping[str, Tensor]) -> list[Array]:
         """Return the directions for each tap of a weight, or row of a vector."""
-        at, first = self.constants.at(params), self.uses[0]
+        at, first = self.constants.at(params), uses[0]
         if isinstance(first, Vector):
-            return [at.unseen.common([each.outs[row] for each in self.uses]) for row in range(len(first.outs))]
-        weights = [each for each in self.uses if isinstance(each, Linear)]
+            return [at.unseen.common([each.outs[row] for each in uses]) for row in range(len(first.outs))]
+        weights = [each for each in uses if isinstance(each, Linear)]
         if self.kind == UNREACHED:
             return [unreached_basis(at, weights)] * first.shape[0]
         return [at.unseen.common([row for each in weights for row in each.outs])] * first.shape[0]
 
-    def _turned(self, W: Array) -> Array:
+    def _turned(self, uses: Uses, W: Array) -> Array:
         """Return numbers (taps or rows, n, columns) of which the directions are combinations of n."""
-        W = W[:, :, None] if isinstance(self.uses[0], Vector) else W
+        W = W[:, :, None] if isinstance(uses[0], Vector) else W
         return W.swapaxes(1, 2) if self.kind == UNREACHED else W
 
-    def _change(self, parts: Iterable[Array]) -> list[Change]:
-        change = np.stack([*parts])
-        return [(self.uses[0].entries, torch.from_numpy(change.swapaxes(1, 2) if self.kind == UNREACHED else change))]
+    def _change(self, uses: Uses, parts: Sequence[Array]) -> Change:
+        change = np.stack(parts)
+        return uses[0].entries, torch.from_numpy(change.swapaxes(1, 2) if self.kind == UNREACHED else change)
 
 
 def _combination(basis: Array, width: int, generator: torch.Generator) -> Array:
@@ -260,7 +207,7 @@ def unreached_basis(at: At, several: Sequence[Linear]) -> Array:
     return scipy.linalg.orth((kernel(c[None]).T @ U).T)
 
 
-def uses(several: list[Any]) -> list[list[Any]]:
+def by_entries(several: list[Any]) -> list[list[Any]]:
     """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
     found: dict[Any, list[Any]] = {}
     for each in several:

@@ -154,8 +154,6 @@ class Equations:
 
     def source(self, tensor: Tensor, beside: Sequence[Tensor] = ()) -> Field:
         """Take a parameter among activations: a name for each entry, one along axes of tokens of what is beside it."""
-        if id(tensor) in self._fields:
-            return self._fields[id(tensor)]
         entries = self.walk.entries[id(tensor)].narrowed()
         shape = entries.shape
         places = [n > 1 and _along(beside, axis - len(shape)) for axis, n in enumerate(shape)]
@@ -312,8 +310,6 @@ class Equations:
 
 
 def _pointwise(graph: Equations, operation: Operation) -> list[Field] | None:
-    if len(operation.outputs) != 1:
-        return None
     beside = [graph.field(each).names for each in operation.inputs if not graph._is_parameter(each)]
     parts = [
         graph.source(each, beside) if graph._is_parameter(each) else graph.field(each) for each in operation.inputs
@@ -329,14 +325,6 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
     if name == "copy":
         return [graph.field(args[1]).expand(operation.out.shape)]
     fields = {id(each): graph.field(each) for each in operation.inputs}
-    if name in ("cat", "slice_scatter", "select_scatter"):
-        axis = args[1] if name == "cat" and len(args) > 1 else operation.kwargs.get("dim", 0)
-        axis = args[2] if name != "cat" and len(args) > 2 else axis
-        if any(
-            each.ndim == operation.out.ndim and each.shape[axis] > 1 and flat(fields[id(each)].names, axis)
-            for each in operation.inputs
-        ):
-            return _beside(graph, operation, fields, axis)
     if name in ("view", "_unsafe_view", "_reshape_alias"):
         return [fields[id(args[0])].map(lambda t: t.reshape(operation.out.shape))]
     found = []
@@ -357,26 +345,6 @@ def _side(fields: dict[int, Field], side: str, tensor: Tensor) -> Tensor:
     return getattr(fields[id(tensor)], side) if id(tensor) in fields else tensor
 
 
-def _beside(graph: Equations, operation: Operation, fields: dict[int, Field], axis: int) -> list[Field] | None:
-    """Put tokens beside tokens, or in their place: an entry is made of those of all parts."""
-    func, args, kwargs = operation.func, operation.args, operation.kwargs
-    parts = [fields[id(each)] for each in operation.inputs if each.numel()]
-    scatter = operation.name == "select_scatter"
-    if any(not flat(part.names, axis) for part in parts if part.names.ndim == operation.out.ndim):
-        return None
-    names = []
-    for number, part in enumerate(parts):
-        one = part.names.unsqueeze(axis) if scatter and number else part.names.narrow(axis, 0, 1)
-        names.append(one.expand(operation.out.shape))
-    marked = {
-        id(t): mixed(thinned(fields[id(t)].places)[0] * 31 + number, 5).expand(t.shape)
-        for number, t in enumerate(operation.inputs)
-    }
-    moved, kept = tree_map_only(Tensor, lambda t: marked[id(t)], (args, kwargs))
-    place = func(*moved, **kept)
-    return [Field(graph.windows(*names).names, _thin(place))]
-
-
 def _copy(graph: Equations, operation: Operation) -> list[Field] | None:
     if not operation.out.dtype.is_floating_point:
         return _pointwise(graph, operation)
@@ -390,14 +358,8 @@ def _multiply(graph: Equations, operation: Operation) -> list[Field] | None:
 
 
 def _product(graph: Equations, a: Tensor, b: Tensor, out: Tensor) -> Field | None:
-    if a.ndim < 2 or b.ndim < 2:
-        return None
     if graph._is_parameter(b):
         return _by_weight(graph, graph.field(a), graph.walk.entries[id(b)], out.shape)
-    if graph._is_parameter(a):
-        turned = graph.walk.entries[id(a)].apply(lambda layout: layout.mT)[0]
-        made = _by_weight(graph, graph.field(b).map(lambda t: t.mT), turned, out.mT.shape)
-        return made and made.map(lambda t: t.mT)
     return graph.contract(graph.field(a), graph.field(b))
 
 
@@ -436,8 +398,6 @@ def _reduced(graph: Equations, operation: Operation) -> list[Field] | None:
         else operation.kwargs.get("dim")
     )
     axes = [*range(field.names.ndim)] if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
-    if len(operation.outputs) != 1:
-        return None
     made = graph.reduce(field, axes)
     return None if made is None else [made.map(lambda t: t.reshape(operation.out.shape))]
 

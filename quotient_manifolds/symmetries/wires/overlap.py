@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.constants import At, uses
+from quotient_manifolds.symmetries.wires.constants import At, by_entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, span
 from quotient_manifolds.symmetries.wires.shifting import Solved
 from quotient_manifolds.symmetries.wires.walk import Linear, Walk
@@ -26,7 +26,7 @@ def own_dimension(walk: Walk, at: At, found: Solved, block: Block) -> int:
         return n * n
     sides: tuple[list[Array], list[Array]] = ([np.zeros((n, 0))], [np.zeros((n, 0))])
     common, shifts = list[Array](), list[Array]()
-    for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
+    for same in by_entries([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         first = same[0]
         for place in range(1 if isinstance(first, Linear) else len(first.outs)):
             for copy in copies(block, first.outs[place]):

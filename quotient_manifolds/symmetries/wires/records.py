@@ -13,11 +13,10 @@ from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.channels import Bundle
 from quotient_manifolds.symmetries.wires.constants import (
-    Additive,
     Constants,
     FreeDirections,
+    by_entries,
     unreached_basis,
-    uses,
 )
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD, Roles
@@ -80,7 +79,7 @@ def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterizatio
     found, count = dict[str, Reparameterization](), Counter[str]()
     for each in several:
         last = found.get(each.label)
-        both = last.beside(each) if isinstance(last, Additive) else None
+        both = last.beside(each) if isinstance(last, FreeDirections) else None
         if both is None:
             count[each.label] += 1
             both = replace(each, number=count[each.label]) if each.label in found else each  # type: ignore[type-var]
@@ -123,17 +122,16 @@ def _constant(constants: Constants) -> Iterator[Reparameterization]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     walk, params = constants.walk, constants.walk.parameters
     at = constants.at(params)
-    for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
-        record = FreeDirections(constants, tuple(same), UNREAD, 0)
+    for same in by_entries([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         width = same[0].shape[2] if isinstance(same[0], Linear) else 1
-        size = width * sum(K.shape[1] for K in record.bases(params))
+        size = width * sum(K.shape[1] for K in FreeDirections(constants, UNREAD, ()).bases(tuple(same), params))
         if size and same[0].entries.key not in constants.whole:
-            yield replace(record, dimension=size)
+            yield FreeDirections(constants, UNREAD, ((tuple(same), size),))
     yield from shifts_of(constants, params)
-    for same in uses([each for each in walk.linears if not each.table]):
+    for same in by_entries([each for each in walk.linears if not each.table]):
         taps, out, _ = same[0].shape
         free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
-            yield FreeDirections(constants, tuple(same), UNREACHED, size)
+            yield FreeDirections(constants, UNREACHED, ((tuple(same), size),))
     constants.forget()

@@ -167,6 +167,10 @@ class Scales:
         self._enter(found.row, found.col, found.data, matrix.shape[0])
 
     def _enter(self, rows: Array, names: Array, factors: Array, count: int) -> None:
+        if not np.isfinite(factors).all():  # then nothing in these equations may change
+            odd = np.isin(rows, rows[~np.isfinite(factors)])
+            rows, factors = np.where(odd, count + np.arange(len(rows)), rows), np.where(odd, 1.0, factors)
+            count += len(rows)
         kept = (names > 1) & (factors != 0)
         self._terms.append((self._count + rows[kept], names[kept], factors[kept]))
         self._count += count
@@ -325,7 +329,7 @@ def _eliminated(matrix: scipy.sparse.csr_matrix) -> tuple[scipy.sparse.csr_matri
         classes.join(matrix.indices[two], matrix.indices[two + 1], ratio, np.zeros(len(two), bool))
         root, size, _ = classes.find(every)
         zero[root[zero]] = True
-        size = np.where(zero[root], 0.0, size)
+        size = np.where(zero[root] | ~np.isfinite(size), 0.0, size)
         terms = matrix.data * size[matrix.indices]
         most = np.maximum.reduceat(np.abs(terms), start)
         matrix = scipy.sparse.csr_matrix((terms, root[matrix.indices], matrix.indptr), shape=matrix.shape)

@@ -156,15 +156,7 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
     walk.follow(nodes[going], a[going])
     made = walk.vector(entries, a[None], nodes[None], gain=True)
     made.unknowns, made.index = g[None], names.numpy()[place]
-    group = walk.notes.get(("group", id(tensor)))
-    if group is not None and group.shape == shape and _each_has_one(group, second):
-        walk.keep_group(tensor, operation.out)
-
-
-def _each_has_one(group: Tensor, numbers: Tensor) -> bool:
-    """Return whether all scores of one query are multiplied by one number."""
-    pairs = torch.stack([group.reshape(-1), numbers.reshape(-1)]).unique(dim=1)
-    return pairs.shape[1] == int(group.unique().numel())
+    walk.keep_group(tensor, operation.out)  # where keys of one query have numbers of their own, labels tell them apart
 
 
 @rule("square", "pow")
