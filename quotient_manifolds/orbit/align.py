@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,9 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
 from quotient_manifolds.symmetries.reparameterization import together
+from quotient_manifolds.symmetries.wires.constants import FreeDirections, by_entries
 from quotient_manifolds.symmetries.wires.gauges import Part
+from quotient_manifolds.symmetries.wires.labels import UNREACHED
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
@@ -251,7 +253,7 @@ class _Aligner:
         self._add()
         for _ in range(SWEEPS):
             before = self._distance()
-            for record in self._added:
+            for record in (*self._added, *_answers(self._added)):
                 self._fit(record)
             if before - self._distance() <= SETTLED * before:
                 break
@@ -312,6 +314,15 @@ class _Aligner:
             value = closest(told, self._here, self._there, self._condition, moving=moving)
             if bool(torch.isfinite(value).all()):
                 self._take(record, value, torch.inf if anyway else self._distance())
+
+
+def _answers(records: Iterable[Record]) -> Iterator[FreeDirections]:
+    """Yield what weights answer to constants where these are 0: nothing reaches it there, so that it is free."""
+    for shift in (each for each in records if isinstance(each, Shift)):
+        names = {name for kind, name, _ in shift.pivots if kind == "weight"}
+        uses = by_entries([each for each in shift.constants.walk.linears if each.entries.name in names])
+        if uses:
+            yield FreeDirections(shift.constants, UNREACHED, tuple((tuple(each), 0) for each in uses))
 
 
 def _activation_moments(
