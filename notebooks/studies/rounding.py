@@ -132,8 +132,8 @@ def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: We
     """Descend over diagonal elements alone."""
     group = _Diagonal(symmetries, own, fold=True, moves=objective.moves)
     values = Terms([objective.on(model, group)], own, torch.float32)
-    numbers, _, _ = minimize(group, values, steps, RATE, 1e-4, None)
-    return group.element([s.detach().double() for s in numbers]).apply(own)
+    element, _, _ = minimize(group, values, steps, RATE, 1e-4, None)
+    return element.apply(own)
 
 
 class _Diagonal(Group):

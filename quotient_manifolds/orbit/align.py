@@ -118,11 +118,10 @@ def align(
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
         values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
         first, _ = values(start)
-        numbers, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
+        found, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
-            with torch.no_grad():
-                element = element.then(*group.element([s.double() for s in numbers]).steps)
+            element = GroupElement(element.steps + found.steps)
     moved = moved_by(model, element, (inputs, *held_out), evaluate)
     return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
 
@@ -232,13 +231,12 @@ class _Aligner:
             moving = None if number else self._moving
             moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
             for gauge in self._turned:
-                seen = moments.get(gauge.name)
-                self._take(gauge, rotation(gauge, self._here, self._there, moving=moving, seen=seen))
+                A = rotation(gauge, self._here, self._there, moving=moving, seen=moments.get(gauge.name))
+                self._take(gauge, A)
             for permutation in self._permutations:
                 order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
                 if not torch.equal(order, torch.arange(permutation.size)):
-                    changed = True
-                    self._take(permutation, order)
+                    changed = self._take(permutation, order)
             for record in self._fitted:
                 self._fit(record, moving)
             if progress is not None:

@@ -178,7 +178,8 @@ def _invertible(G: Tensor, H: Tensor, G1: Tensor, H1: Tensor, condition: float, 
     It is exact for two points of one orbit, up to rounding. Of numbers the sign may be fixed.
     """
     first, last = _balancing(G, H), _balancing(G1, H1)
-    N = _divided(G, first).mT @ _divided(G1, last) + (H @ first.mT).mT @ (H1 @ last.mT)
+    Gb, Gb1 = (torch.linalg.solve(A, each, left=False) for A, each in ((first, G), (last, G1)))
+    N = Gb.mT @ Gb1 + (H @ first.mT).mT @ (H1 @ last.mT)
     U, _, V = torch.linalg.svd(N)
     R = (U @ V).mT if sign else torch.ones_like(N)
     return _bounded(torch.linalg.solve(last, R @ first), condition)
@@ -235,10 +236,6 @@ def _power(P: Tensor, p: float) -> Tensor:
     values, V = torch.linalg.eigh((P + P.mT) / 2)
     least = TINY * values[..., -1:]
     return V * torch.maximum(values, least).pow(p)[..., None, :] @ V.mT
-
-
-def _divided(G: Tensor, A: Tensor) -> Tensor:
-    return torch.linalg.solve(A, G, left=False)
 
 
 def _bounded(A: Tensor, condition: float) -> Tensor:

@@ -113,7 +113,9 @@ def descend_orbit(
     check_eval(model)
     if not callable(objective) and not isinstance(objective, WeightObjective):
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
-    _check_settings(steps, learning_rate, tolerance)
+    check_integer("steps", steps, 1)
+    check_number("learning_rate", learning_rate, positive=True)
+    check_number("tolerance", tolerance)
     own = parameters(model)
     check_weights(own, own)
     symmetries = verified(model, inputs, symmetries, evaluate)
@@ -128,10 +130,8 @@ def descend_orbit(
         terms = [objective] if batches is None else mean_loss(objective, model, batches, dtype)
     values = Terms(terms, own, dtype)
     first, _ = values(own)
-    numbers, path, least = minimize(group, values, steps, learning_rate, tolerance, progress)
-    with torch.no_grad():
-        element = group.element([s.double() for s in numbers]) if least < first else GroupElement()
-    moved = moved_by(model, element, (inputs, *held_out), evaluate)
+    found, path, least = minimize(group, values, steps, learning_rate, tolerance, progress)
+    moved = moved_by(model, found if least < first else GroupElement(), (inputs, *held_out), evaluate)
     last, _ = values(moved.params)
     return Descent(**vars(moved), path=(first, *path, last))
 
@@ -223,12 +223,11 @@ class Terms:
 
 def minimize(
     group: Group, values: Terms, steps: int, learning_rate: float, tolerance: float, progress: Progress | None
-) -> tuple[list[Tensor], list[float], float]:
-    """Return the numbers of the group element with the least value met, the values on the way, and the least."""
+) -> tuple[GroupElement, list[float], float]:
+    """Return the group element with the least value met, in float64, the values on the way, and the least."""
     numbers = group.zeros(values.dtype)
     optimizer = torch.optim.Adam(numbers, lr=learning_rate)
     path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
-
     for step in range(steps):
         moved = group.element(numbers).apply(values.own, values.dtype)
         names = [name for name in group.names if moved[name].requires_grad]
@@ -248,10 +247,4 @@ def minimize(
             progress("descent", step + 1, steps)
         if step >= PATIENCE and min(path[:-PATIENCE]) - min(path) <= tolerance * abs(min(path)):
             break
-    return best, path, least
-
-
-def _check_settings(steps: int, learning_rate: float, tolerance: float) -> None:
-    check_integer("steps", steps, 1)
-    check_number("learning_rate", learning_rate, positive=True)
-    check_number("tolerance", tolerance)
+    return group.element([s.double() for s in best]), path, least

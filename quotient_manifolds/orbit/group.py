@@ -57,10 +57,6 @@ class GroupElement:
             act_on(record, value, moved)
         return {name: w if dtype else w.to(params[name].dtype) for name, w in moved.items()}
 
-    def then(self, *steps: tuple[Record, Tensor]) -> GroupElement:
-        """Return the element that acts like this one and then by these steps."""
-        return GroupElement((*self.steps, *steps))
-
     @property
     def conditions(self) -> dict[str, float]:
         """Return the condition number of what acts, by record: of matrices; the ratio of scales; 1 for the rest.
@@ -170,11 +166,6 @@ class Group:
         """Return the parameters that the group changes, each once."""
         return names_of((*(record for record, _ in self.start.steps), *self.records))
 
-    @property
-    def pairs(self) -> tuple[SymmetricPair, ...]:
-        """Return the pairs that move."""
-        return tuple(each for each in self.records if isinstance(each, SymmetricPair))
-
     def zeros(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """Return the numbers at the identity, a tensor for each record, as leaves of autograd."""
         return [torch.zeros(_shape(each), dtype=dtype, requires_grad=True) for each in self.records]
@@ -182,7 +173,7 @@ class Group:
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
         """Return the group element of numbers, in their precision; differentiable."""
         steps = ((record, self._value(record, s)) for record, s in zip(self.records, numbers, strict=True))
-        return self.start.then(*steps)
+        return GroupElement((*self.start.steps, *steps))
 
     def _value(self, record: Record, s: Tensor) -> Tensor:
         if isinstance(record, SymmetricPair):

@@ -106,7 +106,7 @@ class RoundingError(WeightObjective):
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
         p, size = (6 if self.clip and self.group_size else 12), (2 / (2**self.bits - 1)) ** 2 / 12
         reach = {name: torch.ones_like(params[name]) for name in group.names}
-        for pair in group.pairs:
+        for pair in (each for each in group.records if isinstance(each, SymmetricPair)):
             _reach(pair, params, reach)
         errors = []
         for name in names:
