@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.check import check_integer
+from quotient_manifolds.check import check_integer, needs
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.optim import SAM
@@ -20,12 +20,8 @@ from quotient_manifolds.sharpness import Loss, Result, WorstCase
 from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 
-try:
+with needs("A callback of Hugging Face's Trainer", "transformers", "transformers"):
     from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError(
-        'A callback of Hugging Face\'s Trainer needs its library: pip install "quotient-manifolds[transformers]".'
-    ) from error
 
 __all__ = ["SAMTrainerMixin", "SharpnessCallback"]
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needs(what: str, package: str, extra: str) -> Iterator[None]:
+    """Say in an ImportError what is to be installed where an import, inside, fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f'{what} needs {package}: pip install "quotient-manifolds[{extra}]".') from error
 
 
 def meant(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:

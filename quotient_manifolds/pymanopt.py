@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.manifolds import HorizontalSpace, QuotientManifold
 
 __all__ = ["as_pymanopt"]
@@ -38,11 +39,8 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     if len(shape) != manifold.ndim:
         raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
     manifold._require_shape(tuple(shape))
-    try:
+    with needs("The view of a manifold", "pymanopt", "pymanopt"):
         import pymanopt
-    except ImportError as error:
-        cure = 'pip install "quotient-manifolds[pymanopt]"'
-        raise ImportError(f"the view of a manifold needs the pymanopt library: {cure}.") from error
     return type("PymanoptView", (_View, pymanopt.manifolds.manifold.Manifold), {})(manifold, tuple(shape))
 
 

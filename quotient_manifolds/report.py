@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.messages import text_table
 
 
@@ -28,12 +29,8 @@ def render(template: str, **content: Any) -> str:
 
     Raises ImportError without jinja2, and jinja2's error for content that the template lacks.
     """
-    try:
+    with needs("A report", "jinja2", "plots"):
         import jinja2
-    except ImportError as error:
-        raise ImportError(
-            'The report is written by jinja2, which is not installed: pip install "quotient-manifolds[plots]".'
-        ) from error
     places = jinja2.PackageLoader("quotient_manifolds", "templates")
     templates = jinja2.Environment(
         loader=places, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -16,8 +16,8 @@ NAME = PACKAGE.name
 
 # A room is a module or a folder directly under the package. A room imports from itself and from lower levels only.
 FROM_THE_GROUND = (
-    "version linalg replica sharded files messages check frames statistics",
-    "manifolds",
+    "version linalg replica sharded files messages check statistics",
+    "manifolds frames",
     "symmetries pymanopt",
     "geometry",
     "sharpness",

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.compare.analysis import analyse, unmatched
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.compare.report import write_comparison
@@ -214,12 +215,9 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
     A process computes with one thread, or as many as OMP_NUM_THREADS says. They end with this process, however it ends.
     Raises ValueError for workers that cannot be had, OSError where no scheduler answers, ImportError without Dask.
     """
-    try:
+    with needs("Measuring by several workers", "dask.distributed", "distributed"):
         import dask
         from distributed import Client, LocalCluster
-    except ImportError as error:
-        needed = 'Several workers need dask.distributed: pip install "quotient-manifolds[distributed]".'
-        raise ImportError(needed) from error
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"workers must have a GPU each. Found {devices} for {workers}; give {devices} workers")
     for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own

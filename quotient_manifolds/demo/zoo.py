@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.files import new_directory, whole, write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load.huggingface import transformers_library
@@ -68,10 +69,8 @@ def load_digits(train_points: int, seed: int = 0) -> tuple[Points, Points]:
     Images are (N, 1, 8, 8) float32, standardised by the training images' mean and deviation. Raises ImportError where
     scikit-learn is not installed.
     """
-    try:
+    with needs("The demonstration", "scikit-learn", "demo"):
         from sklearn import datasets, model_selection
-    except ImportError as error:
-        raise ImportError('Digits need scikit-learn: pip install "quotient-manifolds[demo]".') from error
     grey, classes = datasets.load_digits(return_X_y=True)
     train, test = model_selection.train_test_split(
         np.arange(len(classes)), train_size=train_points, stratify=classes, random_state=seed

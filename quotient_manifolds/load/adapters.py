@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.files import expanded, new_directory
 from quotient_manifolds.load.huggingface import (
     OWN_CODE,
@@ -126,13 +127,9 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def _with_adapter(network: nn.Module, path: Path, saved: set[str], base: Path) -> Any:
-    try:
+    with needs(f"{path} is an adapter of {base}, which", "peft", "peft"):
         from peft import PeftModel
         from peft.utils import get_peft_model_state_dict
-    except ImportError as error:
-        raise ImportError(
-            f'{path} is an adapter of {base}, which needs the peft library: pip install "quotient-manifolds[peft]".'
-        ) from error
     with warnings.catch_warnings(), loading("adapter", path):
         warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.messages import brief, first_line
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
@@ -171,12 +172,8 @@ def without_weights(path: Path) -> str:
 
 def transformers_library() -> ModuleType:
     """Return the module transformers, or say in an ImportError how it is installed."""
-    try:
+    with needs("A Hugging Face model", "transformers", "transformers"):
         import transformers
-    except ImportError as error:
-        raise ImportError(
-            'Hugging Face models need the transformers library: pip install "quotient-manifolds[transformers]".'
-        ) from error
     return transformers
 
 
@@ -282,12 +279,8 @@ def asked_network(error: BaseException | None) -> bool:
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """Open a file of safetensors; whatever fails inside becomes one ValueError."""
-    try:
+    with needs(f"{file}", "safetensors", "transformers"):
         from safetensors import safe_open
-    except ImportError as error:
-        raise ImportError(
-            'Files of safetensors need that library: pip install "quotient-manifolds[transformers]".'
-        ) from error
     try:
         with safe_open(file, framework="pt") as weights:
             yield weights

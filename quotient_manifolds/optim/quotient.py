@@ -21,6 +21,7 @@ from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.optim.step import Point, applied
 from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries.checks import check_symmetries
 
 Closure = Callable[[], Any]
 
@@ -63,9 +64,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         metric: str,
         max_norm: float | None,
     ) -> None:
-        if not isinstance(symmetries, Symmetries):
-            found = type(symmetries).__name__
-            raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}")
+        check_symmetries(symmetries)
         if max_norm is not None:
             check_number("max_norm", max_norm, positive=True)
         if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quotient_manifolds.check import needs
 from quotient_manifolds.files import whole
 from quotient_manifolds.statistics import Numbers
 
@@ -100,12 +101,8 @@ def canvas(
 @contextmanager
 def _settings() -> Iterator[None]:
     """Draw with these settings, whatever those of the user are. Raises ImportError without matplotlib."""
-    try:
+    with needs("A figure", "matplotlib", "plots"):
         import matplotlib as mpl
-    except ImportError as error:
-        raise ImportError(
-            'The figures are drawn by matplotlib, which is not installed: pip install "quotient-manifolds[plots]".'
-        ) from error
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's own matplotlibrc does not change a report
         mpl.rcParams.update(

@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries.reparameterization import Reparameterization
 def check_model(model: Any) -> None:
     """Raise TypeError for anything but a module."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a model (torch.nn.Module). Found {_type(model)}.")
+        raise TypeError(f"model must be a torch.nn.Module. Found {_type(model)}.")
 
 
 def check_eval(model: nn.Module) -> None:
@@ -42,26 +42,26 @@ def check_inputs(batch: Any) -> None:
         elif isinstance(each, Tensor) and each.is_meta:
             problem = "one on the meta device, which has no values: make it on another device"
         if problem:
-            raise ValueError(f"inputs are dense tensors. Found {problem}.")
+            raise ValueError(f"inputs must be dense tensors. Found {problem}.")
 
 
 def check_parameters(params: Any) -> None:
     """Raise TypeError for anything but a mapping from names to tensors."""
     if not isinstance(params, Mapping):
-        raise TypeError(f"expected a model (torch.nn.Module) or its named parameters as a dict. Found {_type(params)}.")
+        raise TypeError(f"params must be a torch.nn.Module or its named parameters as a dict. Found {_type(params)}.")
     strange = [name for name, value in params.items() if not isinstance(value, Tensor)]
     if strange:
-        raise TypeError(f"parameters are tensors by name. Found {_type(params[strange[0]])} for {strange[0]!r}.")
+        raise TypeError(f"params must be tensors by name. Found {_type(params[strange[0]])} for {strange[0]!r}.")
 
 
 def generator_of(seed: Any) -> torch.Generator:
-    """Return a generator with this seed; TypeError or ValueError for what is no integer of 64 bits."""
+    """Return a generator with this seed; ValueError for what is no integer of 64 bits."""
     try:
         number = operator.index(seed)
     except TypeError:
-        raise TypeError(f"a seed is an integer. Found {seed!r}.") from None
+        number = 2**64
     if isinstance(seed, bool) or not -(2**63) <= number < 2**64:
-        raise ValueError(f"a seed is an integer of 64 bits. Found {seed!r}.")
+        raise ValueError(f"seed must be an integer of 64 bits. Found {seed!r}.")
     return torch.Generator().manual_seed(number)
 
 
@@ -70,17 +70,16 @@ def check_loaded(model: nn.Module) -> None:
     tensors = (*model.named_parameters(), *model.named_buffers())
     absent = next((name for name, value in tensors if value.is_meta), None)
     if absent is not None:
-        raise ValueError(f"{absent!r} is on the meta device and has no values: load the weights first.")
+        raise ValueError(f"{absent!r} must have values. Found it on the meta device: load the weights first.")
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
     """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floats."""
     for name in names:
         if name not in params:
-            raise ValueError(f"the parameters given hold no {name!r}, which a symmetry of this model needs.")
-        problem = _problem(params[name])
-        if problem:
-            raise ValueError(f"parameter {name!r} {problem}")
+            raise ValueError(f"params must hold {name!r}, which a symmetry of this model moves. Found none.")
+        if problem := _problem(params[name]):
+            raise ValueError(f"parameter {name!r} must {problem}")
 
 
 @contextmanager
@@ -90,27 +89,27 @@ def fitting() -> Iterator[None]:
         yield
     except (IndexError, RuntimeError) as error:
         raise ValueError(
-            f"the parameters do not have the shapes of the model whose symmetries these are: {first_line(error)}"
+            f"params must have the shapes of the model whose symmetries these are. Found that {first_line(error)}"
         ) from error
 
 
 def _problem(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return f"is {_type(value)}, expected a tensor."
+        return f"be a tensor. Found {_type(value)}."
     if isinstance(value, nn.parameter.UninitializedParameter):
-        return "has no shape yet: run the model once first."
+        return "have a shape. Found none yet: run the model once first."
     if value.is_meta:
-        return "is on the meta device and has no values: load the weights first."
+        return "have values. Found it on the meta device: load the weights first."
     if value.layout != torch.strided:
-        return f"is sparse ({value.layout}), expected a dense tensor: call to_dense() on it first."
+        return f"be a dense tensor. Found a sparse one ({value.layout}): call to_dense() on it first."
     if value.is_quantized or not (value.is_floating_point() or value.is_complex()):
-        return f"is {value.dtype}, expected floating point: dequantise the model first."
+        return f"be of floating point. Found {value.dtype}: dequantise the model first."
     if value.is_complex():
-        return f"is complex ({value.dtype}), expected real numbers: no symmetry is known of complex weights."
+        return f"be real. Found {value.dtype}: no symmetry is known of complex weights."
     if value.dtype.itemsize < 2:
-        return f"is {value.dtype}, which cannot be computed with: cast the model to float32 first."
+        return f"have at least 16 bits. Found {value.dtype}: cast the model to float32 first."
     if value.numel() and not bool(torch.isfinite(torch.stack(value.detach().aminmax())).all()):  # NaN is both
-        return "contains NaN or infinite values: the model's weights are broken."
+        return "be finite. Found NaN or infinity: the weights are broken."
     return ""
 
 
@@ -138,4 +137,4 @@ class Movable(Protocol):
 def check_symmetries(symmetries: Any) -> None:
     """Raise TypeError for anything but Symmetries."""
     if not isinstance(symmetries, Movable):
-        raise TypeError(f"expected Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")
+        raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")

@@ -97,7 +97,7 @@ class StridedView:
 
     def _flat(self, params: Mapping[str, Tensor]) -> Tensor:
         if self.name not in params:
-            raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
+            raise ValueError(f"params must hold {self.name!r}, which a symmetric pair of this model moves. Found none.")
         stored = params[self.name]
         if stored.numel() != self.numel:
             raise ValueError(

@@ -75,11 +75,14 @@ def twice() -> tuple[Geometry, nn.Module]:
 UNMEASURED: dict[str, tuple[Callable[[], tuple[Geometry, nn.Module]], str]] = {
     "nan": (
         lambda: pairs_of(lambda attention: attention.out_proj.bias[:1].fill_(math.nan)),
-        r"parameter 'layers\.0\.self_attn\.out_proj\.bias' contains NaN or infinite values",
+        r"parameter 'layers\.0\.self_attn\.out_proj\.bias' must be finite",
     ),
     "rank": (without_rank, r"Pair layers\.0\.self_attn.* in a quotient metric: rank"),
-    "meta": (lambda: (Adaptive(), nn.Linear(2, 2, device="meta")), "'weight' is on the meta device and has no values"),
-    "complex": (lambda: (Adaptive(), nn.Linear(2, 2, dtype=torch.complex64)), "parameter 'weight' is complex"),
+    "meta": (
+        lambda: (Adaptive(), nn.Linear(2, 2, device="meta")),
+        "'weight' must have values. Found it on the meta",
+    ),
+    "complex": (lambda: (Adaptive(), nn.Linear(2, 2, dtype=torch.complex64)), "parameter 'weight' must be real"),
     "frozen": (lambda: (Adaptive(), nn.Linear(2, 2).requires_grad_(False)), "Linear has no parameter to measure"),
     "half": (
         lambda: pairs_of(lambda attention: attention.out_proj.weight.requires_grad_(False)),

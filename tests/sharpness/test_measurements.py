@@ -68,7 +68,7 @@ def test_a_result_makes_a_frame_with_a_row_a_batch() -> None:
 
 def test_absent_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="needs pandas, which is not installed"):
+    with pytest.raises(ImportError, match="A data frame needs pandas: pip install"):
         measured().to_frame()
 
 

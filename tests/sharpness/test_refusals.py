@@ -98,7 +98,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nan weight": (
         spoilt(lambda m: m.last.bias.data.fill_(math.nan)),
-        r"parameter 'last\.bias' contains NaN",
+        r"parameter 'last\.bias' must be finite",
     ),
     "writes its weights": (lambda: Net(clamped), r"must leave the weights alone\. Found .* first\.weight"),
     "closes over itself": (Closure, "a closure"),

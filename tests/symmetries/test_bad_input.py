@@ -97,7 +97,7 @@ def test_strange_weights(function: str, spoil: str, name: str, given_symmetries:
 
 
 def test_a_model_that_is_not_wholly_loaded_is_no_random_one() -> None:
-    with pytest.raises(ValueError, match=r"'0\.linear1\.weight' is on the meta device"):
+    with pytest.raises(ValueError, match=r"'0\.linear1\.weight' must have values"):
         qm.verify_symmetries(spoilt(SPOILT["meta"], "0.linear1.weight"), X)
 
 
@@ -113,14 +113,14 @@ def test_what_is_no_model(function: str, nothing: object) -> None:
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "find"])
 @pytest.mark.parametrize("nothing", NOTHING[1:], ids=lambda each: type(each).__name__)
 def test_what_is_no_symmetries(function: str, nothing: object) -> None:
-    with pytest.raises(TypeError, match="expected Symmetries, as find_symmetries returns them"):
+    with pytest.raises(TypeError, match="symmetries must be Symmetries, as find_symmetries returns them"):
         FUNCTIONS[function](model(), nothing, 0)
 
 
 @pytest.mark.parametrize("function", ["verify", "move"])
 @pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**70, float("nan"), torch.zeros(2)], ids=repr)
 def test_what_is_no_seed(function: str, seed: object) -> None:
-    with pytest.raises((ValueError, TypeError), match="a seed "):
+    with pytest.raises((ValueError, TypeError), match="seed must"):
         FUNCTIONS[function](model(), FOUND, seed)
 
 

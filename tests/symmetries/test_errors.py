@@ -100,17 +100,20 @@ def test_nothing_is_verified_where_all_is_refused() -> None:
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "sparse": (lambda: X[0].to_sparse(), r"inputs are dense tensors\. Found a sparse one \(torch\.sparse_coo\): call"),
-    "nested": (lambda: torch.nested.nested_tensor([*X]), r"inputs are dense tensors\. Found a nested one: pad it"),
+    "sparse": (
+        lambda: X[0].to_sparse(),
+        r"inputs must be dense tensors\. Found a sparse one \(torch\.sparse_coo",
+    ),
+    "nested": (lambda: torch.nested.nested_tensor([*X]), r"inputs must be dense tensors\. Found a nested one: pad it"),
     "jagged": (
         lambda: torch.nested.nested_tensor([*X], layout=torch.jagged),
-        r"inputs are dense tensors\. Found a nested one: pad it",
+        r"inputs must be dense tensors\. Found a nested one: pad it",
     ),
     "quantised": (
         lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
-        r"inputs are dense tensors\. Found a quantised one \(torch\.qint8\): call dequantize",
+        r"inputs must be dense tensors\. Found a quantised one \(torch\.qint8\): call dequantize",
     ),
-    "meta": (lambda: X.to("meta"), r"inputs are dense tensors\. Found one on the meta device, which has no values"),
+    "meta": (lambda: X.to("meta"), r"inputs must be dense tensors\. Found one on the meta device, which has no values"),
     "complex": (
         lambda: X + 1j * X,
         RUN + r"addmm in module 'a'",
