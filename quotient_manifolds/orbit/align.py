@@ -81,15 +81,17 @@ def align(
     Both have the same architecture: parameters of the same names and shapes. Gains of norms are absorbed first, and
     biases, means and what else shifts go to their canonical points. Then streams are rotated (orthogonal Procrustes, on
     the activations of both models on the inputs or on weights), units that `find_permutations` finds are assigned to
-    each other, pairs (GL(h), complex planes) are fitted in least squares, and scales brought together, again until
-    nothing changes; last, gains and shifts go to where they are in the other model. Where a stream has no rotation, as
-    in post-norm blocks, its channels are permuted only.
+    each other, pairs (GL(h), complex planes) and scales brought together, and where no order changes any more,
+    Gauss-Newton fits the continuous group at once; last, gains and shifts go to where they are in the other model.
+    Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
     the continuous group. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
 
-    Two points of one orbit are aligned up to rounding, but where all biases are 0, and in some networks without norms.
+    Two points of one orbit are aligned up to rounding. In 14 of 400 small networks and 3 of 51 models of the tests they
+    are not: where a weight without a bias reads a norm whose bias is 0 or another place that has no unique canonical
+    point, channels whose gains differ in sign change places, or units along both axes of one weight do.
     Two models that were trained from different seeds get nearer, and the path between them lower; their mean is in
     general worse than either, so this is no way to average models.
 
