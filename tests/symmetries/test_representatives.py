@@ -107,6 +107,30 @@ def neurons(model: Neurons) -> Symmetries:
     )
 
 
+class Power(nn.Module):
+    """relu(x)^p, of degree p."""
+
+    def __init__(self, p: int) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() ** self.p
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_neurons_on_both_sides_of_a_pair_have_one_place(p: int) -> None:
+    layers = nn.Linear(5, 4), Power(p), nn.Linear(4, 2, bias=False), nn.Linear(2, 4), Power(p), nn.Linear(4, 3)
+    model, x = nn.Sequential(*layers).double().eval(), noise(9, 5).double()
+    found = find_symmetries(model, x)
+    assert found.families == {"bottleneck in/out": 4, "relu neuron": 8}
+    canonical = balance(model, found)
+    for seed in range(3):
+        again = balance(random_representative(model, found, seed=seed), found)
+        for key, w in canonical.items():
+            torch.testing.assert_close(again[key], w, rtol=1e-9, atol=1e-9)
+
+
 def test_only_positive_numbers_act_on_neurons() -> None:
     model = Neurons().double()
     found, x = neurons(model), noise(9, 5).double()
