@@ -259,19 +259,22 @@ class _Touched:
         return lambda part: bool(inside[self._nodes[id(part)]].any())
 
     def groups(self, components: Sequence[Component]) -> Iterable[list[Component]]:
-        """Return the components that change the same parameters, or that lengths of one weight tell."""
+        """Return the components that change the same parameters, or that lengths of one weight, or of one pair, tell."""
         owner = np.full(self._count, -1)
         for number, each in enumerate(components):
             owner[each.unknowns] = number
         names: dict[int, set[str]] = defaultdict(set)
-        told, links = self._told(components), [(0, 0)]
+        told, links, free = self._told(components), [(0, 0)], dict[str, list[int]]()
         for part in (*self.weights, *self.vectors):
             own = np.unique(owner[self._nodes[id(part)]]).tolist()
             for number in own:
                 names[number].add(part.entries.name)
             if isinstance(part, Linear):
-                free = [number for number in own if number >= 0 and not told[number]]
-                links += itertools.pairwise(free)
+                left = [number for number in own if number >= 0 and not told[number]]
+                links += itertools.pairwise(left)
+                free.setdefault(part.entries.name, []).extend(left)
+        for pair in self.partners.pairs:  # lengths of the one side are measured by the other
+            links += itertools.pairwise(number for name in pair.names for number in free.get(name, ()))
         edges = scipy.sparse.csr_matrix((np.ones(len(links)), np.transpose(links)), shape=(len(components) or 1,) * 2)
         groups = connected_components(edges, directed=False)[1].tolist()
         several: dict[int, set[str]] = defaultdict(set)
