@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components
@@ -29,7 +30,7 @@ from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
-STEP = 2 / 3  # for lengths that pairs measure may follow log-scales up to twice
+STEP = 2 / 3  # the first one: lengths that pairs measure may follow log-scales
 NULL = 1e-9
 
 
@@ -190,16 +191,25 @@ class Scaling(Reparameterization):
         if self.tells:
             self.apply(params, total)
         free = self.free
-        if any(each.size for each in free):
-            for _ in range(SWEEPS):
-                found = [each.lengths(params) for each in self.weights or self.vectors]
-                sizes = np.concatenate([g for g, _ in found])
-                z = STEP * self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
-                self.apply(params, z)
-                total += z
-                if np.abs(z).max() < SETTLED:
-                    break
-        return total
+        if not any(each.size for each in free):
+            return total
+        here = np.zeros(self.dimension)
+
+        def left(z: Array) -> Array:
+            """Return what is left to go where lengths agree that do not follow others, after log-scales z."""
+            nonlocal here
+            self.apply(params, z - here)
+            here = z.copy()
+            found = [each.lengths(params) for each in self.weights or self.vectors]
+            sizes = np.concatenate([g for g, _ in found])
+            return self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+
+        try:
+            z = scipy.optimize.anderson(left, here, alpha=STEP, f_tol=SETTLED, maxiter=SWEEPS, line_search=None)
+        except scipy.optimize.NoConvergence as error:
+            z = error.args[0]
+        self.apply(params, z - here)
+        return total + z
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
@@ -259,7 +269,7 @@ class _Touched:
         return lambda part: bool(inside[self._nodes[id(part)]].any())
 
     def groups(self, components: Sequence[Component]) -> Iterable[list[Component]]:
-        """Return the components that change the same parameters, or that lengths of one weight, or of one pair, tell."""
+        """Return the components that change the same parameters, or that lengths of one weight or one pair tell."""
         owner = np.full(self._count, -1)
         for number, each in enumerate(components):
             owner[each.unknowns] = number
