@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -111,15 +112,18 @@ def closest_order(record: Permutation, params: Params, target: Params, pairs: Se
     labels, features = _labels(record, params), list[tuple[Tensor, Tensor]]()
     touched = [pair for pair in pairs if not set(pair.names).isdisjoint(record.names)]
     here, there = (copied(each, names_of([record, *touched])) for each in (params, target))
+    alike = defaultdict[object, list[SymmetricPair]](list)  # heads may have a pair each
     for pair in touched:
-        mark = pair.read(labels)[..., 0]
-        features += zip(*(_products(pair, each, mark, record.size) for each in (params, target)), strict=True)
+        alike[pair.kind, pair.n, pair.m, pair.h].append(pair)
         for each in (here, there):
             pair.write(each, torch.zeros(pair.heads, pair.n + pair.m, pair.h))
+    for several in alike.values():
+        mark = torch.cat([pair.read(labels)[..., 0] for pair in several])
+        features += zip(*(_products(several, each, mark, record.size) for each in (params, target)), strict=True)
     plain = [part for part in record.parts if any(params[each.name].ndim > 1 for each in part.entries)]
-    alike = replace(record, parts=tuple(plain) or record.parts)  # less biases, which shifts may have moved
+    rest = replace(record, parts=tuple(plain) or record.parts)  # less biases, which shifts may have moved
     cost = torch.zeros(record.size, record.size, dtype=torch.float64)
-    for rows, other in (*features, (alike.matrices(here), alike.matrices(there))):
+    for rows, other in (*features, (rest.matrices(here), rest.matrices(there))):
         size = float(other.square().sum(1).mean())
         if size > 0:
             cost += torch.cdist(rows, other).square() / size
@@ -140,18 +144,18 @@ def _labels(record: Permutation, params: Params) -> Params:
     return labels
 
 
-def _products(pair: SymmetricPair, params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
+def _products(pairs: Sequence[SymmetricPair], params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
     """Yield products G H^* of heads, or of the rows of one factor, that are units, as (units, features).
 
     mark: the unit to which a row (heads, n + m) belongs, from 1, and 0 for none.
     """
-    x = pair.read(params).double()
+    pair, x = pairs[0], torch.cat([each.read(params).double() for each in pairs])
     G, H = (torch.view_as_complex(x)[..., None] if pair.acts == "GL(1, C)" else x).split([pair.n, pair.m], 1)
     products = G @ H.mH
     if products.is_complex():
         products, mark = torch.cat([products.real, products.imag]), mark.repeat(2, 1)
     own, other = mark.split([pair.n, pair.m], 1)
-    if bool((mark == mark[:, :1]).all()) and bool((mark > 0).all()):
+    if bool((mark == mark[:, :1]).all()) and mark[:, 0].unique().tolist() == [*range(1, units + 1)]:
         yield products[mark[:, 0].argsort(stable=True)].reshape(units, -1)
         return
     for each, unit, fixed in ((products, own, other), (products.mT, other, own)):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
+from tests.handwritten_models import handwritten
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama
 from tests.symmetries.test_nets import found_in, shown
 
@@ -73,7 +74,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "pre-norm": (pre_norm, TOKENS),
     "pre-norm without biases": (lambda: pre_norm(bias=False), TOKENS),
     "rotary, grouped queries": (lambda: llama().double(), IDS),
-    "GPT-2, biases 0": (lambda: without_biases(ONE_LAYER["GPT-2"]().eval()), BY_NAME["GPT-2"].inputs),
+    "BERT, biases 0": (lambda: without_biases(ONE_LAYER["BERT"]().eval()), BY_NAME["BERT"].inputs),
+    "head by head": (lambda: handwritten()["HeadByHead"][0].eval(), handwritten()["HeadByHead"][1]),
     **{name: (replace(BY_NAME[name], make=make).build, BY_NAME[name].inputs) for name, make in ONE_LAYER.items()},
 }
 
@@ -95,7 +97,8 @@ def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
     ("name", "by"),
     [
         *((name, by) for name in [*MODELS][:3] for by in ("weights", "activations")),
-        *(("BERT", "activations"), ("GPT-2", "weights"), ("GPT-2, biases 0", "weights")),
+        *(("BERT", "activations"), ("GPT-2", "weights"), ("BERT, biases 0", "weights")),
+        ("head by head", "weights"),
     ],
 )
 def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
