@@ -65,18 +65,19 @@ def inspect(
     if certify:
         with common.progress_bars() as progress:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
-        common.show(reports["certificate"])
     if out is not None:
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
-    common.show(
+    blocks = [
+        *([reports["certificate"]] if certify else []),
         f"{type(network).__name__}, {count.parameters:,} parameters",
         found,
         verification,
         f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
-    )
+    ]
     if count.conditioning:
         values = [(each.pair, f"{each.smallest:.1e}", f"{each.largest:.1e}") for each in count.conditioning]
-        common.show(text_table(("singular values of G H^T", "smallest", "largest"), values))
+        blocks.append(text_table(("singular values of G H^T", "smallest", "largest"), values))
+    common.show("\n\n".join(map(str, blocks)))
     if not verification.all_hold or (certify and reports["certificate"].fibre.doubts):
         raise click.exceptions.Exit(common.NEGATIVE_FINDING)
