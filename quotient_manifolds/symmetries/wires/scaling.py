@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components
@@ -30,7 +29,7 @@ from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
-STEP = 2 / 3  # the first one: lengths that pairs measure may follow log-scales
+STEP, MEMORY = 2 / 3, 5  # where nothing has been met yet; steps that are remembered
 NULL = 1e-9
 
 
@@ -193,22 +192,21 @@ class Scaling(Reparameterization):
         free = self.free
         if not any(each.size for each in free):
             return total
-        here = np.zeros(self.dimension)
-
-        def left(z: Array) -> Array:
-            """Return what is left to go where lengths agree that do not follow others, after log-scales z."""
-            nonlocal here
-            self.apply(params, z - here)
-            here = z.copy()
+        z, met = np.zeros(self.dimension), list[tuple[Array, Array]]()
+        for _ in range(SWEEPS):
             found = [each.lengths(params) for each in self.weights or self.vectors]
             sizes = np.concatenate([g for g, _ in found])
-            return self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
-
-        try:
-            z = scipy.optimize.anderson(left, here, alpha=STEP, f_tol=SETTLED, maxiter=SWEEPS, line_search=None)
-        except scipy.optimize.NoConvergence as error:
-            z = error.args[0]
-        self.apply(params, z - here)
+            left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+            if not np.abs(left).max() > SETTLED:
+                break
+            grown = bool(met) and np.abs(left).max() > 2 * np.abs(met[-1][1]).max()
+            met = [*([] if grown else met[-MEMORY:]), (z, left)]
+            step = STEP * left
+            if len(met) > 1:  # Anderson's acceleration, for lengths that pairs measure follow log-scales
+                Z, F = (np.diff(np.stack(each, 1)) for each in zip(*met, strict=True))
+                step = step - (Z + STEP * F) @ np.linalg.lstsq(F, left, rcond=NULL)[0]
+            self.apply(params, step)
+            z = z + step
         return total + z
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
