@@ -30,6 +30,7 @@ Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
 STEP, MEMORY = 2 / 3, 5  # where nothing has been met yet; steps that are remembered
+FAR = 30  # times what is left: no step goes farther
 NULL = 1e-9
 
 
@@ -199,12 +200,13 @@ class Scaling(Reparameterization):
             left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
             if not np.abs(left).max() > SETTLED:
                 break
-            grown = bool(met) and np.abs(left).max() > 2 * np.abs(met[-1][1]).max()
-            met = [*([] if grown else met[-MEMORY:]), (z, left)]
+            most = np.abs(left).max()
+            met = [*(met[-MEMORY:] if not met or most <= 2 * np.abs(met[-1][1]).max() else []), (z, left)]
             step = STEP * left
             if len(met) > 1:  # Anderson's acceleration, for lengths that pairs measure follow log-scales
                 Z, F = (np.diff(np.stack(each, 1)) for each in zip(*met, strict=True))
-                step = step - (Z + STEP * F) @ np.linalg.lstsq(F, left, rcond=NULL)[0]
+                faster = step - (Z + STEP * F) @ np.linalg.lstsq(F, left, rcond=NULL)[0]
+                step = faster if np.abs(faster).max() <= FAR * most else step
             self.apply(params, step)
             z = z + step
         return total + z
