@@ -440,10 +440,13 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
     """Return a basis (names of unknowns, directions) in which no direction has the first unknown of another one."""
     lone = alone(solutions)
     single = solutions[:, lone].tocoo()
-    parts = [(unknowns[single.row], single.col, single.data)]
+    most = np.zeros(single.shape[1])
+    np.maximum.at(most, single.col, np.abs(single.data))
+    kept = np.abs(single.data) > TINY * most[single.col]  # the rest is rounding, with which no direction begins
+    parts = [(unknowns[single.row[kept]], single.col[kept], single.data[kept])]
     width = single.shape[1]
     for component in parts_of(unknowns, solutions[:, ~lone].tocsr()):
-        basis = _reduced(component.basis)
+        basis = _reduced(component.basis / np.abs(component.basis).max(0))
         row, column = np.nonzero(np.abs(basis) > TINY)
         parts.append((component.unknowns[row], width + column, basis[row, column]))
         width += basis.shape[1]
@@ -464,7 +467,7 @@ def _reduced(basis: Array) -> Array:
     if invertible(basis[first]):
         found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
         found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
-        return found
+        return _begun(found, first)
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
@@ -481,7 +484,14 @@ def _reduced(basis: Array) -> Array:
             Q = np.concatenate([Q, (row / np.linalg.norm(row))[:, None]], 1)
             rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
     chosen = basis[places]
-    return np.linalg.solve(chosen.T, basis.T).T if len(chosen) == width else basis @ np.linalg.pinv(chosen)
+    if len(chosen) < width:
+        return basis @ np.linalg.pinv(chosen)
+    return _begun(np.linalg.solve(chosen.T, basis.T).T, np.array(places))
+
+
+def _begun(basis: Array, places: Array) -> Array:
+    """Return a basis without what rounding leaves before the place at which each direction begins."""
+    return np.where(np.arange(len(basis))[:, None] < places, 0.0, basis)
 
 
 def whole_biases(shifts: Shifts) -> frozenset[Any]:
