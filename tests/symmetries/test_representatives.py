@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries import (
     example_inputs,
     find_symmetries,
     make_generic,
+    make_generic,
     output_change,
     random_representative,
     zeros_of,
@@ -66,6 +67,21 @@ def test_a_shift_that_vanishes_by_rounding_far_out_on_the_orbit_is_none(seed: in
     found = find_symmetries(model, example_inputs(model))
     moved = random_representative(model, found, seed=seed, log_scale=5.0)
     assert moved.keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(("name", "seed"), [("stablelm", 3), ("nemotron", 2), ("nemotron", 0)])
+def test_what_is_found_far_out_on_the_orbit_leads_to_the_same_point(name: str, seed: int) -> None:
+    model = make_generic(build(name)).double()
+    inputs = example_inputs(model)
+    found = find_symmetries(model, inputs)
+    moved = found.transformed(model, log_scale=3.0, seed=seed)
+    canonical, again = balance(model, found), balance(moved, find_symmetries(moved, inputs))
+    names = {key for pair in found.pairs for key in pair.names}
+    for key in canonical.keys() - names:
+        torch.testing.assert_close(again[key], canonical[key], rtol=1e-8, atol=1e-8)
+    for pair in found.pairs:
+        products = [pair.G.read(params) @ pair.H.read(params).mT for params in (again, canonical)]
+        torch.testing.assert_close(*products, rtol=1e-8, atol=1e-8)
 
 
 def test_rotary_models_move_and_balance_too() -> None:

@@ -51,8 +51,11 @@ class Generic(Mapping[str, Tensor]):
         """Add noise, in place."""
         if name not in self._size:
             self._size[name] = NOISE * typical(self._params[name])
-        most = numbers.abs().div_(2).masked_fill_(numbers == 0, torch.inf)  # a gain keeps its sign
-        numbers += torch.minimum(torch.maximum(self._size[name] * noise, -most), most)
+        added = self._size[name] * noise
+        for gain in (numbers, 1 + numbers):  # it keeps its sign
+            most = gain.abs().div_(2).masked_fill_(gain == 0, torch.inf)
+            added = torch.minimum(torch.maximum(added, -most), most)
+        numbers += added
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._params)
