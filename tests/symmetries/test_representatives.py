@@ -19,7 +19,6 @@ from quotient_manifolds.symmetries import (
     example_inputs,
     find_symmetries,
     make_generic,
-    make_generic,
     output_change,
     random_representative,
     zeros_of,
