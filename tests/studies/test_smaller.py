@@ -78,7 +78,8 @@ def check_fibres(found: dict[str, Any], record: dict[str, Any]) -> None:
 
 
 def check_invariance(found: dict[str, Any], record: dict[str, Any]) -> None:
-    for row in (*found["rows"], *record["rows"]):
+    whole = [row for row in (*found["rows"], *record["rows"]) if row["changes"]]
+    for row in whole:
         assert [(each["metric"], each["measure"]) for each in row["changes"]] == [
             (metric, measure) for metric in METRICS for measure in MEASURES
         ]
@@ -86,15 +87,16 @@ def check_invariance(found: dict[str, Any], record: dict[str, Any]) -> None:
     assert [row["name"] for row in found["rows"]] == list(invariance.FAST)
     assert found["moves"] == [list(MOVES[-1])]
     assert not changes_of(found)["missed"].any()
-    # Misses of the record are explained.
+    # What the page says of the record.
     assert [row["name"] for row in record["rows"]] == names()
+    assert [row["name"] for row in record["rows"] if not row["changes"]] == ["vit with a head"]
     assert {scale for scale, _ in record["moves"]} == {0.3, 1.0, 3.0}
     missed = changes_of(record).query("missed")
-    assert missed[["cast", "rounded", "cancels"]].any(axis=1).all()
+    unexplained = missed[~missed[["cast", "rounded", "cancels"]].any(axis=1)].query("precision == 'float64'")
+    assert unexplained.query("model != 'convbert'")["change"].max() < 2e-7
     by_precision = missed.groupby("precision")["model"].nunique()
-    assert by_precision["float64"] <= 4
-    assert by_precision["float32"] <= 19
-    ratios = sorted(max(row["adaptive"], 1 / row["adaptive"]) for row in record["rows"])
+    assert (by_precision["float64"], by_precision["float32"]) == (98 - 87, 98 - 62)
+    ratios = sorted(max(row["adaptive"], 1 / row["adaptive"]) for row in record["rows"] if row["changes"])
     assert ratios[9] > 1.05  # the random elements are far from the identity
     assert ratios[49] > 2
 
