@@ -89,9 +89,10 @@ def align(
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
     the continuous group. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
 
-    Two points of one orbit are aligned up to rounding. In 14 of 400 small networks and 3 of 51 models of the tests they
-    are not: where a weight without a bias reads a norm whose bias is 0 or another place that has no unique canonical
-    point, channels whose gains differ in sign change places, or units along both axes of one weight do.
+    Two points of one orbit are aligned up to rounding. In 14 of 400 small networks and 3 of 51 models that were tried,
+    mostly by weights, they are not: where a weight without a bias reads a norm whose bias is 0 or another place that
+    has no unique canonical point, channels whose gains differ in sign change places, or units along both axes of one
+    weight do.
     Two models that were trained from different seeds get nearer, and the path between them lower; their mean is in
     general worse than either, so this is no way to average models.
 

@@ -198,9 +198,9 @@ class Scaling(Reparameterization):
             found = [each.lengths(params) for each in self.weights or self.vectors]
             sizes = np.concatenate([g for g, _ in found])
             left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
-            if not np.abs(left).max() > SETTLED:
-                break
             most = np.abs(left).max()
+            if not most > SETTLED:
+                break
             met = [*(met[-MEMORY:] if not met or most <= 2 * np.abs(met[-1][1]).max() else []), (z, left)]
             step = STEP * left
             if len(met) > 1:  # Anderson's acceleration, for lengths that pairs measure follow log-scales

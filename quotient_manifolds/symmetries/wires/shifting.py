@@ -463,11 +463,12 @@ def _reduced(basis: Array) -> Array:
     """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
     count, width = basis.shape
     most = SMALL * max(1.0, float(np.abs(basis).max()))
-    first = np.flatnonzero(np.abs(basis).max(1) > most)[:width]
+    large = np.abs(basis).max(1) > most
+    first = np.flatnonzero(large)[:width]
     if invertible(basis[first]):
         found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
         found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
-        return _begun(found, first)
+        return _begun(found, first, large)
     places, Q = list[int](), np.zeros((width, 0))
     for start in range(0, count, ROWS_AT_ONCE):
         rest = basis[start : start + ROWS_AT_ONCE]
@@ -486,12 +487,13 @@ def _reduced(basis: Array) -> Array:
     chosen = basis[places]
     if len(chosen) < width:
         return basis @ np.linalg.pinv(chosen)
-    return _begun(np.linalg.solve(chosen.T, basis.T).T, np.array(places))
+    return _begun(np.linalg.solve(chosen.T, basis.T).T, np.array(places), large)
 
 
-def _begun(basis: Array, places: Array) -> Array:
-    """Return a basis without what rounding leaves before the place at which each direction begins."""
-    return np.where(np.arange(len(basis))[:, None] < places, 0.0, basis)
+def _begun(basis: Array, places: Array, large: Array) -> Array:
+    """Return a basis without what rounding leaves in large rows before the place at which each direction begins."""
+    before = np.arange(len(basis))[:, None] < places
+    return np.where(before & large[:, None], 0.0, basis)
 
 
 def whole_biases(shifts: Shifts) -> frozenset[Any]:
