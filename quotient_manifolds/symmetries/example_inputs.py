@@ -39,7 +39,7 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
     if not inputs:
         raise ValueError(
             f"No example inputs can be made for {type(model).__name__}: expected a Hugging Face model that takes "
-            "input_ids, pixel_values, input_values or input_features; give inputs of your own."
+            "input_ids, pixel_values, input_values or input_features; give inputs of your own (--inputs)."
         )
     device = next(model.parameters()).device
     return {name: value.to(device) for name, value in inputs.items() if name in accepted}
