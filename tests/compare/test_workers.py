@@ -24,7 +24,8 @@ import pytest
 import torch
 
 from quotient_manifolds.compare import Comparison, Store, run_comparison
-from quotient_manifolds.compare.run import _SETTINGS
+from quotient_manifolds.compare.run import _SETTINGS, _measure_on, jobs_of
+from quotient_manifolds.compare.spec_file import read_spec
 from tests.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
@@ -217,6 +218,28 @@ def joining(spec: Path, out: Path) -> None:
     assert (name, what) == ("m_1", "")
     assert "All workers that measured it died" in why
     assert found.known == (4, 6)
+
+
+class Lost:
+    """A future whose worker dies between its end and the fetching of its result: another worker finds that again."""
+
+    status = "lost"
+
+    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+        call(self)
+
+    def exception(self) -> None: ...
+
+    def result(self) -> Any:
+        return 4, []
+
+
+def test_what_a_worker_had_found_when_it_died_is_found_again(spec: Path, tmp_path: Path) -> None:
+    client = type("Client", (), {"nthreads": lambda self: {"one": 1}, "submit": lambda self, *args, **keywords: Lost()})
+    jobs = jobs_of(read_spec(spec), "cpu")
+    with Store(tmp_path / "store.sqlite") as store:
+        made = _measure_on(client(), jobs, store, lambda what, done, total: None, local=False)
+    assert made == {job.checkpoint.name: (4, []) for job in jobs}
 
 
 def test_an_interruption_of_workers_leaves_what_was_measured(spec: Path, expected: Table, tmp_path: Path) -> None:
