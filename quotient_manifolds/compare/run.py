@@ -187,13 +187,13 @@ def _measure_on(
             client.nthreads()
             continue
         name = running.pop(future)
-        if future.status == "finished":
-            made[name] = future.result()
-        elif type(error := future.exception()).__name__ == "KilledWorker":
+        try:
+            made[name] = future.result()  # waits for another worker to find it again where this one died just now
+        except Exception as error:
+            if type(error).__name__ != "KilledWorker":
+                raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.") from error
             why = "All workers that measured it died, as processes do that are killed or have no memory left."
             made[name] = 0, [{"checkpoint": name, "what": "", "message": why}]
-        else:
-            raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.") from error
     progress("checkpoints", len(jobs), len(jobs))
     return made
 
