@@ -380,18 +380,8 @@ def _by_weight(graph: Equations, field: Field, entries: Entries, shape: Sequence
     return Field(*(_thin(torch.stack([getattr(each, side) for each in made])) for side in ("names", "places")))
 
 
-def _add_product(graph: Equations, operation: Operation) -> list[Field] | None:
-    bias, a, b = operation.args[:3]
-    made = _product(graph, a, b, operation.out)
-    if made is None:
-        return None
-    beside = graph.source(bias, [made.names]) if graph._is_parameter(bias) else graph.field(bias)
-    return [graph.combine([beside, made])]
-
-
 def _reduced(graph: Equations, operation: Operation) -> list[Field] | None:
     field, args = graph.field(operation.args[0]), operation.args
-    args = args[:1] + args[2:] if operation.name == "linalg_vector_norm" else args
     axes = (
         args[1]
         if len(args) > 1 and not isinstance(args[1], bool) and args[1] is not None
@@ -410,38 +400,17 @@ def _normalised(graph: Equations, operation: Operation) -> list[Field] | None:
     if over is None:
         return None
     made = graph.combine([field, over])
-    if operation.name != "native_layer_norm":
-        return [made]
-    return [_affine(graph, made, args[2:4], made.names.ndim - 1), over, over]
-
-
-def _affine(graph: Equations, field: Field, numbers: Sequence[Any], axis: int) -> Field:
-    """Multiply and add parameters, or constants, of the channels along an axis."""
-    beside = [field.names.movedim(axis, -1)]
-    widened: tuple[Any, ...] = (..., *[None] * (field.names.ndim - 1 - axis))
-    for each in numbers:
-        if each is not None:
-            part = graph.source(each, beside) if graph._is_parameter(each) else graph.field(each)
-            field = graph.combine([field, part.map(itemgetter(widened))])
-    return field
+    return [made, over, over]  # a norm gives its statistics as well
 
 
 def _group_norm(graph: Equations, operation: Operation) -> list[Field] | None:
-    tensor, weight, bias = operation.args[:3]
+    tensor = operation.args[0]
     shape = tensor.shape[0], operation.args[6], -1, *tensor.shape[2:]
     field = graph.field(tensor).map(lambda t: t.reshape(shape))
     over = graph.reduce(field, range(2, field.names.ndim))
     if over is None:
         return None
-    made = graph.combine([field, over]).map(lambda t: t.reshape(tensor.shape))
-    return [_affine(graph, made, (weight, bias), 1)]
-
-
-def _batch_norm(graph: Equations, operation: Operation) -> list[Field] | None:
-    tensor, weight, bias = operation.args[:3]
-    if operation.name == "native_batch_norm" and operation.args[5]:
-        return None
-    return [_affine(graph, graph.field(tensor), (*operation.args[3:5], weight, bias), 1)]
+    return [graph.combine([field, over]).map(lambda t: t.reshape(tensor.shape))]
 
 
 def _embedding(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -500,7 +469,7 @@ def _padded(graph: Equations, operation: Operation) -> list[Field] | None:
 
 
 def _convolution(graph: Equations, operation: Operation) -> list[Field] | None:
-    tensor, weight, bias, *_, transposed, _, groups = operation.args[:9]
+    tensor, weight, *_, transposed, _, groups = operation.args[:9]
     if not graph._is_parameter(weight) or transposed:
         return None
     (entries,) = graph.walk.entries[id(weight)].apply(lambda layout: layout.flatten(2).permute(2, 0, 1))
@@ -516,7 +485,7 @@ def _convolution(graph: Equations, operation: Operation) -> list[Field] | None:
     out = operation.out
     names = torch.from_numpy(np.concatenate(made)).view(-1, *[1] * (out.ndim - 2)).expand(out.shape)
     places = _tokens(names, [axis for axis in range(out.ndim) if axis != 1])
-    return [_affine(graph, Field(names, places), (bias,), 1)]
+    return [Field(names, places)]
 
 
 def _nothing(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -527,10 +496,8 @@ STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
     **dict.fromkeys(STILL, _nothing),
     **dict.fromkeys(["_to_copy", "copy_"], _copy),
     **dict.fromkeys(["mm", "bmm", "matmul"], _multiply),
-    **dict.fromkeys(["addmm", "baddbmm"], _add_product),
-    **dict.fromkeys(["sum", "mean", "amax", "amin", "prod", "var", "std", "linalg_vector_norm", "logsumexp"], _reduced),
+    **dict.fromkeys(["sum", "mean", "amax", "amin", "prod", "logsumexp"], _reduced),
     **dict.fromkeys(["_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm"], _normalised),
-    **dict.fromkeys(["native_batch_norm", "_native_batch_norm_legit_no_training"], _batch_norm),
     **dict.fromkeys(["max_pool2d_with_indices", "avg_pool2d"], _pooled),
     "native_group_norm": _group_norm,
     "embedding": _embedding,

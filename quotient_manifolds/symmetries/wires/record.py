@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.wires.decompositions import DECOMPOSITIONS
 
 
 class ModelError(ValueError):
@@ -43,7 +44,7 @@ def running(model: nn.Module) -> Iterator[None]:
                 name = names[id(module)]
                 where, operation = f"module {name!r} ({type(module).__name__})" if name else "its forward", ""
             elif isinstance(func, torch._ops.OpOverload):
-                operation = f"{func.overloadpacket.__name__} in "
+                operation = operation or f"{func.overloadpacket.__name__} in "
         said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         raise ModelError(
             f"{type(model).__name__} must run on the inputs to show its symmetries. "
@@ -122,6 +123,12 @@ class _Recorder(TorchDispatchMode):
             if not torch.equal(*args[:2]):  # a cast to the dtype that it has writes what is there
                 raise ValueError("the model must not write to its own weights while it runs. Found that it does")
             return args[0]
+        name = func.overloadpacket.__name__
+        if name in DECOMPOSITIONS:
+            with self:
+                out = DECOMPOSITIONS[name](*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):

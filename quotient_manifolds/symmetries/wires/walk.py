@@ -27,6 +27,7 @@ from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 ZERO, FIXED = 0, 1
 MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
+NAMED = ("native_layer_norm", "native_group_norm")  # what they give has channels, even of inputs
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
 
@@ -366,9 +367,8 @@ class Walk:
         if not entries.layout.numel():
             self.labels[id(tensor)] = torch.zeros(tensor.shape, dtype=torch.long)
             return self.labels[id(tensor)]
-        (rows,) = entries.apply(
-            lambda layout: layout.reshape(-1, layout.shape[-1]) if layout.ndim else layout.view(1, 1)
-        )
+        wide = [n for n in entries.shape if n > 1] or [1]
+        (rows,) = entries.apply(lambda layout: layout.reshape(-1, wide[-1]))
         nodes = torch.from_numpy(self.new(entries.layout.numel()))
         label = nodes.view(entries.shape).expand(tensor.shape)
         self.labels[id(tensor)] = label
@@ -567,9 +567,9 @@ class Walk:
     # steps
     def _step(self, operation: Operation) -> None:
         inputs = operation.inputs
-        if not any(self.live(each) for each in inputs) or not operation.outputs:
-            return
         name = operation.name
+        if not operation.outputs or not (any(self.live(each) for each in inputs) or name in NAMED):
+            return
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
             return
         for each in inputs:
@@ -585,7 +585,8 @@ class Walk:
             self.opaque(operation, known=True)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
-            if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
+            still = not plain and not any(self.moving(each) for each in inputs)
+            if still and name not in (*VIEWS, "_to_copy", *NAMED):
                 self.settle(operation)
                 return
             (RULES["view"] if name in VIEWS else RULES[name])(self, operation)

@@ -74,17 +74,6 @@ def _hides(walk: Walk, tensor: Tensor) -> bool:
     return walk.codes.constant(tensor) and bool((tensor <= MASKED).all())
 
 
-@rule("masked_fill")
-def masked_fill(walk: Walk, operation: Operation) -> None:
-    tensor, mask, value = operation.args[:3]
-    filled = value if isinstance(value, Tensor) else torch.full((), float(value), dtype=torch.float64)
-    walk.notes["kept", walk.at, "value"] = filled
-    if not walk.live(filled):
-        kept = bool(((filled != 0) & (filled > MASKED)).any())
-        walk.put(filled, torch.full((), FIXED if kept else ZERO).expand(filled.shape))
-    where(walk, Operation(operation.func, (mask, filled, tensor), {}, operation.out))
-
-
 @rule("maximum", "minimum")
 def maximum(walk: Walk, operation: Operation) -> None:
     a, b = operation.args[:2]

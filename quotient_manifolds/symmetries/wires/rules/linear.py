@@ -26,16 +26,6 @@ def matmul(walk: Walk, operation: Operation) -> None:
     multiply(walk, operation, a, b, operation.out)
 
 
-@rule("addmm", "baddbmm")
-def addmm(walk: Walk, operation: Operation) -> None:
-    bias, a, b = operation.args[:3]
-    beta, alpha = (float(operation.kwargs.get(key, 1.0)) for key in ("beta", "alpha"))
-    between = torch.empty(operation.out.shape, device="meta")
-    walk.notes["kept", walk.at] = between
-    multiply(walk, operation, a, b, between)
-    total(walk, operation.out, [(bias, beta), (between, alpha)] if beta else [(between, alpha)])
-
-
 def multiply(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> None:
     if a.ndim < 2 or b.ndim < 2:
         walk.opaque(operation)
@@ -198,7 +188,7 @@ def lookup(walk: Walk, weight: Tensor, ids: Tensor, out: Tensor) -> None:
 
 @rule("convolution")
 def convolution(walk: Walk, operation: Operation) -> None:
-    tensor, weight, bias, stride, padding, _, transposed, _, groups = operation.args[:9]
+    tensor, weight, _, stride, padding, _, transposed, _, groups = operation.args[:9]
     if id(weight) not in walk.entries or id(weight) in walk.labels or transposed or id(tensor) in walk.entries:
         walk.opaque(operation)
         return
@@ -230,17 +220,7 @@ def convolution(walk: Walk, operation: Operation) -> None:
             walk.linear(part, channels, (*channels.shape[:-1], size), taps=taps)
             parts.append(torch.from_numpy(walk.linears[-1].outs[0]).expand(shape))
     made = torch.cat(parts, -1).movedim(-1, 1)
-    if bias is None:
-        walk.put(out, made)
-        return
-    between = torch.empty(out.shape, device="meta")
-    walk.notes["kept", walk.at] = between
-    walk.put(between, made)
-    names = walk.label(bias).view(1, -1, *[1] * (out.ndim - 2))
-    spread = torch.empty(out.shape, device="meta")
-    walk.notes["spread", walk.at] = spread
-    walk.put(spread, names.expand(out.shape))
-    total(walk, out, [(between, 1.0), (spread, 1.0)])
+    walk.put(out, made)
 
 
 def _by_numbers(walk: Walk, operation: Operation) -> None:

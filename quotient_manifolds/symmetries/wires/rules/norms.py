@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.rules.products import mul
-from quotient_manifolds.symmetries.wires.rules.sums import add
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
     MASKED,
@@ -23,7 +21,7 @@ from quotient_manifolds.symmetries.wires.walk import (
 
 @rule("native_layer_norm")
 def layer_norm(walk: Walk, operation: Operation) -> None:
-    tensor, shape, weight, bias = operation.args[:4]
+    tensor, shape = operation.args[:2]
     label = walk.label(tensor)
     width = 1
     for size in shape:
@@ -45,15 +43,13 @@ def layer_norm(walk: Walk, operation: Operation) -> None:
             walk.follow(nodes[moving], row[moving])
         walk.about("normed")[nodes[moving]] = True
         walk.flows.append(Flow("norm", nodes.tolist(), row.tolist(), True))
-    answer = torch.from_numpy(made)[inverse].expand(wide.shape).reshape(tensor.shape)
-    _affine(walk, operation, answer, weight, bias)
+    _put(walk, operation, torch.from_numpy(made)[inverse].expand(wide.shape).reshape(tensor.shape))
 
 
 @rule("native_group_norm")
 def group_norm(walk: Walk, operation: Operation) -> None:
     """Over channels and tokens of a group: only scales of one number for the group leave it, and eps takes these."""
-    tensor, weight, bias = operation.args[:3]
-    groups = operation.args[6]
+    tensor, groups = operation.args[0], operation.args[6]
     label = walk.label(tensor).movedim(1, -1)
     spatial = range(1, label.ndim - 1)
     if any(not walk.tokens(label, axis) for axis in spatial):
@@ -67,32 +63,14 @@ def group_norm(walk: Walk, operation: Operation) -> None:
     walk.fix(np.concatenate([moving, names[moving]]), seen=False)
     for row in torch.unique(rows.reshape(-1, rows.shape[-1]), dim=0).numpy():
         walk.flows.append(Flow("norm", names[row[row > FIXED]].tolist(), row.tolist(), "even"))
-    made = torch.from_numpy(names)[walk.label(tensor)]
-    _affine(walk, operation, made, *(_by_channel(walk, each, tensor) for each in (weight, bias)))
+    _put(walk, operation, torch.from_numpy(names)[walk.label(tensor)])
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_with_update")
-def batch_norm(walk: Walk, operation: Operation) -> None:
-    """With the statistics of training it is a number times each channel, plus another."""
-    tensor, weight, bias = operation.args[:3]
-    if operation.name == "native_batch_norm" and operation.args[5]:
-        walk.opaque(operation)
-        return
-    mean, variance = operation.args[3:5]
-    eps = operation.args[7] if operation.name == "native_batch_norm" else operation.args[6]
-    shape = (-1, *[1] * (tensor.ndim - 2))
-    size = (variance.double() + eps).rsqrt()
-    steps = (
-        (size.view(shape), torch.ops.aten.mul.Tensor, mul),
-        ((-mean.double() * size).view(shape), torch.ops.aten.add.Tensor, add),
-    )
-    for numbers, func, step in steps:
-        after = torch.empty(tensor.shape, device="meta")
-        walk.notes["kept", walk.at, func] = numbers, after
-        step(walk, Operation(func, (tensor, numbers), {}, after))
-        tensor = after
-    numbers_of = [_by_channel(walk, each, tensor) for each in (weight, bias)]
-    _affine(walk, operation, walk.labels[id(tensor)], *numbers_of)
+def _put(walk: Walk, operation: Operation, label: Tensor) -> None:
+    """Enter what is normalised; its statistics do not change."""
+    walk.settle(operation)
+    walk.put(operation.outputs[0], label)
+    walk.about("gated")[walk.nodes(label)] = True
 
 
 @rule("_weight_norm_interface")
@@ -109,39 +87,6 @@ def weight_norm(walk: Walk, operation: Operation) -> None:
     walk.flows.append(Flow("seen", rows.reshape(-1).tolist()))
     walk.fix(walk.label(g))
     walk.settle(operation)
-
-
-def _by_channel(walk: Walk, numbers: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return numbers of channels in a shape that stands beside tokens."""
-    if numbers is None:
-        return None
-    if id(numbers) not in walk.entries or id(numbers) in walk.labels:
-        return numbers.view(-1, *[1] * (like.ndim - 2))
-    shape = (-1, *[1] * (like.ndim - 2))
-    made = torch.empty(numbers.view(shape).shape, device="meta")
-    walk.notes["kept", walk.at, id(numbers)] = made
-    (walk.entries[id(made)],) = walk.entries[id(numbers)].apply(lambda layout: layout.view(shape))
-    return made
-
-
-def _affine(walk: Walk, operation: Operation, label: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    """Gain and bias of a norm."""
-    out = operation.outputs[0]
-    between = torch.empty(out.shape, device="meta")
-    walk.notes["kept", walk.at] = between
-    walk.put(between, label)
-    for step, (numbers, func) in enumerate(((weight, torch.ops.aten.mul.Tensor), (bias, torch.ops.aten.add.Tensor))):
-        if numbers is None:
-            continue
-        if step == 0:
-            walk.about("gated")[walk.nodes(label)] = True
-        after = torch.empty(out.shape, device="meta")
-        walk.notes["kept", walk.at, step] = after
-        (mul if step == 0 else add)(walk, Operation(func, (between, numbers), {}, after))
-        between = after
-    walk.put(out, walk.labels[id(between)])
-    for other in operation.outputs[1:]:
-        walk.put(other, torch.full((), FIXED).expand(other.shape))
 
 
 @rule("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax", "logsumexp")

@@ -14,8 +14,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.rules.functions import pointwise
-from quotient_manifolds.symmetries.wires.rules.products import resolve, square
+from quotient_manifolds.symmetries.wires.rules.products import resolve
 from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
 
 FEW = 64  # slices that are added one by one
@@ -224,41 +223,3 @@ def centred(walk: Walk, operation: Operation, tensor: Tensor, mean: Tensor) -> b
         walk.norm("centred", a, int(a.min()), len(a))
         walk.flows.append(Flow("centre", out.tolist(), a.tolist()))
     return True
-
-
-@rule("linalg_vector_norm")
-def vector_norm(walk: Walk, operation: Operation) -> None:
-    """The root of a sum of squares."""
-    args = dict(enumerate(operation.args))
-    order, axes = args.get(1, operation.kwargs.get("ord", 2)), args.get(2, operation.kwargs.get("dim"))
-    tensor = args[0]
-    if float(order) != 2 or axes is None or any(walk.tokens(walk.label(tensor), axis) for axis in axes):
-        walk.opaque(operation)
-        return
-    keep = bool(args.get(3, operation.kwargs.get("keepdim", False)))
-    squares, total_of_them = torch.empty(tensor.shape, device="meta"), torch.empty(operation.out.shape, device="meta")
-    walk.notes["kept", walk.at] = squares, total_of_them
-    aten = torch.ops.aten
-    square(walk, Operation(aten.square.default, (tensor,), {}, squares), tensor)
-    reduce(walk, Operation(aten.sum.dim_IntList, (squares, list(axes), keep), {}, total_of_them))
-    pointwise(walk, Operation(aten.sqrt.default, (total_of_them,), {}, operation.out))
-
-
-@rule("var", "var_mean", "std")
-def variance(walk: Walk, operation: Operation) -> None:
-    tensor = operation.args[0]
-    axes = operation.args[1] if len(operation.args) > 1 else None
-    label = walk.label(tensor)
-    if axes is None or len(axes) != 1 or flat(label, axes[0] % tensor.ndim) or operation.name != "var":
-        walk.opaque(operation)
-        return
-    axis = axes[0] % tensor.ndim
-    rows, back = _lines(label, [axis])
-    nodes = walk.new(len(rows))
-    for node, row in zip(nodes.tolist(), rows, strict=True):
-        walk.normed(row)
-        walk.alone([node])
-        walk.equal((np.full(len(row), node), 1.0), (row, -2.0))
-        walk.flows.append(Flow("norm", [node], row.tolist(), True))
-    made = back(nodes)
-    walk.put(operation.out, made if operation.kwargs.get("keepdim", False) else made.squeeze(axis))

@@ -1,0 +1,107 @@
+"""Write operations as several simpler ones, for which there are rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+"""By the name of an operation what it is made of; NotImplemented where that is no simpler."""
+
+
+def _decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        DECOMPOSITIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return put
+
+
+@_decomposition("addmm", "baddbmm")
+def _add_product(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    made = a @ b if alpha == 1 else alpha * (a @ b)
+    return made if beta == 0 else (bias if beta == 1 else beta * bias) + made
+
+
+@_decomposition("convolution")
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Any:
+    if bias is None:
+        return NotImplemented
+    return aten.convolution.default(x, weight, None, *others) + _by_channel(bias, x.ndim)
+
+
+@_decomposition("native_layer_norm")
+def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    if weight is None and bias is None:
+        return NotImplemented
+    made, *statistics = aten.native_layer_norm.default(x, shape, None, None, eps)
+    return _affine(made, weight, bias), *statistics
+
+
+@_decomposition("native_group_norm")
+def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *others: Any) -> Any:
+    if weight is None and bias is None:
+        return NotImplemented
+    made, *statistics = aten.native_group_norm.default(x, None, None, *others)
+    return _affine(made, _by_channel(weight, x.ndim), _by_channel(bias, x.ndim)), *statistics
+
+
+@_decomposition("native_batch_norm")
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, training: bool, _: float, eps: float
+) -> Any:
+    """With the statistics of training it is a number times each channel, plus another."""
+    if training:
+        return NotImplemented
+    size = (variance + eps).rsqrt()
+    made = _affine(x, _by_channel(size, x.ndim), _by_channel(-mean * size, x.ndim))
+    return _affine(made, _by_channel(weight, x.ndim), _by_channel(bias, x.ndim)), mean, size
+
+
+@_decomposition("_native_batch_norm_legit_no_training")
+def _batch_norm_of_training(x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, *numbers: float) -> Any:
+    return _batch_norm(x, weight, bias, mean, variance, False, *numbers)
+
+
+@_decomposition("linalg_vector_norm")
+def _vector_norm(x: Tensor, order: float = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Any:
+    if float(order) != 2 or axes is None or dtype is not None:
+        return NotImplemented
+    return x.square().sum(axes, keep).sqrt()
+
+
+@_decomposition("var")
+def _variance(x: Tensor, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    if not axes:
+        return NotImplemented
+    count = math.prod(x.shape[axis] for axis in axes)
+    squares = (x - x.mean(axes, keepdim=True)).square()
+    return squares.sum(axes, keepdim) / (count - (1 if correction is None else correction))
+
+
+@_decomposition("std")
+def _deviation(x: Tensor, axes: Any = None, **options: Any) -> Any:
+    found = _variance(x, axes, **options)
+    return found if found is NotImplemented else found.sqrt()
+
+
+@_decomposition("masked_fill")
+def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    filled = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    return torch.where(mask, filled, x)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _by_channel(numbers: Any, axes: int) -> Any:
+    """Return numbers of channels in a shape that stands beside tokens, of so many axes in all."""
+    return None if numbers is None else numbers.view(-1, *[1] * (axes - 2))
