@@ -69,6 +69,9 @@ KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
     "conv": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, bias=bias),
     "deep": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, groups=D, bias=bias),
     "apart": lambda _, bias: nn.Conv1d(D, D, 3, groups=2, bias=bias),
+    "round": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, padding_mode="circular", bias=bias),
+    "rnn": lambda _, bias: nn.RNN(D, D, bias=bias, batch_first=True),
+    "gru": lambda _, bias: nn.GRU(D, D, bias=bias, batch_first=True),
     "table": lambda *_: nn.Embedding(TOKENS, D),
 }
 """What the letters before the sizes of a name stand for."""
@@ -444,6 +447,9 @@ POOLED: dict[str, Body] = {
     # sums over tokens, experts
     "conv": lambda s, x: s.b(normed(s.conv, x).tanh()),
     "conv res": lambda s, x: x + normed(s.conv, x),
+    "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
+    "rnn": lambda s, x: s.b(s.rnn(x)[0]),
+    "gru": lambda s, x: s.b(s.gru(x)[0]),
     "depthwise": lambda s, x: s.b(normed(s.deep, x).tanh()),
     "group conv": lambda s, x: s.b(normed(s.apart, x).tanh()),
     "windows": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x).softmax(-1), padding=(1, 0))),
@@ -555,7 +561,7 @@ twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain 
 T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/160; sum of scaled experts: 177/241
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
-one: 83/110 71/98
+one: 83/110 71/98; circular conv: 72 64; rnn: 72 64; gru: 72 64
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
