@@ -561,7 +561,7 @@ twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain 
 T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/160; sum of scaled experts: 177/241
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
-one: 83/110 71/98; circular conv: 72 64; rnn: 72 64; gru: 72 64
+one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

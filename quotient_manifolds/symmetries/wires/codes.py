@@ -72,6 +72,8 @@ class Codes:
         for operation in recording.operations:
             for place, out in enumerate(operation.outputs):
                 self._made.setdefault(id(out), (operation, place))
+            if operation.func._schema.is_mutable:  # what is there first is not what is there later
+                self._free.update((id(out), False) for out in operation.outputs)
         for given in (*recording.given, *recording.parameters.values()):
             self._free[id(given)] = False
             self._made.pop(id(given), None)

@@ -186,7 +186,7 @@ class Equations:
         if step is None and POINTWISE in operation.func.tags:
             step = _pointwise
         self.whole &= self._lost.isdisjoint(map(id, operation.inputs))
-        made = step(self, operation) if step else None
+        made = step(self, operation) if step and not operation.func._schema.is_mutable else None
         for out in operation.outputs:
             self._depth[id(out)] = depth
         if made is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.outputs import Evaluate
@@ -66,6 +66,13 @@ class Operation:
     def name(self) -> str:
         """An operation in place, inside of one that is recorded, is that operation."""
         return str(self.func.overloadpacket.__name__).removesuffix("_")
+
+    def renamed(self, tensor: Tensor, other: Tensor) -> Operation:
+        """Return the operation with another tensor in the place of one."""
+        if all(each is not tensor for each in (*self.inputs, *self.outputs)):
+            return self
+        swap = partial(tree_map_only, Tensor, lambda each: other if each is tensor else each)
+        return replace(self, args=swap(self.args), kwargs=swap(self.kwargs), out=swap(self.out))
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -130,11 +137,30 @@ class _Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
+        former = args[0].clone() if func._schema.is_mutable and isinstance(args[0], Tensor) else None
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
             return out  # every entry stays where it is: a mean over pixels for another order in memory
-        self.operations.append(Operation(func, args, kwargs or {}, out, self.modules[-1]))
+        made = Operation(func, args, kwargs or {}, out, self.modules[-1])
+        made = made if former is None else self._written(made, args[0], former)
+        self.operations.append(made)
         return out
+
+    def _written(self, operation: Operation, tensor: Tensor, former: Tensor) -> Operation:
+        """Return an operation that writes to a tensor as one that makes it of what it was, which was another tensor.
+
+        Of tensors that look at the same memory no rule tells what they are then: it takes and gives them as well.
+        """
+        func, memory = operation.func, tensor.untyped_storage()._cdata
+        same = {id(each): each for made in self.operations for each in made.outputs if each is not tensor}
+        views = [each for each in same.values() if each.untyped_storage()._cdata == memory]
+        if views and torch.Tag.inplace_view not in func.tags:
+            return replace(operation, args=(*operation.args, views), out=[tensor, *views])
+        self.operations = [each.renamed(tensor, former) for each in self.operations]
+        others = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"))
+        found = others.overloads()
+        same_name = getattr(others, func._overloadname if func._overloadname in found else found[0])
+        return replace(operation, func=same_name, args=(former, *operation.args[1:]))
 
 
 class _ReadIndices(TorchFunctionMode):

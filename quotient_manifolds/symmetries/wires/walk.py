@@ -577,7 +577,9 @@ class Walk:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
-        if any(("complex", id(each)) in self.notes for each in inputs):
+        if operation.func._schema.is_mutable:
+            self.opaque(operation)
+        elif any(("complex", id(each)) in self.notes for each in inputs):
             RULES["complex"](self, operation)
         elif name != "view_as_complex" and any(out.is_complex() for out in operation.outputs):
             self.opaque(operation)
