@@ -450,6 +450,10 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    # numbers that leave torch
+    "read as a number": lambda s, x: s.b((lambda y: relu(y * float(y[0, 0, 0])))(s.a(x))),
+    "read as a list": lambda s, x: s.b((lambda y: relu(y * torch.tensor(y[0, 0].tolist())))(s.a(x))),
+    "read by numpy": lambda s, x: s.b((lambda y: relu(y * torch.as_tensor(y[0, 0].detach().numpy().copy())))(s.a(x))),
     "depthwise": lambda s, x: s.b(normed(s.deep, x).tanh()),
     "group conv": lambda s, x: s.b(normed(s.apart, x).tanh()),
     "windows": lambda s, x: s.b(windows(s.a(x), s.r_8_3(x).softmax(-1), padding=(1, 0))),
@@ -561,7 +565,8 @@ twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain 
 T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/160; sum of scaled experts: 177/241
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
-one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128
+one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
+number: 72 64; read as a list: 72 64; read by numpy: 72 64
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
