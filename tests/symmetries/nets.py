@@ -450,8 +450,10 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    "glu of torch": lambda s, x: s.b_4_8(F.glu(s.a(x))),
+    "prelu": lambda s, x: s.b(F.prelu(s.a(x).mT, s.g_8).mT),
     # numbers that leave torch
-    "read as a number": lambda s, x: s.b((lambda y: relu(y * float(y[0, 0, 0])))(s.a(x))),
+    "read as a number": lambda s, x: s.b((lambda y: relu(y * float(y[0, 0, 0].detach())))(s.a(x))),
     "read as a list": lambda s, x: s.b((lambda y: relu(y * torch.tensor(y[0, 0].tolist())))(s.a(x))),
     "read by numpy": lambda s, x: s.b((lambda y: relu(y * torch.as_tensor(y[0, 0].detach().numpy().copy())))(s.a(x))),
     "depthwise": lambda s, x: s.b(normed(s.deep, x).tanh()),
@@ -566,7 +568,7 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
-number: 72 64; read as a list: 72 64; read by numpy: 72 64
+number: 151 135; read as a list: 144 128; read by numpy: 144 128; glu of torch: 164 148; prelu: 152 136
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -581,6 +583,6 @@ rot3; score bias; score by query; score of key; scores a key's gain; scores drop
 hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short
 attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T
 within; tied lin; two; two attentions less; two scores; where leaky; windows; windows inside; words and positions; zero
-key, own
+key, own; prelu; read as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

@@ -91,6 +91,17 @@ def _deviation(x: Tensor, axes: Any = None, **options: Any) -> Any:
     return found if found is NotImplemented else found.sqrt()
 
 
+@_decomposition("glu")
+def _gated(x: Tensor, axis: int = -1) -> Tensor:
+    one, gate = x.split(x.shape[axis] // 2, axis)
+    return one * gate.sigmoid()
+
+
+@_decomposition("_prelu_kernel")
+def _leaky(x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x > 0, x, slope * x)
+
+
 @_decomposition("masked_fill")
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     filled = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)

@@ -163,13 +163,20 @@ class _Recorder(TorchDispatchMode):
         return replace(operation, func=same_name, args=(former, *operation.args[1:]))
 
 
-class _ReadIndices(TorchFunctionMode):
-    """Read the numbers in lists of indices: torch looks for them in memory, of which functionalization has none."""
+class _Numbers(TorchFunctionMode):
+    """Read numbers of the tensors that are recorded: functionalization has no memory in which torch looks for them."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             index = tuple(map(_read, args[1])) if isinstance(args[1], tuple) else _read(args[1])
             args = (args[0], index, *args[2:])
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
+            torch.equal(args[0], args[0])  # an operation, which is recorded: whoever makes numbers of a tensor sees it
+            args = (self.recorder.operations[-1].args[0], *args[1:])
         return func(*args, **(kwargs or {}))
 
 
@@ -216,7 +223,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     # functorch asks more of a function than its forward
     torch.autograd.Function.apply = classmethod(_forward)  # type: ignore[assignment, method-assign]
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _ReadIndices():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _Numbers(recorder):
             out = torch.func.functionalize(run)(parameters, buffers, batch)
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]

@@ -568,7 +568,7 @@ class Walk:
     def _step(self, operation: Operation) -> None:
         inputs = operation.inputs
         name = operation.name
-        if not operation.outputs or not (any(self.live(each) for each in inputs) or name in NAMED):
+        if not any(self.live(each) for each in inputs) and name not in NAMED:
             return
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
             return
@@ -577,7 +577,7 @@ class Walk:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
-        if operation.func._schema.is_mutable:
+        if operation.func._schema.is_mutable or not operation.outputs:  # numbers that python reads are seen
             self.opaque(operation)
         elif any(("complex", id(each)) in self.notes for each in inputs):
             RULES["complex"](self, operation)
