@@ -52,6 +52,12 @@ def _two(function: Callable[[Net, Tensor], Tensor], **modules: nn.Module) -> Net
     return Net(lambda net, x: net.b(function(net, net.a(x))), a=nn.Linear(5, 8), b=nn.Linear(8, 3), **modules)
 
 
+def _idle(net: Net, x: Tensor) -> Tensor:
+    """Add something to tokens of which these inputs have none."""
+    some = torch.nonzero(x[0, :, 0] > 99)[:, 0]
+    return net.b(net.a(x).tanh().index_add(1, some, net.c(net.a(x))[:, some].sin()))
+
+
 class First(nn.Module):
     """A token that is a parameter before the others, of which it is added to each."""
 
@@ -159,6 +165,10 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         _two(lambda net, x: torch.cat([x[..., :4].roll(1, 1), x[..., 4:]], -1).tanh()),
         {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
     ),
+    "half of them cut to integers": (
+        _two(lambda net, x: torch.cat([x[..., :4].sin(), (9 * x[..., 4:].sin()).int()], -1)),
+        {"sin neurons of a": 4, "sin neurons of a (2)": 4},
+    ),
     "constants of two kinds": (
         _two(lambda net, x: torch.tanh(net.pairs * x)),
         {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
@@ -172,6 +182,8 @@ NONE: dict[str, nn.Module] = {
     "statistics": _two(lambda net, x: net.n(x.mT).mT.tanh(), n=nn.BatchNorm1d(8)),
     "tied": Net(lambda net, x: F.linear(net.a(x).tanh(), net.a.weight), a=nn.Linear(5, 5)),
     "weights of tokens": Net(lambda net, x: net.b(net.a(x).mT.softmax(-1)), a=nn.Linear(5, 8), b=nn.Linear(4, 3)),
+    "read as a number": _two(lambda net, x: torch.tanh(x * float(x[0, 0, 0].detach()))),
+    "idle": Net(_idle, a=nn.Linear(5, 8), b=nn.Linear(8, 3), c=nn.Linear(8, 8)),
     "continuous": nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)),
 }
 
