@@ -165,6 +165,10 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         _two(lambda net, x: torch.cat([x[..., :4].roll(1, 1), x[..., 4:]], -1).tanh()),
         {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
     ),
+    "one of them read as a number": (
+        _two(lambda net, x: torch.tanh(x * float(x[0, 0, 0].detach()))),
+        {"tanh neurons of a": 7},
+    ),
     "half of them cut to integers": (
         _two(lambda net, x: torch.cat([x[..., :4].sin(), (9 * x[..., 4:].sin()).int()], -1)),
         {"sin neurons of a": 4, "sin neurons of a (2)": 4},
@@ -182,7 +186,6 @@ NONE: dict[str, nn.Module] = {
     "statistics": _two(lambda net, x: net.n(x.mT).mT.tanh(), n=nn.BatchNorm1d(8)),
     "tied": Net(lambda net, x: F.linear(net.a(x).tanh(), net.a.weight), a=nn.Linear(5, 5)),
     "weights of tokens": Net(lambda net, x: net.b(net.a(x).mT.softmax(-1)), a=nn.Linear(5, 8), b=nn.Linear(4, 3)),
-    "read as a number": _two(lambda net, x: torch.tanh(x * float(x[0, 0, 0].detach()))),
     "idle": Net(_idle, a=nn.Linear(5, 8), b=nn.Linear(8, 3), c=nn.Linear(8, 8)),
     "continuous": nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)),
 }

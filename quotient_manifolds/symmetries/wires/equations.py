@@ -174,7 +174,7 @@ class Equations:
 
     def _step(self, operation: Operation) -> None:
         inputs = [each for each in operation.inputs if self._live(each)]
-        if not inputs or all(id(out) in self.walk.entries for out in operation.outputs):
+        if not inputs or (operation.outputs and all(id(out) in self.walk.entries for out in operation.outputs)):
             return
         depth = 1 + max(self._depth.get(id(each), 0) for each in operation.inputs)
         shapes = [tuple(each.shape) for each in operation.inputs]
@@ -186,12 +186,13 @@ class Equations:
         if step is None and POINTWISE in operation.func.tags:
             step = _pointwise
         self.whole &= self._lost.isdisjoint(map(id, operation.inputs))
-        made = step(self, operation) if step and not operation.func._schema.is_mutable else None
+        told = step is not None and not operation.func._schema.is_mutable and not self.walk.idle(operation)
+        made = step(self, operation) if step and told else None
         for out in operation.outputs:
             self._depth[id(out)] = depth
         if made is None:
             for each in inputs:
-                self._pin(self.field(each))
+                self._pin(self.field(self.walk.whole(each)))
             return
         self._lost.update(id(out) for out in operation.outputs[len(made) :] if made and out.numel())
         for out, field in zip(operation.outputs, made, strict=False):

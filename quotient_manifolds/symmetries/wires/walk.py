@@ -583,7 +583,7 @@ class Walk:
             RULES["complex"](self, operation)
         elif name != "view_as_complex" and any(out.is_complex() for out in operation.outputs):
             self.opaque(operation)
-        elif self._idle(operation):
+        elif self.idle(operation):
             self.opaque(operation, known=True)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
@@ -612,7 +612,7 @@ class Walk:
 
     def opaque(self, operation: Operation, *, known: bool = False) -> None:
         """Say of an operation that no rule knows that what it takes may not change."""
-        labels = [self.whole(each) for each in operation.inputs if self.live(each)]
+        labels = [self.label(self.whole(each)) for each in operation.inputs if self.live(each)]
         moving = [each for each in labels if bool((thinned(each)[0] > FIXED).any())]
         if not known and any(bool((~self.dead[self.nodes(each)]).any()) for each in moving):
             self.unknown[operation.module, operation.name] = None
@@ -620,7 +620,7 @@ class Walk:
             self.fix(each)
         self.settle(operation)
 
-    def _idle(self, operation: Operation) -> bool:
+    def idle(self, operation: Operation) -> bool:
         """Return whether an operation has other things to do on other inputs, as an expert that these do not choose."""
         view, source = operation.name in VIEWS, operation.inputs[0]
         idle = any(("whole", id(each)) in self.notes for each in operation.inputs)
@@ -635,8 +635,8 @@ class Walk:
         return any(source.shape[axis] and not out.shape[axis] and not self.tokens(label, axis) for axis in axes)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return the label of a tensor; of one that has entries on other inputs alone that of what it is a part of."""
-        return self.notes.get(("whole", id(tensor)), self.label(tensor))
+        """Return a tensor, or of one that has entries on other inputs alone what it is a part of."""
+        return self.notes.get(("whole", id(tensor)), tensor)
 
     def _on_parameters(self, operation: Operation) -> bool:
         """Follow views and multiples of parameters; say whether that was all."""
