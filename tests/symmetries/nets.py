@@ -450,6 +450,8 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    "logsumexp": lambda s, x: s.b_4_8(s.a(x).unflatten(-1, (4, 2)).logsumexp(-1)),
+    "logsumexp of tokens": lambda s, x: s.b(s.a(x).logsumexp(1, keepdim=True) * x),
     "glu of torch": lambda s, x: s.b_4_8(F.glu(s.a(x))),
     "prelu": lambda s, x: s.b(F.prelu(s.a(x).mT, s.g_8).mT),
     # numbers that leave torch
@@ -568,7 +570,8 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
-number: 151 135; read as a list: 144 128; read by numpy: 144 128; glu of torch: 164 148; prelu: 152 136
+number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 136 128; logsumexp of
+tokens: 72 64; glu of torch: 164 148; prelu: 152 136
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
