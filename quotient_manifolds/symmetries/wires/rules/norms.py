@@ -89,10 +89,9 @@ def weight_norm(walk: Walk, operation: Operation) -> None:
     walk.settle(operation)
 
 
-@rule("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax", "logsumexp")
+@rule("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax")
 def softmax(walk: Walk, operation: Operation) -> None:
     tensor, axis = operation.args[:2]
-    axis = axis[0] if isinstance(axis, (list, tuple)) else axis
     label = walk.label(tensor)
     if tensor.shape[axis] == 1:
         walk.single.append(walk.nodes(label))
@@ -116,7 +115,7 @@ def softmax(walk: Walk, operation: Operation) -> None:
             if FIXED not in row:
                 walk.flows.append(Flow("norm", [], row, True))
     walk.settle(operation)
-    if operation.name not in ("_log_softmax", "log_softmax", "logsumexp"):
+    if operation.name not in ("_log_softmax", "log_softmax"):
         shape = list(tensor.shape)
         shape[axis] = 1
         codes = torch.arange(torch.Size(shape).numel()).view(shape).expand(tensor.shape)
