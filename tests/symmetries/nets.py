@@ -569,9 +569,8 @@ twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain 
 T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/160; sum of scaled experts: 177/241
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
-one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
-number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 160 144; logsumexp of
-tokens: 80 72; glu of torch: 164 148; prelu: 152 136
+one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
+read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -579,13 +578,13 @@ PLACES = """
 abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn
 with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped; causal; centre
 only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes; gain before a
-weight; gain lin; gate of numbers; glu; gqa; half bias; half in windows; half index add; half ln; index add; latent;
-leaky; linear attn; logit shift; logsumexp of tokens; lora; max pool; max0; maxout; narrow; no softmax; norm in two places; one more than a
-gain; outer; output gate; parallel layers; pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2;
-rot3; score bias; score by query; score of key; scores a key's gain; scores dropped; scores dropped by inputs; scores
-hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short
-attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T
-within; tied lin; two; two attentions less; two scores; where leaky; windows; windows inside; words and positions; zero
-key, own; prelu; read as a number
+weight; gain lin; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add; half ln; index
+add; latent; leaky; linear attn; logit shift; logsumexp of tokens; lora; max pool; max0; maxout; narrow; no softmax;
+norm in two places; one more than a gain; outer; output gate; parallel layers; pos attn; positions first; post-norm;
+qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of key; scores a key's gain; scores
+dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by
+inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied T after
+a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores; where leaky; windows; windows
+inside; words and positions; zero key, own; prelu; read as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

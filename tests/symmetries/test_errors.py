@@ -157,7 +157,7 @@ def test_an_output_without_numbers() -> None:
     ("name", "between"),
     [
         ("sort", lambda x: x.sort(-1).values),
-        ("glu", lambda x: torch.cat([nn.functional.glu(x), x[..., :3]], -1)),
+        ("logcumsumexp", lambda x: x.logcumsumexp(-1)),
         ("_fft_r2c", lambda x: torch.fft.rfft(x, n=10).abs()),
         ("_linalg_eigh", lambda x: torch.linalg.eigh(x[..., None] * x[..., None, :]).eigenvalues),
     ],

@@ -402,7 +402,7 @@ IDLE: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
 }
 
 
-NOTHING_PROPOSED = ("modulation", "chosen experts")
+NOTHING_PROPOSED = ("chosen experts",)
 """Of what idle parameters may see nothing is proposed that could be refused."""
 
 
