@@ -450,6 +450,10 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    "rounded": lambda s, x: s.b(torch.div(s.a(x), 0.1, rounding_mode="floor")),
+    "powers": lambda s, x: s.b(s.a(x).abs() ** torch.arange(1.0, 9.0)),
+    "far clamp": lambda s, x: s.b((1e3 * s.a(x)).clamp(-2e3, 2e3)),
+    "ones by inputs": lambda s, x: s.b(tanh(s.a(x).masked_fill(s.given[..., :1] > 0, 1.0) + s.p_8)),
     "logsumexp": lambda s, x: s.b_4_8(s.a(x).unflatten(-1, (4, 2)).logsumexp(-1)),
     "logsumexp of tokens": lambda s, x: s.b(s.a(x).logsumexp(1, keepdim=True) * x),
     "glu of torch": lambda s, x: s.b_4_8(F.glu(s.a(x))),
@@ -570,7 +574,8 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119 73/102; gain and gain + 1: 152/204
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
-read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136
+read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
+72 64; powers: 72 64; far clamp: 72 64; ones by inputs: 72 64
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
