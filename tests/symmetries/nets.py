@@ -575,7 +575,7 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
 read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
-72 64; powers: 72 64; far clamp: 72 64; ones by inputs: 72 64
+72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

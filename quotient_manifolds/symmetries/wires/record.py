@@ -64,8 +64,9 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """An operation in place, inside of one that is recorded, is that operation."""
-        return str(self.func.overloadpacket.__name__).removesuffix("_")
+        """An operation in place, inside of one that is recorded, is that operation; a rounded quotient is none."""
+        name, rounding = str(self.func.overloadpacket.__name__).removesuffix("_"), self.kwargs.get("rounding_mode")
+        return f"{name} {rounding}" if rounding else name
 
     def renamed(self, tensor: Tensor, other: Tensor) -> Operation:
         """Return the operation with another tensor in the place of one."""

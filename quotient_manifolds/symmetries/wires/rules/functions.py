@@ -56,8 +56,8 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.follow(nodes[moving], x[moving], y[moving], key=key[moving])
     either = (x != y) & (names > FIXED).all(1)
     walk.flows.append(Flow("max", nodes[either], names[either]))
-    zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
-    partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
+    still = [(names[:, i] <= FIXED) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
+    partly = bool(((still[0] | still[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
     one = np.where(x > FIXED, x, y)
     plus = np.where((names == FIXED).any(1), np.nan, 0.0)
     walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either], plus=plus[~either])
@@ -146,7 +146,7 @@ def _passes_signs(operation: Operation, degree: float) -> bool:
 
 def _at(operation: Operation, c: float, *, length: bool = False) -> Tensor:
     """Return f(c t) for numbers t of all sizes, and both signs if t is no length."""
-    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
+    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0, 1e3, 1e5, 1e9, 1e30], dtype=torch.float64)
     args = tree_map_only(Tensor, lambda _: c * (t if length else torch.cat([t, -t])), operation.args)
     found: Tensor = operation.func(*args, **operation.kwargs)
     return found

@@ -162,7 +162,7 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
 @rule("square", "pow")
 def power(walk: Walk, operation: Operation) -> None:
     base, exponent = operation.args[0], operation.args[1] if operation.name == "pow" else 2
-    if exponent == 2 and isinstance(base, Tensor):
+    if isinstance(base, Tensor) and not isinstance(exponent, Tensor) and exponent == 2:
         square(walk, operation, base)
     else:
         pointwise(walk, operation)
