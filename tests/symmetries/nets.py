@@ -450,6 +450,8 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    "strides": lambda s, x: s.b(s.a(x).contiguous().as_strided((len(x), TOKENS, D), (TOKENS * D, 1, TOKENS)).tanh()),
+    "strides of a part": lambda s, x: s.b(s.a(x)[:, 1:].as_strided((len(x), 4, D), (TOKENS * D, D, 1), 0).tanh()),
     "rounded": lambda s, x: s.b(torch.div(s.a(x), 0.1, rounding_mode="floor")),
     "powers": lambda s, x: s.b(s.a(x).abs() ** torch.arange(1.0, 9.0)),
     "far clamp": lambda s, x: s.b((1e3 * s.a(x)).clamp(-2e3, 2e3)),
@@ -575,7 +577,7 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
 read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
-72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128
+72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 72 64; strides of a part: 72 64
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
