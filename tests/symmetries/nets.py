@@ -84,6 +84,10 @@ def by_token(s: Any, x: Tensor) -> Tensor:
     return s.b(tanh(s.a(x)))
 
 
+ROLLED = torch.arange(TOKENS * D).view(TOKENS, D)
+ROLLED = torch.cat([ROLLED[:, :4].roll(1, 0), ROLLED[:, 4:]], 1).reshape(-1)
+
+
 def numbers(x: Tensor) -> Tensor:  # one for each token
     return torch.arange(1.0, 1 + TOKENS).to(x)[:, None]
 
@@ -450,6 +454,7 @@ POOLED: dict[str, Body] = {
     "circular conv": lambda s, x: s.b(normed(s.round, x).tanh()),
     "rnn": lambda s, x: s.b(s.rnn(x)[0]),
     "gru": lambda s, x: s.b(s.gru(x)[0]),
+    "half rolled by an index": lambda s, x: s.b((lambda y: y.reshape(len(y), -1)[:, ROLLED].view(y.shape))(s.a(x))),
     "strides": lambda s, x: s.b(s.a(x).contiguous().as_strided((len(x), TOKENS, D), (TOKENS * D, 1, TOKENS)).tanh()),
     "strides of a part": lambda s, x: s.b(s.a(x)[:, 1:].as_strided((len(x), 4, D), (TOKENS * D, D, 1), 0).tanh()),
     "rounded": lambda s, x: s.b(torch.div(s.a(x), 0.1, rounding_mode="floor")),
@@ -577,7 +582,8 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
 read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
-72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 72 64; strides of a part: 72 64
+72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 144 128; strides of a part: 144 128; half
+rolled by an index: 216 192
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -585,13 +591,13 @@ PLACES = """
 abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn
 with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped; causal; centre
 only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes; gain before a
-weight; gain lin; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add; half ln; index
-add; latent; leaky; linear attn; logit shift; logsumexp of tokens; lora; max pool; max0; maxout; narrow; no softmax;
-norm in two places; one more than a gain; outer; output gate; parallel layers; pos attn; positions first; post-norm;
-qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of key; scores a key's gain; scores
-dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores times; scores zeroed; scores zeroed by
-inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax of tokens; sum heads; temp; tied T after
-a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores; where leaky; windows; windows
-inside; words and positions; zero key, own; prelu; read as a number
+weight; gain lin; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add; half ln; half
+rolled by an index; index add; latent; leaky; linear attn; logit shift; logsumexp of tokens; lora; max pool; max0;
+maxout; narrow; no softmax; norm in two places; one more than a gain; outer; output gate; parallel layers; pos attn;
+positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of key; scores
+a key's gain; scores dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores times; scores
+zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax of tokens; sum
+heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores;
+where leaky; windows; windows inside; words and positions; zero key, own; prelu; read as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

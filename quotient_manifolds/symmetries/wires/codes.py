@@ -45,7 +45,6 @@ VIEWS = frozenset(
         "lift_fresh",
         "unfold",
         "diagonal",
-        "as_strided",
         "movedim",
         "contiguous",
         "_reshape_alias",

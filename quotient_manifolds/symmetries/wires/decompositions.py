@@ -102,6 +102,17 @@ def _leaky(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x > 0, x, slope * x)
 
 
+@_decomposition("as_strided")
+def _by_strides(x: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Any:
+    """Take entries of memory, of which a tensor has all."""
+    if not x.is_contiguous() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
+        return NotImplemented
+    places = torch.full((), offset or 0)
+    for size, stride in zip(sizes, strides, strict=True):
+        places = places[..., None] + stride * torch.arange(size)
+    return x.view(-1)[places.to(x.device)]
+
+
 @_decomposition("masked_fill")
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     filled = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)

@@ -29,7 +29,6 @@ MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 STILL = frozenset(
     ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty"]
 )
-UNORDERED = frozenset(["as_strided", "unfold"])  # views that look at memory, or repeat entries in windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +180,7 @@ class Equations:
         plain = tree_map_only(Tensor, lambda t: "tensor", (operation.args, operation.kwargs))
         self._sign, self._name = named((operation.name, plain, shapes, depth)), operation.name
         step = STEPS.get(operation.name)
-        if step is None and operation.name in VIEWS - UNORDERED:
+        if step is None and operation.name in VIEWS and operation.name != "unfold":  # which repeats entries in windows
             step = _view
         if step is None and POINTWISE in operation.func.tags:
             step = _pointwise
