@@ -398,7 +398,6 @@ UNLIKE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("cwm", "gpt_oss", "higgs_audio_v2", "ministral3"), (ROTATED, "")),
     "roformer": ("query/key GL(1)^12; value/output GL(8)^4", "value/output bias"),
     "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
-    "longformer": ("query/key GL(8)^1", ""),  # three of four heads
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
     # the last values of the layout are read by nobody: their biases are unseen
     "lilt": (
