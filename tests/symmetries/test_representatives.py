@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries import (
     random_representative,
     zeros_of,
 )
+from quotient_manifolds.symmetries.outputs import rounded
 from tests.models import BY_NAME, GPT2, IDS, IMAGE, ModelCase, attend, hugging_face, llama, noise, tokens
 from tests.symmetries.small_models import build
 
@@ -144,6 +145,38 @@ def test_neurons_on_both_sides_of_a_pair_have_one_place(p: int) -> None:
         again = balance(random_representative(model, found, seed=seed), found)
         for key, w in canonical.items():
             torch.testing.assert_close(again[key], w, rtol=1e-9, atol=1e-9)
+
+
+def test_a_log_scale_is_that_of_what_is_scaled_most() -> None:
+    """What reads relu(x)^7 shrinks by the seventh power of what its writer grows by."""
+    model, x = nn.Sequential(nn.Linear(5, 4), Power(7), nn.Linear(4, 3)).double().eval(), noise(9, 5).double()
+    (scaling,) = find_symmetries(model, x).reparameterizations
+    params = {name: w.detach().clone() for name, w in model.named_parameters()}
+    scaling.transform(params, torch.Generator().manual_seed(0), 3.0)
+    z = torch.randn(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    changed = [(params[name] / w).log().abs().max() for name, w in model.named_parameters()]
+    torch.testing.assert_close(max(changed), 3.0 * z.abs().max())
+
+
+class Pooled(nn.Module):
+    """Attention of one query, which is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.randn(1, 4))
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.q(self.probe) @ self.k(x).mT).softmax(-1) @ self.v(x)).tanh()
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_what_one_query_does_not_see_is_known_as_well_as_the_query(seed: int) -> None:
+    model, x = make_generic(Pooled(), seed=seed).double(), noise(5, 6, 4).double()
+    moved = find_symmetries(model, x).transformed(model, log_scale=3.0, seed=seed)
+    near = rounded(dict(moved.named_parameters()), torch.finfo(torch.float64).eps, torch.Generator().manual_seed(0))
+    canonical = balance(moved, find_symmetries(moved, x))
+    assert output_change(moved, x, {}, canonical) < 5 * output_change(moved, x, {}, near)
 
 
 def test_only_positive_numbers_act_on_neurons() -> None:
