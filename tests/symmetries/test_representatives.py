@@ -65,8 +65,9 @@ def test_parameters_are_rounded_once(dtype: torch.dtype) -> None:
 def test_a_shift_that_vanishes_by_rounding_far_out_on_the_orbit_is_none(seed: int) -> None:
     model = build("nemotron").double()
     found = find_symmetries(model, example_inputs(model))
-    moved = random_representative(model, found, seed=seed, log_scale=5.0)
-    assert moved.keys() == dict(model.named_parameters()).keys()
+    moved = found.transformed(model, seed=seed, log_scale=5.0)
+    again = random_representative(moved, found, seed=seed, log_scale=1.0)  # shifts are as large as its largest numbers
+    assert again.keys() == dict(model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(("name", "seed"), [("stablelm", 3), ("nemotron", 2), ("nemotron", 0)])
@@ -74,7 +75,7 @@ def test_what_is_found_far_out_on_the_orbit_leads_to_the_same_point(name: str, s
     model = make_generic(build(name)).double()
     inputs = example_inputs(model)
     found = find_symmetries(model, inputs)
-    moved = found.transformed(model, log_scale=3.0, seed=seed)
+    moved = found.transformed(found.transformed(model, log_scale=3.0, seed=seed), log_scale=1.0, seed=seed)
     canonical, again = balance(model, found), balance(moved, find_symmetries(moved, inputs))
     names = {key for pair in found.pairs for key in pair.names}
     for key in canonical.keys() - names:
@@ -82,6 +83,15 @@ def test_what_is_found_far_out_on_the_orbit_leads_to_the_same_point(name: str, s
     for pair in found.pairs:
         products = [pair.G.read(params) @ pair.H.read(params).mT for params in (again, canonical)]
         torch.testing.assert_close(*products, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_representative_that_is_stored_in_float32_is_the_same_function(seed: int) -> None:
+    """Shifts have the size of the biases as they are, and not as gains have made them."""
+    layers = nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3), nn.Tanh()
+    model, x = make_generic(nn.Sequential(*layers)), noise(9, 5)
+    moved = random_representative(model, find_symmetries(model, x), log_scale=3.0, seed=seed)
+    assert output_change(model, x, {}, moved) < 1e-5
 
 
 def test_rotary_models_move_and_balance_too() -> None:
