@@ -12,7 +12,9 @@ import copy
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -84,6 +86,19 @@ def _private(w: Tensor, cast: Cast) -> Tensor:
     if type(w) is not nn.Parameter:
         return w
     return nn.Parameter(cast(w.detach().clone()), requires_grad=w.requires_grad)
+
+
+class TrueGradients(TorchFunctionMode):
+    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.embedding, torch.embedding):
+            kept = ("input", "weight", "indices", "max_norm", "norm_type")
+            args, kwargs = args[:2], {name: value for name, value in kwargs.items() if name in kept}
+        return func(*args, **kwargs)
 
 
 class _PrivateTensors(TorchFunctionMode):

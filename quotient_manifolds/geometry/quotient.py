@@ -291,8 +291,10 @@ def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
     if not free:
         return
     symmetries = replace(symmetries, reparameterizations=tuple(moving))
-    own = {name: w.double() if w.is_floating_point() else w for name, w in own.items()}
+    own = {name: w.to(torch.float64, copy=True) if w.is_floating_point() else w for name, w in own.items()}
     try:
+        # Where gains are folded shifts are no larger than what they move, and rounding tells no points apart.
+        canonicalize(own, [each for each in moving if each.multiplies])
         here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
     except ValueError:  # said where the measure begins
         return

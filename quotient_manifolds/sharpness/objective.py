@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.replica import Cast, private_batch, replica, unchanged
+from quotient_manifolds.replica import Cast, TrueGradients, private_batch, replica, unchanged
 from quotient_manifolds.sharded import ShardedModel, from_all
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.symmetries import Params
@@ -84,7 +84,8 @@ class BatchObjective:
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
         model, loss = self.replica(params)
-        value = scalar(loss(model, private_batch(self.batch, self.cast)))
+        with TrueGradients():
+            value = scalar(loss(model, private_batch(self.batch, self.cast)))
         if not value.requires_grad:
             raise self._no_dependence()
         return value
@@ -202,7 +203,8 @@ class ShardedObjective(BatchObjective):
         return self.space
 
     def _loss(self) -> Tensor:
-        with torch.enable_grad():  # as in BatchObjective: losses are compared with those computed for a gradient
+        # As in BatchObjective: losses are compared with those computed for a gradient.
+        with torch.enable_grad(), TrueGradients():
             return scalar(self.loss(self.model, private_batch(self.batch)))
 
     def mean(self, loss: Tensor, precision: float) -> Tensor:

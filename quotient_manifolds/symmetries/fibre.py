@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating
@@ -287,13 +287,11 @@ class Jacobian:
         """Return all outputs at these parameters, (any,)."""
         copy = replica(self.model, params, doubled)
         before = {name: buffer.clone() for name, buffer in copy.named_buffers()}
-        for table in (module for module in copy.modules() if isinstance(module, nn.Embedding)):
-            table.padding_idx = None  # it hides the row's derivative from training
-            if noise:
-                table.register_forward_hook(self._noisy)
-        exact = DoublePrecision(eps)
+        for table in (module for module in copy.modules() if noise and isinstance(module, nn.Embedding)):
+            table.register_forward_hook(self._noisy)
+        true, exact = TrueGradients(), DoublePrecision(eps)
         device = self.no_rows.device.type
-        with torch.autocast(device, enabled=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), exact:
+        with torch.autocast(device, enabled=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), true, exact:
             found = floating(self.evaluate(copy, private_batch(batch, doubled)))
             y = torch.cat([output.flatten() for output in found])
         self.found_eps |= exact.found_eps

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.symmetries.checks import check_eval
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.pair import Params
@@ -120,7 +118,7 @@ class ModelOutputs:
         copy = replica(self.model, given, cast)
         batch = private_batch(self.batches[index], cast)
         precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), _TrueGradients(), precise:
+        with torch.inference_mode(False), torch.enable_grad(), TrueGradients(), precise:
             outputs = floating(self.evaluate(copy, batch))
         if not outputs:
             raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
@@ -135,19 +133,6 @@ def _number(outputs: Sequence[Tensor]) -> Tensor:
     weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
     finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
     return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
-
-
-class _TrueGradients(TorchFunctionMode):
-    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.embedding, torch.embedding):
-            args = args[:2]
-            kwargs = {name: value for name, value in kwargs.items() if name in ("input", "weight", "indices")}
-        return func(*args, **kwargs)
 
 
 def rounded(params: Mapping[str, Tensor], precision: float, generator: torch.Generator) -> Params:

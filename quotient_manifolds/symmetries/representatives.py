@@ -32,9 +32,10 @@ def random_representative(
     All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
-    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: gains by factors
-    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and cast
-    back to each parameter's dtype.
+    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: numbers are shifted by
+    log_scale x Gaussian times their typical size, gains are multiplied by exp(log_scale x Gaussian). They act in the
+    reverse of the order in which `balance` folds them, so that no shift is as large as a gain makes it. Computed in
+    float64 and cast back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
@@ -49,7 +50,7 @@ def random_representative(
             A = scale * _gaussian_element(pair, generator)
             pair.write(moved, pair.act(A, pair.read(moved)))
         _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-        for reparameterization in together(symmetries.reparameterizations):
+        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
             reparameterization.transform(moved, generator, log_scale)
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 

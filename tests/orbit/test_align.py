@@ -107,7 +107,7 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
     inputs = inputs() if callable(inputs) else inputs
     twin = planted(model, inputs)
     found = align(twin, model, inputs, by=by, condition=1e9)
-    assert found.before > 0.5
+    assert found.before > 0.3
     assert found.distance < RECOVERED
     applied = found.element.apply({key: w.detach() for key, w in twin.named_parameters()})
     for key, w in ((key, w.detach()) for key, w in model.named_parameters()):

@@ -188,3 +188,18 @@ def test_right_second_derivatives_are_taken_as_they_are(recwarn: pytest.Warnings
     batches = [(torch.randn(64, 5), torch.randint(0, 3, (64,)))]
     qm.hessian_trace(model, qm.cross_entropy, batches, geometry="euclidean", samples=2)
     assert not recwarn
+
+
+@pytest.mark.parametrize("measure", [qm.gradient_norm, qm.hessian_trace, qm.top_eigenvalue])
+def test_the_derivative_of_a_padding_token_is_that_of_the_loss(measure: Callable[..., qm.Result]) -> None:
+    """Torch hides it from training: without it a Hessian is not even symmetric."""
+    torch.manual_seed(0)
+    hidden, shown = nn.Embedding(5, 3, padding_idx=1), nn.Embedding(5, 3)
+    shown.weight = nn.Parameter(hidden.weight.detach().normal_())
+    after = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    batches = [(torch.randint(0, 5, (16, 4)), torch.randint(0, 3, (16,)))]
+    values = [
+        measure(nn.Sequential(table, after).double().eval(), qm.cross_entropy, batches, geometry="adaptive").mean
+        for table in (hidden, shown)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)

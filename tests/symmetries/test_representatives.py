@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries import (
     random_representative,
     zeros_of,
 )
+from quotient_manifolds.symmetries.outputs import rounded
 from tests.models import BY_NAME, GPT2, IDS, IMAGE, ModelCase, attend, hugging_face, llama, noise, tokens
 from tests.symmetries.small_models import build
 
@@ -64,8 +65,9 @@ def test_parameters_are_rounded_once(dtype: torch.dtype) -> None:
 def test_a_shift_that_vanishes_by_rounding_far_out_on_the_orbit_is_none(seed: int) -> None:
     model = build("nemotron").double()
     found = find_symmetries(model, example_inputs(model))
-    moved = random_representative(model, found, seed=seed, log_scale=5.0)
-    assert moved.keys() == dict(model.named_parameters()).keys()
+    moved = found.transformed(model, seed=seed, log_scale=5.0)
+    again = random_representative(moved, found, seed=seed, log_scale=1.0)  # shifts are as large as its largest numbers
+    assert again.keys() == dict(model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(("name", "seed"), [("stablelm", 3), ("nemotron", 2), ("nemotron", 0)])
@@ -73,7 +75,7 @@ def test_what_is_found_far_out_on_the_orbit_leads_to_the_same_point(name: str, s
     model = make_generic(build(name)).double()
     inputs = example_inputs(model)
     found = find_symmetries(model, inputs)
-    moved = found.transformed(model, log_scale=3.0, seed=seed)
+    moved = found.transformed(found.transformed(model, log_scale=3.0, seed=seed), log_scale=1.0, seed=seed)
     canonical, again = balance(model, found), balance(moved, find_symmetries(moved, inputs))
     names = {key for pair in found.pairs for key in pair.names}
     for key in canonical.keys() - names:
@@ -81,6 +83,15 @@ def test_what_is_found_far_out_on_the_orbit_leads_to_the_same_point(name: str, s
     for pair in found.pairs:
         products = [pair.G.read(params) @ pair.H.read(params).mT for params in (again, canonical)]
         torch.testing.assert_close(*products, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_representative_that_is_stored_in_float32_is_the_same_function(seed: int) -> None:
+    """Shifts have the size of the biases as they are, and not as gains have made them."""
+    layers = nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3), nn.Tanh()
+    model, x = make_generic(nn.Sequential(*layers)), noise(9, 5)
+    moved = random_representative(model, find_symmetries(model, x), log_scale=3.0, seed=seed)
+    assert output_change(model, x, {}, moved) < 1e-5
 
 
 def test_rotary_models_move_and_balance_too() -> None:
@@ -144,6 +155,38 @@ def test_neurons_on_both_sides_of_a_pair_have_one_place(p: int) -> None:
         again = balance(random_representative(model, found, seed=seed), found)
         for key, w in canonical.items():
             torch.testing.assert_close(again[key], w, rtol=1e-9, atol=1e-9)
+
+
+def test_a_log_scale_is_that_of_what_is_scaled_most() -> None:
+    """What reads relu(x)^7 shrinks by the seventh power of what its writer grows by."""
+    model, x = nn.Sequential(nn.Linear(5, 4), Power(7), nn.Linear(4, 3)).double().eval(), noise(9, 5).double()
+    (scaling,) = find_symmetries(model, x).reparameterizations
+    params = {name: w.detach().clone() for name, w in model.named_parameters()}
+    scaling.transform(params, torch.Generator().manual_seed(0), 3.0)
+    z = torch.randn(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    changed = [(params[name] / w).log().abs().max() for name, w in model.named_parameters()]
+    torch.testing.assert_close(max(changed), 3.0 * z.abs().max())
+
+
+class Pooled(nn.Module):
+    """Attention of one query, which is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.randn(1, 4))
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.q(self.probe) @ self.k(x).mT).softmax(-1) @ self.v(x)).tanh()
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_what_one_query_does_not_see_is_known_as_well_as_the_query(seed: int) -> None:
+    model, x = make_generic(Pooled(), seed=seed).double(), noise(5, 6, 4).double()
+    moved = find_symmetries(model, x).transformed(model, log_scale=3.0, seed=seed)
+    near = rounded(dict(moved.named_parameters()), torch.finfo(torch.float64).eps, torch.Generator().manual_seed(0))
+    canonical = balance(moved, find_symmetries(moved, x))
+    assert output_change(moved, x, {}, canonical) < 5 * output_change(moved, x, {}, near)
 
 
 def test_only_positive_numbers_act_on_neurons() -> None:

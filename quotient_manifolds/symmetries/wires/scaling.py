@@ -214,6 +214,7 @@ class Scaling(Reparameterization):
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.
 
+        What is a power of another is no more than that: z is of what grows or shrinks most.
         Where that is all, noise is added to it: it has a length that nobody sees.
         """
         if control and len(self.vectors) + len(self.weights) == 1:
@@ -221,7 +222,14 @@ class Scaling(Reparameterization):
             params[self.names[0]] += size * typical(own) * gaussian(own, generator)
             return
         z = gaussian(torch.empty(self.dimension), generator).numpy()
-        self.apply(params, size * z, control=control)
+        self.apply(params, size * z / self._powers(), control=control)
+
+    def _powers(self) -> Array:
+        """Return for each log-scale the largest multiple of it by which anything grows or shrinks."""
+        weights = (B for each in self.weights for B in (each.rows, each.columns))
+        every = scipy.sparse.vstack([*(each.exponents for each in self.vectors), *weights])
+        found = abs(every).max(0).toarray()[0]
+        return np.where(found > 0, found, 1.0)
 
     def _solve(self, matrix: Any, sizes: Array, free: list[Array] | None) -> Array:
         """Return the shortest z with the least |sizes + matrix z|, block by block, in the directions that are free."""

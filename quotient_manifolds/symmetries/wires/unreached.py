@@ -121,6 +121,8 @@ class Unreached:
             V, d = (np.ones((1, linear.shape[2])), np.ones(1)) if linear.table else self.of(row_in)
             if len(nodes) <= linear.shape[2] and not len(V):
                 return none
+            if len(V) == linear.shape[2]:  # each input is constant by itself, and so is each answer
+                return np.eye(len(nodes)), self.values.answer(linear, _numbers(V, d))[_places(row_out, nodes)]
             N = self._images(linear, _places(row_out, nodes), V)
             u, a = N[: len(nodes)], N[len(nodes) :]
             good = np.linalg.norm(u, axis=0) > 1e-9
@@ -159,6 +161,8 @@ class Unreached:
     @staticmethod
     def _common(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         U, c = parts[0]
+        if all(len(V) == U.shape[1] for V, _ in parts):
+            return np.eye(len(U)), np.sum([_numbers(V, d) for V, d in parts], 0)
         for V, d in parts[1:]:
             N = kernel(np.concatenate([U, -V]).T)
             a, b = N[: len(U)], N[len(U) :]
@@ -166,6 +170,11 @@ class Unreached:
             if not len(U):
                 break
         return U, np.asarray(c).reshape(-1)
+
+
+def _numbers(U: Array, c: Array) -> Array:
+    """Return the numbers x with U x = c, of as many functionals as numbers."""
+    return c if np.array_equal(U, np.eye(len(c))) else np.asarray(np.linalg.solve(U, c))
 
 
 def _none(width: int) -> tuple[Array, Array]:
