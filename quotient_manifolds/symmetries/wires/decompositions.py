@@ -105,7 +105,7 @@ def _leaky(x: Tensor, slope: Tensor) -> Tensor:
 @_decomposition("as_strided")
 def _by_strides(x: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Any:
     """Take entries of memory, of which a tensor has all."""
-    x = x.permute(sorted(range(x.ndim), key=lambda axis: -x.stride(axis)))
+    x = x.permute(sorted(range(x.ndim), key=lambda axis: -x.stride()[axis]))
     if not x.is_contiguous() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
         return NotImplemented
     places = torch.full((), offset or 0)
