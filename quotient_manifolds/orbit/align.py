@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -217,16 +217,17 @@ class _Aligner:
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
         unfold, goal = self._fold(), self._there
+        moving = {name for each in self._permutations for name in each.names}
         self._canonicalize()
         for number in range(ROUNDS):
             before, changed = self._distance(), False
-            self._rotate(first=not number)
+            self._rotate(None if number else moving)
             for permutation in self._permutations:
                 order = closest_order(permutation, self._here, self._there, self._symmetries.pairs)
                 if not torch.equal(order, torch.arange(permutation.size)):
                     changed = self._take(permutation, order)
             for record in self._fitted:
-                self._fit(record)
+                self._fit(record, None if number else moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
             if number and not changed:
@@ -260,8 +261,7 @@ class _Aligner:
             if distance(last, self._here) <= EXACT:
                 break
 
-    def _rotate(self, *, first: bool) -> None:
-        moving = {name for each in self._permutations for name in each.names} if first else None
+    def _rotate(self, moving: Collection[str] | None) -> None:
         moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
         for gauge in self._turned:
             self._take(gauge, rotation(gauge, self._here, self._there, moving=moving, seen=moments.get(gauge.name)))
@@ -310,10 +310,10 @@ class _Aligner:
         self._steps.append((record, value))
         return True
 
-    def _fit(self, record: Record, *, anyway: bool = False) -> None:
+    def _fit(self, record: Record, moving: Collection[str] | None = None, *, anyway: bool = False) -> None:
         """Act with what brings a record's parameters nearest; where others go farther away than that, only `anyway`."""
         with suppress(ValueError):  # of constants that vanish, so that weights cannot answer to them
-            value = closest(record, self._here, self._there, self._condition)
+            value = closest(record, self._here, self._there, self._condition, moving=moving)
             if bool(torch.isfinite(value).all()):
                 self._take(record, value, torch.inf if anyway else self._distance())
 

@@ -24,10 +24,12 @@ CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, re
 TIE = 1e-3  # weight of what tells apart units that nothing else does
 
 
-def closest(record: Record, params: Params, target: Params, condition: float) -> Tensor:
+def closest(record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None) -> Tensor:
     """Return the element of a record's group that brings parameters nearest to the target, at least on one orbit.
 
-    condition: bound of its condition number. Permutations and rotations are found by `closest_order` and `rotation`.
+    condition: bound of its condition number. moving: parameters whose units may still change places; where it is given,
+    only weights are taken whose other side nothing moves, if they suffice. Permutations and rotations are found by
+    `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
         factors = [record.read(each).double().split([record.n, record.m], 1) for each in (params, target)]
@@ -39,14 +41,26 @@ def closest(record: Record, params: Params, target: Params, condition: float) ->
     if isinstance(record, (Shift, FreeDirections)):
         return record.toward(params, target)
     assert isinstance(record, Gauge)
-    (W, R), (W1, R1) = (sides(record, each) for each in (params, target))
     if record.acts == "linear":
-        A = _invertible((R[None], W[None]), (R1[None], W1[None]), record.acts, condition)[0]
+        A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
+    R, R1 = (sides(record, each)[1] for each in (params, target))
     # Of a mean, by readers alone: what is written may be unread beyond it
     along = R @ (1 / record.weights)
     v = (R1 - R).mT @ along / along.square().sum()
     return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
+
+
+def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, moving: Names | None) -> Tensor:
+    """Return the invertible A nearest to what leads from one to the other."""
+    if moving is not None:
+        fixed = [sides(gauge, each, moving=moving) for each in (params, target)]
+        for (b, a), dual in zip(zip(*fixed, strict=True), (False, True), strict=True):
+            if len(b) >= gauge.n and torch.linalg.matrix_rank(b) == torch.linalg.matrix_rank(a) == gauge.n:
+                A = torch.linalg.lstsq(b, a).solution.mT
+                return _bounded(torch.linalg.inv(A).mT if dual else A, condition)
+    (W, R), (W1, R1) = (sides(gauge, each) for each in (params, target))
+    return _invertible((R[None], W[None]), (R1[None], W1[None]), gauge.acts, condition)[0]
 
 
 def _invertible(here: Sequence[Tensor], there: Sequence[Tensor], acts: str, condition: float) -> Tensor:
