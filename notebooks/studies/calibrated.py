@@ -1,6 +1,6 @@
-"""Round and prune weights: to nearest and by magnitude, or with the inputs of their layers in view, GPTQ and Wanda.
+"""Round and prune weights with the inputs of their layers in view: GPTQ and Wanda.
 
-These two take H, the sum of x x^T over the inputs x of a linear layer on calibration data.
+Both take H, the sum of x x^T over the inputs x of a linear layer on calibration data.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.orbit import RoundingError
+from quotient_manifolds.orbit.objectives import CLIPPED, RoundingError
 from quotient_manifolds.symmetries import Params
 
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
-CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
-"""Ranges that are tried where rounding clips, relative to the largest weight."""
 Moments = dict[str, Tensor]
 """H by the name of the weight."""
 
@@ -54,42 +52,19 @@ def moments(
     return found
 
 
-def nearest(params: Mapping[str, Tensor], names: Collection[str], rounding: RoundingError) -> Params:
-    """Return the parameters with these weights, whose rows are channels, rounded to 2^bits - 1 multiples of a step.
-
-    Groups that do not divide a row are left out: it has one range.
-    """
-    rounded, top = dict(params), 2 ** (rounding.bits - 1) - 1
-    for name in names:
-        W = params[name]
-        rows = W.reshape(-1, _group(W, rounding))
-        step = _steps(rows, top, rounding.clip)[:, None]
-        rounded[name] = ((rows / step).round().clamp(-top, top) * step).view_as(W)
-    return rounded
-
-
-def pruned(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
-    """Return the parameters with this fraction of each weight, the smallest numbers, set to 0."""
-    found = dict(params)
-    for name in names:
-        size = params[name].abs()
-        if count := int(fraction * size.numel()):
-            found[name] = params[name].masked_fill(size <= size.flatten().kthvalue(count).values, 0.0)
-    return found
-
-
 def gptq(W: Tensor, H: Tensor, rounding: RoundingError) -> Tensor:
     """Round a weight, whose rows are channels, so that tr((W - Q) H (W - Q)^T) is small.
 
     Columns are rounded to the nearest value in their order. The error e of column j is made up for by the columns k
     that are left: they change by -e U[j, k] / U[j, j], where H^-1 = U^T U, U upper triangular. Steps are those of
-    `nearest`; a group's are chosen when its first column is reached. [Frantar et al., 2210.17323, Sec. 3]
+    `RoundingError.round`; a group's are chosen when its first column is reached. [Frantar et al., 2210.17323, Sec. 3]
     """
     n, top = W.shape[1], 2 ** (rounding.bits - 1) - 1
     damped = H + DAMPING * H.diagonal().mean() * torch.eye(n, dtype=H.dtype)
     U = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
     U = (U / U.diagonal()[:, None]).to(W.dtype)
-    size, W, step = _group(W, rounding), W.clone(), torch.empty(0)
+    size = rounding.group_size if rounding.group_size and n % rounding.group_size == 0 else n
+    W, step = W.clone(), torch.empty(0)
     for j in range(n):
         if j % size == 0:
             step = _steps(W[:, j : j + size], top, rounding.clip)
@@ -97,12 +72,6 @@ def gptq(W: Tensor, H: Tensor, rounding: RoundingError) -> Tensor:
         W[:, j + 1 :] -= torch.outer(W[:, j] - rounded, U[j, j + 1 :])
         W[:, j] = rounded
     return W
-
-
-def _group(W: Tensor, rounding: RoundingError) -> int:
-    """Return how many numbers of a row have one range."""
-    n = W.shape[1]
-    return rounding.group_size if rounding.group_size and n % rounding.group_size == 0 else n
 
 
 def _steps(rows: Tensor, top: int, clip: bool) -> Tensor:

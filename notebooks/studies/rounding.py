@@ -17,7 +17,7 @@ from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import Group, GroupElement, RoundingError, Sparsity, WeightObjective
 from quotient_manifolds.orbit.descend import descend_orbit, minimize
 from quotient_manifolds.symmetries import Params, Symmetries, balance, find_symmetries
-from studies.calibrated import Moments, calibrated, gptq, moments, nearest, pruned, wanda
+from studies.calibrated import Moments, calibrated, gptq, moments, wanda
 from studies.common import Floats, Record, Tables, minus, power, pretrained_encoder, resume
 from studies.networks import data, loss, paragraphs, trained
 
@@ -112,11 +112,11 @@ def _ways(names: Collection[str], group: int) -> dict[str, Callable[..., Params]
     for bits in (4, 3):
         grouped = RoundingError(bits, group, clip=True)
         for way, how in {f"{bits} bits": RoundingError(bits), f"{bits} bits, groups and clipping": grouped}.items():
-            ways[way] = partial(nearest, names=names, rounding=how)
+            ways[way] = partial(how.round, names=names)
             ways[f"{way}, GPTQ"] = partial(calibrated, change=partial(gptq, rounding=how))
     for share in SHARES:
         way = f"{100 * share:.0f} % pruned"
-        ways[way] = partial(pruned, names=names, fraction=share)
+        ways[way] = partial(Sparsity.prune, names=names, fraction=share)
         ways[f"{way}, Wanda"] = partial(calibrated, change=partial(wanda, fraction=share))
     return ways
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +15,8 @@ from quotient_manifolds.orbit.group import Group, Record
 from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair
 
 Objective = Callable[[Params], Tensor]
+CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
+"""Ranges that are tried where rounding clips, relative to the largest weight."""
 
 
 class WeightObjective(ABC):
@@ -57,6 +59,18 @@ class Sparsity(WeightObjective):
 
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
         return torch.stack([params[name].abs().sum() for name in names]).sum()
+
+    @staticmethod
+    def prune(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
+        """Return the parameters with this fraction of each weight, the smallest numbers, set to 0."""
+        pruned = dict(params)
+        for name in names:
+            size = params[name].abs()
+            count = int(fraction * size.numel())
+            if count:
+                least = size.flatten().kthvalue(count).values
+                pruned[name] = params[name].masked_fill(size <= least, 0.0)
+        return pruned
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,25 @@ class RoundingError(WeightObjective):
         rows = W.movedim(self.axis, 0).flatten(1)
         g = self.group_size
         return rows.unflatten(1, (-1, g)) if g and rows.shape[1] % g == 0 else rows
+
+    def round(self, params: Mapping[str, Tensor], names: Collection[str]) -> Params:
+        """Return the parameters with these weights rounded to 2^bits - 1 multiples of a step, by channel.
+
+        Groups that do not divide a channel are left out: it has one range.
+        """
+        rounded, top = dict(params), 2 ** (self.bits - 1) - 1
+        for name in names:
+            rows = self._channels(params[name])
+            most = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+            best, least = rows, torch.full_like(most, torch.inf)
+            for share in CLIPPED if self.clip else (1.0,):
+                step = share * most / top
+                q = (rows / step).round().clamp(-top, top) * step
+                error = (q - rows).square().sum(-1, keepdim=True)
+                best, least = torch.where(error < least, q, best), torch.minimum(error, least)
+            W = params[name].movedim(self.axis, 0)
+            rounded[name] = best.reshape(W.shape).movedim(0, self.axis)
+        return rounded
 
 
 def _reach(pair: SymmetricPair, params: Params, reach: Params) -> None:

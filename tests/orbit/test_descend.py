@@ -156,6 +156,21 @@ def test_the_bound_of_the_rounding_error_is_the_sum_over_channels() -> None:
     assert found.before == pytest.approx(total, rel=1e-9)
 
 
+def test_rounding_and_pruning() -> None:
+    W = torch.tensor([[7.0, -3.4, 0.6], [0.7, 0.31, -0.2]], dtype=torch.float64)
+    rounded = RoundingError(bits=4).round({"w": W}, ["w"])["w"]
+    torch.testing.assert_close(rounded, torch.tensor([[7.0, -3.0, 1.0], [0.7, 0.3, -0.2]], dtype=torch.float64))
+    by_groups = RoundingError(bits=2, group_size=1).round({"w": W}, ["w"])["w"]
+    torch.testing.assert_close(by_groups, W)
+    by_columns = RoundingError(bits=2, axis=1).round({"w": W}, ["w"])["w"]
+    torch.testing.assert_close(by_columns, torch.tensor([[7.0, -3.4, 0.6], [0, 0, 0]], dtype=torch.float64))
+    wide = torch.randn(4, 64, dtype=torch.float64)
+    plain, clipped = (RoundingError(bits=3, clip=clip).round({"w": wide}, ["w"])["w"] for clip in (False, True))
+    assert (clipped - wide).norm() < (plain - wide).norm()
+    pruned = Sparsity.prune({"w": W}, ["w"], 0.5)["w"]
+    torch.testing.assert_close(pruned, torch.tensor([[7.0, -3.4, 0], [0.7, 0, 0]], dtype=torch.float64))
+
+
 REFUSED = [
     (
         {"objective": lambda params: torch.tensor(float("nan"), dtype=torch.float64) * params["embed.weight"].sum()},

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.orbit import RoundingError
 from quotient_manifolds.symmetries import find_symmetries
-from studies.calibrated import gptq, moments, nearest, pruned, wanda
+from studies.calibrated import gptq, moments, wanda
 from studies.common import load
 from studies.networks import data, trained
 from studies.rounding import LANGUAGE_MODELS, _rotated, _scaled, less
@@ -32,18 +32,6 @@ def orthonormal() -> Tensor:
     return torch.linalg.qr(torch.randn(40, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q.mT
 
 
-def test_rounding_to_nearest_and_pruning_by_magnitude() -> None:
-    W = torch.tensor([[7.0, -3.4, 0.6], [0.7, 0.31, -0.2]], dtype=torch.float64)
-    rounded = nearest({"w": W}, ["w"], RoundingError(bits=4))["w"]
-    torch.testing.assert_close(rounded, torch.tensor([[7.0, -3.0, 1.0], [0.7, 0.3, -0.2]], dtype=torch.float64))
-    torch.testing.assert_close(nearest({"w": W}, ["w"], RoundingError(bits=2, group_size=1))["w"], W)
-    wide = torch.randn(4, 64, dtype=torch.float64)
-    plain, clipped = (nearest({"w": wide}, ["w"], RoundingError(bits=3, clip=clip))["w"] for clip in (False, True))
-    assert (clipped - wide).norm() < (plain - wide).norm()
-    left = pruned({"w": W}, ["w"], 0.5)["w"]
-    torch.testing.assert_close(left, torch.tensor([[7.0, -3.4, 0], [0.7, 0, 0]], dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     "rounding",
     [RoundingError(4), RoundingError(3), RoundingError(3, 8, clip=True), RoundingError(4, 5)],
@@ -51,11 +39,11 @@ def test_rounding_to_nearest_and_pruning_by_magnitude() -> None:
 )
 def test_gptq_has_less_error_of_outputs_than_rounding_to_nearest(rounding: RoundingError) -> None:
     W, X = weight_and_inputs()
-    plain = nearest({"W": W}, ["W"], rounding)["W"]
-    errors = [float(((W - Q) @ X).square().sum()) for Q in (gptq(W, X @ X.mT, rounding), plain)]
+    nearest = rounding.round({"W": W}, ["W"])["W"]
+    errors = [float(((W - Q) @ X).square().sum()) for Q in (gptq(W, X @ X.mT, rounding), nearest)]
     assert errors[0] < 0.6 * errors[1]
     same = gptq(W, torch.eye(32, dtype=W.dtype), rounding)  # nothing to make up for
-    assert torch.allclose(same, plain, atol=1e-12)
+    assert torch.allclose(same, nearest, atol=1e-12)
 
 
 def test_gptq_makes_up_for_an_error_by_least_squares() -> None:
@@ -70,12 +58,12 @@ def test_gptq_makes_up_for_an_error_by_least_squares() -> None:
 
 def test_wanda_on_orthonormal_inputs_prunes_each_row_by_magnitude() -> None:
     W, X = weight_and_inputs()
-    by_wanda = wanda(W, orthonormal() @ orthonormal().mT, 0.5)
-    for row, left in zip(W, by_wanda, strict=True):
+    pruned = wanda(W, orthonormal() @ orthonormal().mT, 0.5)
+    for row, left in zip(W, pruned, strict=True):
         kept = row.abs() > row.abs().sort().values[15]
         assert torch.equal(left, torch.where(kept, row, 0.0))
     louder = X * torch.linspace(1, 9, 32, dtype=X.dtype)[:, None]
-    errors = [float(((W - each) @ louder).square().sum()) for each in (wanda(W, louder @ louder.mT, 0.5), by_wanda)]
+    errors = [float(((W - each) @ louder).square().sum()) for each in (wanda(W, louder @ louder.mT, 0.5), pruned)]
     assert errors[0] < errors[1]
 
 
