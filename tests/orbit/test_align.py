@@ -22,8 +22,7 @@ RECOVERED = 1e-6
 WIDTH, HEADS, WORDS = 16, 4, 60
 WITH_BIASES = ["encoder", "gelu", "lora", "ln res", "squared relu", "cls, norms and positions", "positions first"]
 WITH_BIASES += ["post-norm", "idle expert", "centre only"]
-WITHOUT = ["two", "gain lin", "ln final", "fewer classes", "post-norm", "centre only"]
-WITHOUT += ["norm in two places", "scores zeroed"]
+WITHOUT = ["two", "gain lin", "ln final", "fewer classes", "post-norm", "centre only", "scores zeroed"]
 
 
 class PreNorm(nn.Module):

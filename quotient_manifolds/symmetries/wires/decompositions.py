@@ -59,8 +59,8 @@ def _batch_norm(
     """With the statistics of training it is a number times each channel, plus another."""
     if training:
         return NotImplemented
-    size = (variance + eps).rsqrt()
-    made = _affine(x, _by_channel(size, x.ndim), _by_channel(-mean * size, x.ndim))
+    size = (variance.double() + eps).rsqrt()  # the walk reads these numbers
+    made = _affine(x, _by_channel(size, x.ndim), _by_channel(-mean.double() * size, x.ndim)).to(x.dtype)
     return _affine(made, _by_channel(weight, x.ndim), _by_channel(bias, x.ndim)), mean, size
 
 

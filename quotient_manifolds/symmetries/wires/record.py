@@ -131,12 +131,10 @@ class _Recorder(TorchDispatchMode):
             if not torch.equal(*args[:2]):  # a cast to the dtype that it has writes what is there
                 raise ValueError("the model must not write to its own weights while it runs. Found that it does")
             return args[0]
-        name = func.overloadpacket.__name__
-        if name in DECOMPOSITIONS:
-            with self:
-                out = DECOMPOSITIONS[name](*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
+        with self:  # what it is made of is recorded in its place
+            out = DECOMPOSITIONS.get(func.overloadpacket.__name__, func.decompose)(*args, **(kwargs or {}))
+        if out is not NotImplemented:
+            return out
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
         former = args[0].clone() if func._schema.is_mutable and isinstance(args[0], Tensor) else None
         out = func(*args, **(kwargs or {}))
