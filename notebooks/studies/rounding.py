@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import Group, GroupElement, RoundingError, Sparsity, WeightObjective
-from quotient_manifolds.orbit.descend import descend_orbit, minimize
+from quotient_manifolds.orbit.descend import Terms, descend_orbit, minimize
 from quotient_manifolds.symmetries import Params, Symmetries, balance, find_symmetries
 from studies.calibrated import Moments, calibrated, gptq, moments, wanda
 from studies.common import Floats, Record, Tables, minus, power, pretrained_encoder, resume
@@ -131,7 +131,8 @@ def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, se
 def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: WeightObjective, steps: int) -> Params:
     """Descend over diagonal elements alone."""
     group = _Diagonal(symmetries, own, fold=True, moves=objective.moves)
-    element, _ = minimize(group, objective.on(model, group), own, torch.float32, steps, RATE, 1e-4, None)
+    values = Terms([objective.on(model, group)], own, torch.float32)
+    element, _, _ = minimize(group, values, steps, RATE, 1e-4, None)
     return element.apply(own)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, unit
-from quotient_manifolds.orbit.descend import Moved, descend_orbit, moved_by, verified
+from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
@@ -25,9 +25,11 @@ from quotient_manifolds.symmetries import (
     Permutation,
     Scaling,
     Shift,
+    SymmetricPair,
     Symmetries,
     balance,
     find_permutations,
+    zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
@@ -114,21 +116,23 @@ def align(
         before = distance(own, other)
         if distance(start, other) > before:
             element = GroupElement()
-    moved = moved_by(model, element, (inputs, *held_out), evaluate)
     path: tuple[float, ...] = ()
     if loss is not None:
-        options: Any = {"symmetries": symmetries, "held_out": held_out, "evaluate": evaluate, "condition": condition}
-        options |= {"steps": steps, "learning_rate": learning_rate, "progress": progress, "tolerance": 0.0}
-        near = descend_orbit(moved.model, partial(_between, loss, other), inputs, batches=batches, **options)
-        element, path = GroupElement(element.steps + near.element.steps), near.path
-        moved = moved_by(model, element, (inputs, *held_out), evaluate)
+        start, dtype = element.apply(own), precision(own)
+        group = Group(symmetries, start, condition=condition)
+        places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
+        values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
+        first, _ = values(start)
+        found, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
+        path = (first, *met, min(first, least))
+        if least < first:
+            element = GroupElement(element.steps + found.steps)
+    moved = moved_by(model, element, (inputs, *held_out), evaluate)
     return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
 
 
-def _between(loss: Callable[..., Tensor], other: Params, model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean loss at points between other parameters and those of a model."""
-    places = ({name: other[name].to(w).lerp(w, t) for name, w in model.named_parameters()} for t in INSIDE)
-    return torch.stack([loss(replica(model, each), batch) for each in places]).mean()
+def _between(other: Params, t: float, params: Params) -> Params:
+    return {name: other[name].lerp(w, t) for name, w in params.items()}
 
 
 def same_function(
@@ -188,8 +192,8 @@ def quotient_distance(
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
-    Gains, biases, means and what else can be added without being seen have no part in it: both models go to the
-    canonical point of these groups first, and at the end to where they are in the other one.
+    Biases, means and what else can be added without being seen has no part in it: both go to the canonical point of
+    these groups first, and at the end to where they are in the other model.
     """
 
     def __init__(
@@ -203,31 +207,43 @@ class _Aligner:
     ) -> None:
         self._here, self._there = ({name: w.double().clone() for name, w in each.items()} for each in (own, other))
         self._symmetries, self._permutations, self._seen, self._condition = symmetries, permutations, seen, condition
+        self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
         free = symmetries.reparameterizations
-        gauges = [each for each in free if isinstance(each, Gauge)]
-        scalings = [each for each in free if isinstance(each, Scaling)]
-        mixed = [each for each in gauges if each.acts == "linear"]
-        lengths = [each for each in scalings if any(basis.size for basis in each.free)]
-        self._turned = [each for each in gauges if each.acts in TURNED]
-        self._gains = [each for each in scalings if each.tells]
+        self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
+        self._scalings = [each for each in free if isinstance(each, Scaling)]
+        mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
+        lengths = [each for each in self._scalings if any(basis.size for basis in each.free)]
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
-        self._added = [each for each in free if each not in (*self._turned, *scalings, *mixed)]
+        self._added = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
-        unfold, goal = self._fold(), self._there
-        moving = {name for each in self._permutations for name in each.names}
-        self._canonicalize()
+        unfold = self._fold()
+        goal = self._there
+        for _ in range(ROUNDS):
+            last = self._here
+            for each in together(self._added):  # points that depend on each other, where both models have them
+                there = acted(each, CANONICAL, self._there)
+                if there is not None and self._take(each, CANONICAL):
+                    self._there = there
+            if distance(last, self._here) <= EXACT:
+                break
+        zeros = zeros_of(self._symmetries.reparameterizations, self._here)
+        self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
         for number in range(ROUNDS):
             before, changed = self._distance(), False
-            self._rotate(None if number else moving)
+            moving = None if number else self._moving
+            moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
+            for gauge in self._turned:
+                A = rotation(gauge, self._here, self._there, moving=moving, seen=moments.get(gauge.name))
+                self._take(gauge, A)
             for permutation in self._permutations:
-                order = closest_order(permutation, self._here, self._there, self._symmetries.pairs)
+                order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
                 if not torch.equal(order, torch.arange(permutation.size)):
                     changed = self._take(permutation, order)
             for record in self._fitted:
-                self._fit(record, None if number else moving)
+                self._fit(record, moving)
             if progress is not None:
                 progress("alignment", number + 1, ROUNDS)
             if number and not changed:
@@ -237,34 +253,29 @@ class _Aligner:
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         self._there = goal
-        self._return()
+        self._add()
+        for _ in range(SWEEPS):
+            before = self._distance()
+            for record in (*self._added, *_answers(self._added)):
+                self._fit(record)
+            if before - self._distance() <= SETTLED * before:
+                break
         return GroupElement((*self._steps, *unfold))
 
-    def _fold(self) -> list[tuple[Record, Tensor]]:
-        """Bring gains of both to 1, and return what brings them back to those of the other."""
-        unfold = list[tuple[Record, Tensor]]()
-        for scaling in self._gains:
-            self._take(scaling, torch.from_numpy(scaling.by_gains(self._here)))
-            z = torch.from_numpy(scaling.by_gains(self._there))
-            scaling.apply(self._there, z)
-            unfold.insert(0, (scaling, -z))
-        return unfold
-
-    def _canonicalize(self) -> None:
-        """Bring what can be added to canonical points that both models have."""
-        for _ in range(ROUNDS):  # points depend on each other
-            last = self._here
-            for each in together(self._added):
-                there = acted(each, CANONICAL, self._there)
-                if there is not None and self._take(each, CANONICAL):
-                    self._there = there
-            if distance(last, self._here) <= EXACT:
-                break
-
-    def _rotate(self, moving: Collection[str] | None) -> None:
-        moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
-        for gauge in self._turned:
-            self._take(gauge, rotation(gauge, self._here, self._there, moving=moving, seen=moments.get(gauge.name)))
+    def _add(self) -> None:
+        """Bring means and constants to those of the other, of weights while biases that they answer to are not 0."""
+        kept, taken, before = self._here, [*self._steps], self._distance()
+        shifts = [each for each in self._added if isinstance(each, Shift)]
+        for record in self._added:
+            if isinstance(record, Gauge):
+                self._fit(record, anyway=True)
+        for shift in shifts:
+            if not any(shift.targets):
+                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
+        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
+            self._fit(shift, anyway=True)
+        if self._distance() >= before:
+            self._here, self._steps = kept, taken
 
     def _polish(self) -> None:
         """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
@@ -276,27 +287,16 @@ class _Aligner:
             self._here, steps = gauss_newton(group, self._here, self._there)
             self._steps += steps
 
-    def _return(self) -> None:
-        """Bring means and constants to those of the other model; of weights while biases are not 0."""
-        kept, taken, before = self._here, [*self._steps], self._distance()
-        for record in self._added:
-            if isinstance(record, Gauge):
-                self._fit(record, anyway=True)
-        shifts = [each for each in self._added if isinstance(each, Shift)]
-        for shift in shifts:
-            if not any(shift.targets):
-                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
-        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
-            self._fit(shift, anyway=True)
-        if self._distance() >= before:
-            self._here, self._steps = kept, taken
-        for _ in range(SWEEPS):
-            before = self._distance()
-            for record in (*self._added, *_answers(self._added)):
-                self._fit(record)
-            self._polish()  # from canonical points that models do not share
-            if before - self._distance() <= SETTLED * before:
-                break
+    def _fold(self) -> list[tuple[Record, Tensor]]:
+        """Bring gains of both to 1, and return what brings them back to those of the other."""
+        unfold = list[tuple[Record, Tensor]]()
+        for scaling in self._scalings:
+            if scaling.tells:
+                self._take(scaling, torch.from_numpy(scaling.by_gains(self._here)))
+                z = torch.from_numpy(scaling.by_gains(self._there))
+                scaling.apply(self._there, z)
+                unfold.insert(0, (scaling, -z))
+        return unfold
 
     def _distance(self) -> float:
         return distance(self._here, self._there)
@@ -312,8 +312,9 @@ class _Aligner:
 
     def _fit(self, record: Record, moving: Collection[str] | None = None, *, anyway: bool = False) -> None:
         """Act with what brings a record's parameters nearest; where others go farther away than that, only `anyway`."""
+        told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
         with suppress(ValueError):  # of constants that vanish, so that weights cannot answer to them
-            value = closest(record, self._here, self._there, self._condition, moving=moving)
+            value = closest(told, self._here, self._there, self._condition, moving=moving)
             if bool(torch.isfinite(value).all()):
                 self._take(record, value, torch.inf if anyway else self._distance())
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from quotient_manifolds.linalg import singular_frame
-from quotient_manifolds.manifolds.fixed_rank import balanced, polar
 from quotient_manifolds.orbit.group import Group, Record, Steps, copied, names_of
 from quotient_manifolds.orbit.path import distance
 from quotient_manifolds.symmetries import Gauge, Params, Permutation, Scaling, Shift, SymmetricPair
@@ -21,7 +19,6 @@ WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 TINY = 1e-14  # relative, of second moments: what is smaller has no inverse
 Names = Collection[str]
 CONJUGATE, INEXACT, HALVINGS = 200, 1e-3, 10  # steps of conjugate gradients, relative error of the slope; of a step
-TIE = 1e-3  # weight of what tells apart units that nothing else does
 
 
 def closest(record: Record, params: Params, target: Params, condition: float, *, moving: Names | None = None) -> Tensor:
@@ -32,9 +29,7 @@ def closest(record: Record, params: Params, target: Params, condition: float, *,
     `closest_order` and `rotation`.
     """
     if isinstance(record, SymmetricPair):
-        factors = [record.read(each).double().split([record.n, record.m], 1) for each in (params, target)]
-        A = _invertible(factors[0], factors[1], record.acts, condition)
-        return torch.view_as_complex(A[:, 0].contiguous()) if record.acts == "GL(1, C)" else A
+        return _of_pair(record, record.read(params).double(), record.read(target).double(), condition)
     if isinstance(record, Scaling):
         here, there = (copied(each, record.names) for each in (params, target))
         return torch.as_tensor(record.to_place(here) - record.to_place(there))
@@ -44,8 +39,7 @@ def closest(record: Record, params: Params, target: Params, condition: float, *,
     if record.acts == "linear":
         A = _mixing(record, params, target, condition, moving)
         return A / torch.linalg.det(A).abs().pow(1 / record.n)
-    R, R1 = (sides(record, each)[1] for each in (params, target))
-    # Of a mean, by readers alone: what is written may be unread beyond it
+    R, R1 = (sides(record, each)[1] for each in (params, target))  # of a mean: what is written may be unread beyond it
     along = R @ (1 / record.weights)
     v = (R1 - R).mT @ along / along.square().sum()
     return torch.linalg.inv(torch.eye(record.n, dtype=R.dtype) + torch.outer(1 / record.weights, v))
@@ -60,48 +54,7 @@ def _mixing(gauge: Gauge, params: Params, target: Params, condition: float, movi
                 A = torch.linalg.lstsq(b, a).solution.mT
                 return _bounded(torch.linalg.inv(A).mT if dual else A, condition)
     (W, R), (W1, R1) = (sides(gauge, each) for each in (params, target))
-    return _invertible((R[None], W[None]), (R1[None], W1[None]), gauge.acts, condition)[0]
-
-
-def _invertible(here: Sequence[Tensor], there: Sequence[Tensor], acts: str, condition: float) -> Tensor:
-    """Return A that brings (G A^-1, H A^T) near to another pair: where balanced factors are nearest by a rotation.
-
-    It is exact for two points of one orbit, up to rounding. Of planes it is a multiple of a rotation.
-    """
-    (first, x), (last, y) = (_balancing(G, H, acts) for G, H in (here, there))
-    A = _bounded(torch.linalg.solve(last, _orthogonal(y.mT @ x, acts) @ first), condition)
-    return A.abs() if acts == "GL+(1)" else A
-
-
-def _balancing(G: Tensor, H: Tensor, acts: str) -> tuple[Tensor, Tensor]:
-    """Return A for which G A^-1 and H A^T have the same second moment, diagonal, or one length; and both, up to a size.
-
-    Factors may lack rank, or be 0.
-    """
-    a, b = (torch.linalg.matrix_norm(each, keepdim=True) for each in (G, H))
-    a, b = (torch.where(each > 0, each, 1.0) for each in (a, b))
-    size = (a / b).sqrt()
-    if acts == "GL(1, C)":
-        return size * torch.eye(2, dtype=G.dtype), torch.cat([G / a, H / b], 1)
-    frame = singular_frame(G / a, H / b, TINY)
-    return size * frame.s.rsqrt()[..., None] * frame.from_left, balanced(frame)
-
-
-def _bounded(A: Tensor, condition: float) -> Tensor:
-    """Return A with its smallest singular values raised to what the condition number allows."""
-    U, s, V = torch.linalg.svd(A)
-    return U * torch.maximum(s, s[..., :1] / condition)[..., None, :] @ V
-
-
-def _orthogonal(M: Tensor, acts: str) -> Tensor:
-    """Return the R nearest to what is turned: of the sum M of a b^T that for which all R b are nearest to a.
-
-    Reflections count, too, except in planes. [Schönemann, the orthogonal Procrustes problem, 1966]
-    """
-    if acts in ("complex", "GL(1, C)"):
-        J = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=M.dtype)
-        M = M - J @ M @ J
-    return polar(M)
+    return _invertible(R[None], W[None], R1[None], W1[None], condition, sign=True)[0]
 
 
 def sides(gauge: Gauge, params: Mapping[str, Tensor], *, moving: Names | None = None) -> tuple[Tensor, Tensor]:
@@ -124,17 +77,24 @@ def sides(gauge: Gauge, params: Mapping[str, Tensor], *, moving: Names | None = 
 def rotation(
     gauge: Gauge, params: Params, target: Params, *, moving: Names | None = None, seen: Tensor | None = None
 ) -> Tensor:
-    """Return the A of a gauge that is orthogonal which brings all vectors nearest to those of the target.
+    """Return the A of a gauge that is orthogonal whose rotation R of all vectors b is nearest to a, in least squares.
 
-    moving: as for `sides`. seen: the sum of a b^T of activations b here and a there, in coordinates in which the group
-    is orthogonal, beside which that of weights counts little.
+    It is that of M = sum of a b^T, in coordinates in which the group is orthogonal. Reflections count, too. moving: as
+    for `sides`. seen: M of activations, beside which that of weights counts little.
+    [Schönemann, the orthogonal Procrustes problem, 1966]
     """
-    S, B = gauge.weights, gauge.basis()
+    n, S = gauge.n, gauge.weights
     (W, D), (W1, D1) = (sides(gauge, each, moving=moving) for each in (params, target))
     M = (W1 * S).mT @ (W * S) + (D1 / S).mT @ (D / S)
     if seen is not None:
         M = unit(seen) + WEIGHTS * unit(M)
-    R = B @ _orthogonal(B.mT @ M @ B, gauge.acts) @ B.mT + torch.eye(gauge.n, dtype=S.dtype) - B @ B.mT
+    if gauge.acts == "complex":
+        angle = torch.atan2(M[1, 0] - M[0, 1], M[0, 0] + M[1, 1])
+        R = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
+    else:
+        B = gauge.basis()
+        U, _, V = torch.linalg.svd(B.mT @ M @ B)
+        R = B @ U @ V @ B.mT + torch.eye(n, dtype=S.dtype) - B @ B.mT
     return R * S / S[:, None]
 
 
@@ -146,69 +106,87 @@ def unit(moment: Tensor) -> Tensor:
 def closest_order(record: Permutation, params: Params, target: Params, pairs: Sequence[SymmetricPair]) -> Tensor:
     """Return the order of units with the least sum of squared distances to the units of a target.
 
-    Of pairs the products G H^* are compared, which their groups do not change.
+    Of a pair whose heads are units the products G H^T are compared, which its group does not change.
     [Ainsworth et al., Git Re-Basin, 2209.04836, for neurons]
     """
-    units, features = _units(record, params), list[tuple[Tensor, Tensor, float]]()
+    labels, features = _labels(record, params), list[tuple[Tensor, Tensor]]()
     touched = [pair for pair in pairs if not set(pair.names).isdisjoint(record.names)]
     here, there = (copied(each, names_of([record, *touched])) for each in (params, target))
     alike = defaultdict[object, list[SymmetricPair]](list)  # heads may have a pair each
     for pair in touched:
         alike[pair.kind, pair.n, pair.m, pair.h].append(pair)
-    for several in alike.values():
-        found = [[_products(each, at, units) for each in several] for at in (params, target)]
-        (rows, unit, weights), (other, _, _) = (map(torch.cat, zip(*each, strict=True)) for each in found)
-        count = unit.bincount(minlength=record.size + 1)
-        if count[1] and bool((count[1:] == count[1]).all()):
-            places = unit.argsort(stable=True)[count[0] :].view(record.size, -1)
-            features.append((rows[places], other[places], float(weights.max())))
-    for pair in touched:
         for each in (here, there):
             pair.write(each, torch.zeros(pair.heads, pair.n + pair.m, pair.h))
+    for several in alike.values():
+        mark = torch.cat([pair.read(labels)[..., 0] for pair in several])
+        features += zip(*(_products(several, each, mark, record.size) for each in (params, target)), strict=True)
     plain = [part for part in record.parts if any(params[each.name].ndim > 1 for each in part.entries)]
     rest = replace(record, parts=tuple(plain) or record.parts)  # less biases, which shifts may have moved
-    features.append((rest.matrices(here), rest.matrices(there), 1.0))
     cost = torch.zeros(record.size, record.size, dtype=torch.float64)
-    for rows, other, weight in features:
+    for rows, other in (*features, (rest.matrices(here), rest.matrices(there))):
         size = float(other.square().sum(1).mean())
         if size > 0:
-            cost += weight * torch.cdist(rows, other).square() / size
+            cost += torch.cdist(rows, other).square() / size
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).argsort()
 
 
-def _units(record: Permutation, params: Params) -> Params:
-    """Return for each number of each parameter the unit that it belongs to, from 1, and 0 for none."""
-    found = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in params.items()}
+def _labels(record: Permutation, params: Params) -> Params:
+    """Return for each number of each parameter of units the unit that it belongs to, from 1, and 0 for none."""
+    labels = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in params.items()}
     for part in record.parts:
         for number, entries in enumerate(part.entries):
-            W = entries.read(found)
+            W = entries.read(labels)
             for unit in range(record.size) if len(part.entries) == 1 else (number,):
                 rows = torch.arange(W.shape[1]) if part.rows is None else part.rows[unit]
                 columns = torch.arange(W.shape[2]) if part.columns is None else part.columns[unit]
                 W[:, rows[:, None], columns] = unit + 1.0
-            entries.write(found, W)
-    return found
+            entries.write(labels, W)
+    return labels
 
 
-def _products(pair: SymmetricPair, params: Params, units: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all numbers of the products G H^*, the unit that each belongs to, and a weight.
+def _products(pairs: Sequence[SymmetricPair], params: Params, mark: Tensor, units: int) -> Iterator[Tensor]:
+    """Yield products G H^* of heads, or of the rows of one factor, that are units, as (units, features).
 
-    Units are heads, or rows of one factor; where they are rows of both, the diagonal of the sum over heads breaks ties.
+    mark: the unit to which a row (heads, n + m) belongs, from 1, and 0 for none.
     """
-    x = pair.read(params).double()
+    pair, x = pairs[0], torch.cat([each.read(params).double() for each in pairs])
     G, H = (torch.view_as_complex(x)[..., None] if pair.acts == "GL(1, C)" else x).split([pair.n, pair.m], 1)
     products = G @ H.mH
-    products = torch.view_as_real(products) if products.is_complex() else products[..., None]
-    row, column = (each[..., 0].long() for each in (pair.G.read(units), pair.H.read(units)))
-    a, b = torch.broadcast_tensors(row[:, :, None], column[:, None])
-    weight = 1.0
-    if not (row.any() and column.any()):
-        unit = a + b
-    elif bool((a == b).all()):
-        unit = a
-    else:
-        products, unit, weight = products.sum(0), a[0] * (a[0] == b[0]), TIE
-    return products.flatten(), unit[..., None].expand(products.shape).flatten(), torch.tensor([weight])
+    if products.is_complex():
+        products, mark = torch.cat([products.real, products.imag]), mark.repeat(2, 1)
+    own, other = mark.split([pair.n, pair.m], 1)
+    if bool((mark == mark[:, :1]).all()) and mark[:, 0].unique().tolist() == [*range(1, units + 1)]:
+        yield products[mark[:, 0].argsort(stable=True)].reshape(units, -1)
+        return
+    for each, unit, fixed in ((products, own, other), (products.mT, other, own)):
+        count = int((unit[0] == 1).sum())
+        if count and bool((unit == unit[0]).all()) and not bool(fixed.any()):
+            places = unit[0].argsort(stable=True)[-count * units :].view(units, count)
+            yield each[:, places].movedim(1, 0).flatten(1)
+
+
+def _of_pair(pair: SymmetricPair, x: Tensor, y: Tensor, condition: float) -> Tensor:
+    n = pair.n
+    if pair.acts == "GL(1, C)":
+        (g, k), (g1, k1) = ((each[:, :n], each[:, n:]) for each in map(torch.view_as_complex, (x, y)))
+        ratio = [torch.linalg.vector_norm(a, dim=1) / torch.linalg.vector_norm(b, dim=1) for a, b in ((g, k), (g1, k1))]
+        r = (ratio[0] / ratio[1]).sqrt().nan_to_num(1.0, 1.0).clamp(condition**-0.5, condition**0.5)
+        turned = (g * g1.conj()).sum(1) / r + r * (k * k1.conj()).sum(1)
+        return torch.polar(r, turned.angle())
+    return _invertible(x[:, :n], x[:, n:], y[:, :n], y[:, n:], condition, sign=pair.acts == "GL(h)")
+
+
+def _invertible(G: Tensor, H: Tensor, G1: Tensor, H1: Tensor, condition: float, *, sign: bool) -> Tensor:
+    """Return A that brings (G A^-1, H A^T) near (G1, H1): where balanced factors are nearest by a rotation.
+
+    It is exact for two points of one orbit, up to rounding. Of numbers the sign may be fixed.
+    """
+    first, last = _balancing(G, H), _balancing(G1, H1)
+    Gb, Gb1 = (torch.linalg.solve(A, each, left=False) for A, each in ((first, G), (last, G1)))
+    N = Gb.mT @ Gb1 + (H @ first.mT).mT @ (H1 @ last.mT)
+    U, _, V = torch.linalg.svd(N)
+    R = (U @ V).mT if sign else torch.ones_like(N)
+    return _bounded(torch.linalg.solve(last, R @ first), condition)
 
 
 def gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, Steps]:
@@ -244,3 +222,28 @@ def gauss_newton(group: Group, here: Params, there: Params) -> tuple[Params, Ste
         if distance(found := element.apply(here), there) < before:
             return found, element.steps
     return here, ()
+
+
+def _balancing(G: Tensor, H: Tensor) -> Tensor:
+    """Return A with A^-T G^T G A^-1 = A H^T H A^T: the root of S with S H^T H S = G^T G."""
+    P, Q = (_regular(each.mT @ each) for each in (G, H))
+    root, inverse = _power(Q, 0.5), _power(Q, -0.5)
+    return _power(inverse @ _power(root @ P @ root, 0.5) @ inverse, 0.5)
+
+
+def _regular(P: Tensor) -> Tensor:
+    size = P.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    return P + torch.where(size > 0, TINY * size, 1.0) * torch.eye(P.shape[-1], dtype=P.dtype)
+
+
+def _power(P: Tensor, p: float) -> Tensor:
+    values, V = torch.linalg.eigh((P + P.mT) / 2)
+    least = TINY * values[..., -1:]
+    return V * torch.maximum(values, least).pow(p)[..., None, :] @ V.mT
+
+
+def _bounded(A: Tensor, condition: float) -> Tensor:
+    """Return A with its smallest singular values raised to what the condition number allows."""
+    U, s, V = torch.linalg.svd(A)
+    least = s[..., :1] / condition
+    return torch.where((s < least).any(-1)[..., None, None], U * torch.maximum(s, least)[..., None, :] @ V, A)

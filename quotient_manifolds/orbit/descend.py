@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.messages import Progress
@@ -122,15 +123,22 @@ def descend_orbit(
     group = Group(symmetries, own, condition=condition, fold=moves is not None, moves=moves)
     if not group.records:
         raise ValueError(f"{type(model).__name__} has no continuous symmetry: its orbit is one point.")
-    dtype = dtype or (torch.float64 if any(w.dtype == torch.float64 for w in own.values()) else torch.float32)
+    dtype = dtype or precision(own)
     if isinstance(objective, WeightObjective):
-        objective = objective.on(model, group)
-    elif batches is not None:
-        objective = _mean_loss(objective, model, batches, dtype)
-    first = _value(objective, own, dtype)
-    found, path = minimize(group, objective, own, dtype, steps, learning_rate, tolerance, progress)
-    moved = moved_by(model, found if min(path) < first else GroupElement(), (inputs, *held_out), evaluate)
-    return Descent(**vars(moved), path=(first, *path, _value(objective, moved.params, dtype)))
+        terms = [objective.on(model, group)]
+    else:
+        terms = [objective] if batches is None else mean_loss(objective, model, batches, dtype)
+    values = Terms(terms, own, dtype)
+    first, _ = values(own)
+    found, path, least = minimize(group, values, steps, learning_rate, tolerance, progress)
+    moved = moved_by(model, found if least < first else GroupElement(), (inputs, *held_out), evaluate)
+    last, _ = values(moved.params)
+    return Descent(**vars(moved), path=(first, *path, last))
+
+
+def precision(params: Params) -> torch.dtype:
+    """Return float64 where any parameter is in it, and float32 else."""
+    return torch.float64 if any(w.dtype == torch.float64 for w in params.values()) else torch.float32
 
 
 def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
@@ -165,70 +173,78 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
     return Moved(twin, params, element, change, stored)
 
 
-def _mean_loss(loss: Callable[..., Tensor], model: nn.Module, batches: Iterable[Any], dtype: torch.dtype) -> Objective:
-    """Return the mean of a loss(model, batch) over batches, as a function of parameters; one batch's graph is held."""
+def mean_loss(
+    loss: Callable[..., Tensor],
+    model: nn.Module,
+    batches: Iterable[Any],
+    dtype: torch.dtype,
+    places: Sequence[Callable[[Params], Params]] = (dict,),
+) -> list[Objective]:
+    """Return the terms of the mean of a loss(model, batch) over batches and over places that parameters lead to."""
     given = listed(batches)
 
     def cast(value: Tensor) -> Tensor:
         return value.to(dtype) if value.is_floating_point() else value
 
-    def of_batch(params: Params, batch: Any) -> Tensor:
-        return _number(loss(replica(model, params, cast), private_batch(batch, cast)))
+    def term(place: Callable[[Params], Params], batch: Any, params: Params) -> Tensor:
+        return loss(replica(model, place(params), cast), private_batch(batch, cast)) / (len(places) * len(given))
 
-    def mean(params: Params) -> Tensor:
-        return torch.stack([checkpoint(of_batch, params, each, use_reentrant=False) for each in given]).mean()
-
-    return mean
+    return [partial(term, place, batch) for place in places for batch in given]
 
 
-def _number(value: Any) -> Tensor:
-    """Return a number as it is; ValueError for anything else that an objective returns."""
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
-    return value
+class Terms:
+    """Evaluate a sum of terms of parameters, and its gradient in those of some names; one term's graph is held."""
 
+    def __init__(self, terms: Sequence[Objective], own: Params, dtype: torch.dtype) -> None:
+        self.terms, self.dtype = terms, dtype
+        self.own = {name: w.to(dtype) for name, w in own.items()}
 
-@torch.no_grad()
-def _value(objective: Objective, params: Params, dtype: torch.dtype) -> float:
-    return _number(objective({name: w.to(dtype) for name, w in params.items()})).item()
+    @torch.enable_grad()
+    def __call__(self, params: Params, names: Sequence[str] = ()) -> tuple[float, list[Tensor]]:
+        """Return the value at these parameters and its gradient in those of these names."""
+        leaves = self.own | {name: w.detach().to(self.dtype) for name, w in params.items()}
+        chosen = [leaves[name].requires_grad_() for name in names]
+        total, grads = 0.0, [torch.zeros_like(w) for w in chosen]
+        for term in self.terms:
+            value: Any = term(dict(leaves))
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
+            if names and not value.requires_grad:
+                raise ValueError(
+                    "the objective must be differentiable in the parameters that symmetries change. Found a number "
+                    f"without a graph: use {', '.join(names[:2])} by torch operations, without detach or no_grad."
+                )
+            total += float(value.detach())
+            slopes = torch.autograd.grad(value, chosen, allow_unused=True) if names else ()
+            grads = [g if new is None else g + new for g, new in zip(grads, slopes, strict=True)]
+        return total, grads
 
 
 def minimize(
-    group: Group,
-    objective: Objective,
-    own: Params,
-    dtype: torch.dtype,
-    steps: int,
-    learning_rate: float,
-    tolerance: float,
-    progress: Progress | None,
-) -> tuple[GroupElement, list[float]]:
-    """Return the group element with the least value met, in float64, and the values on the way."""
-    numbers, start = group.zeros(dtype), {name: w.to(dtype) for name, w in own.items()}
+    group: Group, values: Terms, steps: int, learning_rate: float, tolerance: float, progress: Progress | None
+) -> tuple[GroupElement, list[float], float]:
+    """Return the group element with the least value met, in float64, the values on the way, and the least."""
+    numbers = group.zeros(values.dtype)
     optimizer = torch.optim.Adam(numbers, lr=learning_rate)
-    path, best = list[float](), numbers
+    path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
     for step in range(steps):
+        moved = group.element(numbers).apply(values.own, values.dtype)
+        names = [name for name in group.names if moved[name].requires_grad]
+        value, grads = values(moved, names)
+        if value < least:
+            best, least = [s.detach().clone() for s in numbers], value
+        if not math.isfinite(value):
+            if not path:
+                raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
+            break
         optimizer.zero_grad()
-        with torch.enable_grad():
-            value = _number(objective(group.element(numbers).apply(start, dtype)))
-        if not value.requires_grad:
-            raise ValueError(
-                "the objective must be differentiable in the parameters that symmetries change. Found a number without "
-                f"a graph: use {', '.join(group.names[:2])} by torch operations, without detach or no_grad."
-            )
-        if not bool(value.isfinite()):
-            if path:
-                break
-            raise ValueError(f"the objective must be a finite number. Found {value.item()} at the model's own point.")
-        path.append(value.item())
-        if path[-1] == min(path):
-            best = [s.detach().to(torch.float64, copy=True) for s in numbers]
-        value.backward(inputs=numbers)
+        torch.autograd.backward([moved[name] for name in names], grads)
         optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
         optimizer.step()
+        path.append(value)
         if progress is not None:
             progress("descent", step + 1, steps)
         if step >= PATIENCE and min(path[:-PATIENCE]) - min(path) <= tolerance * abs(min(path)):
             break
-    return group.element(best), path
+    return group.element([s.double() for s in best]), path, least

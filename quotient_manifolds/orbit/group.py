@@ -176,23 +176,30 @@ class Group:
         return GroupElement((*self.start.steps, *steps))
 
     def _value(self, record: Record, s: Tensor) -> Tensor:
+        if isinstance(record, SymmetricPair):
+            if record.acts == "GL(1, C)":
+                return torch.polar(self._scale(s[:, 0]), s[:, 1])
+            return self._scale(s) if record.h == 1 else self._invertible(s)
         if isinstance(record, Scaling):
             return self._log_scale(s)
-        if isinstance(record, SymmetricPair):
-            planes = record.acts == "GL(1, C)"
-            return torch.polar(self._log_scale(s[:, 0]).exp(), s[:, 1]) if planes else self._invertible(s)
         assert isinstance(record, Gauge)
-        S, n = record.weights.to(s.dtype), record.n
-        if record.acts == "linear":
-            A = self._invertible(s)
-            return A / torch.linalg.det(A).abs().pow(1 / n)
-        if record.acts == "mean":  # I + 1 v^T: a shear, then what scales the mean
+        return self._turn(record, s)
+
+    def _turn(self, gauge: Gauge, s: Tensor) -> Tensor:
+        S = gauge.weights.to(s.dtype)
+        if gauge.acts == "complex":
+            return torch.stack([s.cos(), -s.sin(), s.sin(), s.cos()]).reshape(2, 2)
+        if gauge.acts == "mean":  # I + 1 v^T: a shear, then what scales the mean
+            total, bound = s.sum(), self.condition**0.25
             v = s - s.mean()
-            v = v / (1 + 4 * n * v.square().sum() / self.condition**0.5).sqrt()
-            v = v + (self._log_scale(s.sum(), 0.25).exp() - 1) / n
-            return torch.eye(n, dtype=s.dtype) + torch.outer(1 / S, v * S)
-        B = record.basis().to(s.dtype)
-        R = B @ cayley(s) @ B.mT + torch.eye(n, dtype=s.dtype) - B @ B.mT
+            v = v / (1 + 4 * gauge.n * v.square().sum() / bound**2).sqrt()
+            v = v + (self._scale(total, 0.25) - 1) / gauge.n
+            return torch.eye(gauge.n, dtype=s.dtype) + torch.outer(1 / S, v * S)
+        if gauge.acts == "linear":
+            A = self._invertible(s)
+            return A / torch.linalg.det(A).abs().pow(1 / gauge.n)
+        B = gauge.basis().to(s.dtype)
+        R = B @ cayley(s) @ B.mT + torch.eye(gauge.n, dtype=s.dtype) - B @ B.mT
         return R * S / S[:, None]
 
     def _invertible(self, M: Tensor) -> Tensor:
@@ -205,6 +212,9 @@ class Group:
     def _log_scale(self, s: Tensor, share: float = 1.0) -> Tensor:
         most = share * math.log(self.condition) / 2
         return most * torch.tanh(s / most)
+
+    def _scale(self, s: Tensor, share: float = 1.0) -> Tensor:
+        return self._log_scale(s, share).exp()
 
 
 def cayley(M: Tensor) -> Tensor:
@@ -220,4 +230,4 @@ def _shape(record: Record) -> tuple[int, ...]:
         return (record.dimension,)
     assert isinstance(record, Gauge)
     n = record.n - (record.acts == "centred")
-    return (n,) if record.acts == "mean" else (n, n)
+    return {"complex": (), "mean": (n,)}.get(record.acts, (n, n))
