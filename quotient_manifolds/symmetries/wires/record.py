@@ -136,7 +136,8 @@ class _Recorder(TorchDispatchMode):
         if out is not NotImplemented:
             return out
         before = _layout(args[0]) if func is torch.ops.aten.as_strided_.default else None
-        former = args[0].clone() if func._schema.is_mutable and isinstance(args[0], Tensor) else None
+        first = func._schema.arguments[0].alias_info if args and isinstance(args[0], Tensor) else None
+        former = args[0].clone() if first is not None and first.is_write else None
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
             return out  # every entry stays where it is: a mean over pixels for another order in memory
