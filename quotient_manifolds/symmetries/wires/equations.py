@@ -495,7 +495,7 @@ def _nothing(graph: Equations, operation: Operation) -> list[Field] | None:
 STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
     **dict.fromkeys(STILL, _nothing),
     **dict.fromkeys(["_to_copy", "copy_"], _copy),
-    **dict.fromkeys(["mm", "bmm", "matmul"], _multiply),
+    **dict.fromkeys(["mm", "bmm"], _multiply),
     **dict.fromkeys(["sum", "mean", "amax", "amin", "prod", "logsumexp"], _reduced),
     **dict.fromkeys(["_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm"], _normalised),
     **dict.fromkeys(["max_pool2d_with_indices", "avg_pool2d"], _pooled),

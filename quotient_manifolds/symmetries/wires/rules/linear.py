@@ -20,16 +20,13 @@ from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Wa
 MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 
 
-@rule("mm", "bmm", "matmul", "dot", "mv")
+@rule("mm", "bmm")
 def matmul(walk: Walk, operation: Operation) -> None:
     a, b = operation.args[:2]
     multiply(walk, operation, a, b, operation.out)
 
 
 def multiply(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> None:
-    if a.ndim < 2 or b.ndim < 2:
-        walk.opaque(operation)
-        return
     still = [each for each in (a, b) if walk.still(each)]
     if len(still) == 1 and id(a if still[0] is b else b) not in walk.entries:
         walk.as_numbers(still[0], lambda: multiply(walk, operation, a, b, out))

@@ -89,7 +89,7 @@ def weight_norm(walk: Walk, operation: Operation) -> None:
     walk.settle(operation)
 
 
-@rule("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax")
+@rule("_softmax", "_safe_softmax", "_log_softmax")
 def softmax(walk: Walk, operation: Operation) -> None:
     tensor, axis = operation.args[:2]
     label = walk.label(tensor)
@@ -115,7 +115,7 @@ def softmax(walk: Walk, operation: Operation) -> None:
             if FIXED not in row:
                 walk.flows.append(Flow("norm", [], row, True))
     walk.settle(operation)
-    if operation.name not in ("_log_softmax", "log_softmax"):
+    if operation.name != "_log_softmax":
         shape = list(tensor.shape)
         shape[axis] = 1
         codes = torch.arange(torch.Size(shape).numel()).view(shape).expand(tensor.shape)

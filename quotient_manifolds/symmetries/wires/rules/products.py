@@ -159,9 +159,9 @@ def gain(walk: Walk, operation: Operation, tensor: Tensor, numbers: Tensor) -> N
     walk.keep_group(tensor, operation.out)  # where keys of one query have numbers of their own, labels tell them apart
 
 
-@rule("square", "pow")
+@rule("pow")
 def power(walk: Walk, operation: Operation) -> None:
-    base, exponent = operation.args[0], operation.args[1] if operation.name == "pow" else 2
+    base, exponent = operation.args[:2]
     if isinstance(base, Tensor) and not isinstance(exponent, Tensor) and exponent == 2:
         square(walk, operation, base)
     else:
