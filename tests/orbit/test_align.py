@@ -82,7 +82,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
     """A copy of a model, moved by a random element of its whole group, permutations too."""
-    params = random_representative(model, find_symmetries(model, inputs), log_scale=0.3, seed=seed)
+    params = random_representative(model, find_symmetries(model, inputs), log_scale=0.4, seed=seed)
     draw = torch.Generator().manual_seed(seed)
     for permutation in find_permutations(model, inputs):
         permutation.permute(params, torch.randperm(permutation.size, generator=draw))
@@ -107,7 +107,7 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
     inputs = inputs() if callable(inputs) else inputs
     twin = planted(model, inputs)
     found = align(twin, model, inputs, by=by, condition=1e9)
-    assert found.before > 0.3
+    assert found.before > 0.5
     assert found.distance < RECOVERED
     applied = found.element.apply({key: w.detach() for key, w in twin.named_parameters()})
     for key, w in ((key, w.detach()) for key, w in model.named_parameters()):
