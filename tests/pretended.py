@@ -78,6 +78,9 @@ class Pretended(Tensor):
     def tolist(self) -> Any:  # a copy to the processor, which wrappers are denied
         return self.own.tolist()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # of a storage of the device, which wrappers do not have
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{self.own!r} on the {NAME} device"
 

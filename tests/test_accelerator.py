@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import as_geometry
-from quotient_manifolds.symmetries import verify_symmetries
+from quotient_manifolds.symmetries import certify, find_permutations, verify_symmetries
 from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
 from tests.models import IDS, llama
@@ -188,3 +188,39 @@ def test_optimizers_of_models(optimizer: Any) -> None:
     for name, w in ends[0].items():
         assert ends[1][name].device.type == DEVICE.type
         torch.testing.assert_close(ends[1][name].cpu(), w, rtol=1e-8, atol=1e-8)
+
+
+def test_orbit() -> None:
+    """Descend to weights that are easier to round; align a moved model to where it was."""
+    model = model_of()
+    symmetries = qm.find_symmetries(model, BATCH, evaluate=qm.next_token_cross_entropy)
+    other = copy.deepcopy(model)
+    other.load_state_dict(qm.random_representative(model, symmetries, log_scale=0.3, seed=1), strict=False)
+    asked: dict[str, Any] = {"evaluate": qm.next_token_cross_entropy, "symmetries": symmetries}
+
+    def computed(model: nn.Module, other: nn.Module, batch: Any) -> dict[str, Any]:
+        descent = qm.descend_orbit(model, qm.RoundingError(bits=4), batch, steps=5, **asked)
+        aligned = {by: qm.align(other, model, batch, by=by, **asked) for by in ("activations", "weights")}
+        permutations = find_permutations(model, batch, evaluate=qm.next_token_cross_entropy)
+        for params in (descent.params, aligned["weights"].params):
+            assert {w.device.type for w in params.values()} == {next(model.parameters()).device.type}
+        return {
+            "objective": (descent.before, descent.after),
+            "aligned": [each.distance < 1e-4 * each.before for each in aligned.values()],
+            "permutations": [(each.name, each.size) for each in permutations],
+            "path": qm.loss_along_path(model, other, qm.next_token_cross_entropy, [batch], points=3).barrier,
+        }
+
+    expected, found = computed(model, other, BATCH), computed(there(model), there(other), there(BATCH))
+    for name in ("objective", "path"):
+        assert found.pop(name) == pytest.approx(expected.pop(name), rel=1e-6)
+    assert found == expected
+    assert all(found["aligned"])
+
+
+def test_certificate() -> None:
+    """Two linear layers in a row have GL(3) between them, and a bias too many."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)).double().eval()
+    batches = list(torch.randn(60, 1, 4, dtype=torch.float64))
+    here, other = (certify(m, b) for m, b in ((model, batches), (there(model), [there(b) for b in batches])))
+    assert (other.fibre.dimension, other.missing) == (here.fibre.dimension, here.missing) == (3 * 3 + 3, 0)
