@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import as_geometry
+from quotient_manifolds.orbit import quotient_distance
 from quotient_manifolds.symmetries import certify, find_permutations, verify_symmetries
 from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
@@ -198,7 +199,12 @@ def test_orbit() -> None:
     other.load_state_dict(qm.random_representative(model, symmetries, log_scale=0.3, seed=1), strict=False)
     asked: dict[str, Any] = {"evaluate": qm.next_token_cross_entropy, "symmetries": symmetries}
 
-    def computed(model: nn.Module, other: nn.Module, batch: Any) -> dict[str, Any]:
+    plain = symmetries.without({each.name for each in symmetries.pairs if each.kind == "query/key"})  # rotary
+    near = copy.deepcopy(model)
+    for w in near.parameters():
+        w.data += 1e-3 * torch.randn_like(w)
+
+    def computed(model: nn.Module, other: nn.Module, near: nn.Module, batch: Any) -> dict[str, Any]:
         descent = qm.descend_orbit(model, qm.RoundingError(bits=4), batch, steps=5, **asked)
         aligned = {by: qm.align(other, model, batch, by=by, **asked) for by in ("activations", "weights")}
         permutations = find_permutations(model, batch, evaluate=qm.next_token_cross_entropy)
@@ -208,11 +214,13 @@ def test_orbit() -> None:
             "objective": (descent.before, descent.after),
             "aligned": [each.distance < 1e-4 * each.before for each in aligned.values()],
             "permutations": [(each.name, each.size) for each in permutations],
+            "sparse": qm.descend_orbit(model, qm.Sparsity(), batch, steps=5, **asked).after,
+            "distance": quotient_distance(model, near, batch, **{**asked, "symmetries": plain}),
             "path": qm.loss_along_path(model, other, qm.next_token_cross_entropy, [batch], points=3).barrier,
         }
 
-    expected, found = computed(model, other, BATCH), computed(there(model), there(other), there(BATCH))
-    for name in ("objective", "path"):
+    expected, found = (computed(*map(each, (model, other, near, BATCH))) for each in (lambda x: x, there))
+    for name in ("objective", "sparse", "distance", "path"):
         assert found.pop(name) == pytest.approx(expected.pop(name), rel=1e-6)
     assert found == expected
     assert all(found["aligned"])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not pretended.POSSIBLE, reason="this torch takes
 
 SOME = (
     "refuses or symmetries and float64 or mix-torch.float64 or trace or random or QuotientAdam or tall or 4-3-2-inv "
-    "or rotary-3 or diagonal-4 or scale-5"
+    "or rotary-3 or diagonal-4 or scale-5 or orbit"
 )
 """The tests of tests/test_accelerator.py that reach each place once; all of them take a minute."""
 

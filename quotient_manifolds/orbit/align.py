@@ -205,7 +205,10 @@ class _Aligner:
         seen: Callable[..., dict[str, Tensor]] | None,
         condition: float,
     ) -> None:
-        self._here, self._there = ({name: w.double().clone() for name, w in each.items()} for each in (own, other))
+        # By the processor, which holds what the records know of places and weights.
+        self._here, self._there = (
+            {name: w.to("cpu", torch.float64, copy=True) for name, w in each.items()} for each in (own, other)
+        )
         self._symmetries, self._permutations, self._seen, self._condition = symmetries, permutations, seen, condition
         self._moving = {name for each in permutations for name in each.names}
         self._steps = list[tuple[Record, Tensor]]()
@@ -335,7 +338,8 @@ def _activation_moments(
     seen = []
     for model, own in zip(models, params, strict=True):
         seen.append(list[tuple[str, Tensor]]())
-        copied = replica(model, own, doubled)
+        devices = {name: w.device for name, w in model.named_parameters()}
+        copied = replica(model, {name: w.to(devices[name]) for name, w in own.items()}, doubled)
         for gauge in gauges:
             for part in gauge.parts:
                 module = copied.get_submodule(part.entries.name.rpartition(".")[0])
@@ -359,5 +363,5 @@ def _record(
     ):
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
             for each in (each for each in copies if not each.dual and len(each.places)):
-                rows = x.reshape(-1, width).index_select(1, each.places) / each.weights
+                rows = x.reshape(-1, width).cpu().index_select(1, each.places) / each.weights
                 found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))
