@@ -27,8 +27,9 @@ pytestmark = pytest.mark.skipif(DEVICE is None, reason=NONE)
 GEOMETRIES = ["euclidean", "adaptive", "inv", "mix"]
 BATCH = {**IDS, "labels": IDS["input_ids"]}
 STEPS = 3
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-3}
-"""Relative. Kernels add in other orders; the rise is a small difference of losses, and the ascent decides by it."""
+CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 1e-3}
+"""Relative. Kernels add in other orders; the rise is a small difference of losses, and the ascent decides by it. Llama
+computes its norms and angles in float32, whatever its weights."""
 
 
 def there(value: Any) -> Any:
@@ -88,8 +89,7 @@ def test_other_measures(name: str) -> None:
         measure(m, qm.next_token_cross_entropy, [b], **asked) for m, b in ((model, BATCH), (there(model), there(BATCH)))
     )
     last, other = (each[-1] if name == "profile" else each for each in (expected, found))
-    # Of eigenvalues and of small differences of small differences fewer digits are asked for.
-    assert other.mean == pytest.approx(last.mean, rel=1e-6)
+    assert other.mean == pytest.approx(last.mean, rel=CLOSE[torch.float64])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -105,7 +105,7 @@ def test_symmetries(dtype: torch.dtype) -> None:
     assert symmetries[1].pairs
     verification = verify_symmetries(moved, there(BATCH), symmetries[1], evaluate=qm.next_token_cross_entropy)
     assert verification.all_hold, str(verification)
-    digits = 100 * CLOSE[dtype] ** 1.5  # of weights, with factors of condition 10 between them
+    digits = {torch.float64: 3e-12, torch.float32: 3e-3}[dtype]  # of weights, with factors of condition 10 between them
     for change in (
         lambda m, b, s: qm.random_representative(m, s, seed=3),
         lambda m, b, s: qm.balance(m, s),
@@ -151,7 +151,7 @@ def test_manifolds(case: Case) -> None:
             space.geodesic(xi, order="exact"),
             space.relative_speed(space.coordinates(xi)),
             *space.follow(space.coordinates(xi), "second"),
-            torch.func.grad(lambda eta: space.vector(space.project(eta)).square().sum())(eta),
+            torch.func.grad(lambda eta: space.vector(space.project(space.covector(eta))).square().sum())(eta),
         ]
 
     for here, other in zip(computed(x, eta, zeta, A), computed(*map(there, (x, eta, zeta, A))), strict=True):
@@ -168,6 +168,7 @@ def test_tall_pairs_in_single_precision(metric: str) -> None:
     def computed(x: Tensor, eta: Tensor) -> list[Tensor]:
         space = qm.FixedRankQuotient(400, 300, metric).at(x)
         z = space.project(space.covector(eta))
+        z = z / torch.linalg.vector_norm(z, dim=(-2, -1), keepdim=True)
         return [z, *space.follow(z, "second"), *space.follow(z, "exact")]
 
     for here, other in zip(computed(x, eta), computed(there(x), there(eta)), strict=True):
@@ -188,7 +189,7 @@ def test_optimizers_of_models(optimizer: Any) -> None:
         ends.append({name: w.detach() for name, w in model.named_parameters()})
     for name, w in ends[0].items():
         assert ends[1][name].device.type == DEVICE.type
-        torch.testing.assert_close(ends[1][name].cpu(), w, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(ends[1][name].cpu(), w, rtol=1e-6, atol=1e-6)  # float32 in norms, see CLOSE
 
 
 def test_orbit() -> None:
