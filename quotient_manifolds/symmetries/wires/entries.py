@@ -145,8 +145,13 @@ class Entries:
             flat[self.layout.reshape(-1)] = stored.reshape(-1)
         parameters[self.name] = flat.view(w.shape)
 
-    def read(self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return the values of the entries as a new tensor on the CPU, where `index` is; autograd follows it."""
+    def read(
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64, *, there: bool = False
+    ) -> Tensor:
+        """Return the values of the entries as a new tensor; autograd follows it.
+
+        there: on the device of the parameter, for products of whole weights; else on the CPU, where `index` is.
+        """
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         start, stop = self.span[0], self.span[1] + 1
         if isinstance(parameters, Generic) and stop - start > 2 * place.numel():  # others stand between them
@@ -156,7 +161,7 @@ class Entries:
                 part = parameters.between(self.name, start, stop)
             else:
                 part = parameters[self.name].reshape(-1)[start:stop]
-            part = part.cpu()
+            part = part if there else part.cpu()
             found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = found.cpu().to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
+        found = (found if there else found.cpu()).to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset

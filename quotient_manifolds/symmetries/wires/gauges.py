@@ -43,8 +43,8 @@ class Part:
         return len(self.entries.shape) == 2
 
     def read(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return the numbers as (taps, out, in)."""
-        W = self.entries.read(params, dtype)
+        """Return the numbers as (taps, out, in), where the parameter is."""
+        W = self.entries.read(params, dtype, there=True)
         return W if W.ndim == 3 else W.mT[None]
 
     def write(self, params: Params, W: Tensor) -> None:
@@ -55,14 +55,16 @@ class Part:
         """Turn what is written by A and turn back what is read by C, in place, in the precision of A."""
         W = self.read(params, A.dtype)
         for copy in self.out:
-            W = W.index_copy(1, copy.places, copy.element(A, C) @ W.index_select(1, copy.places))
+            places, element = copy.places.to(W.device), copy.element(A, C).to(W.device)
+            W = W.index_copy(1, places, element @ W.index_select(1, places))
         for copy in self.into:
-            W = W.index_copy(2, copy.places, W.index_select(2, copy.places) @ copy.element(C, A))
+            places, element = copy.places.to(W.device), copy.element(C, A).to(W.device)
+            W = W.index_copy(2, places, W.index_select(2, places) @ element)
         self.write(params, W)
 
     def project(self, params: Params, one: Tensor, mean: Tensor) -> None:
         """Leave what no I + 1 w^T changes, in place: no mean in what is written, of what is read the answer to 1."""
-        W = self.read(params)
+        W = self.read(params).cpu()
         for copy in self.out:
             rows = W.index_select(1, copy.places) / copy.weights[:, None]
             change = copy.weights[:, None] * one[copy.channels, None] * (mean[copy.channels] @ rows)[:, None]
@@ -81,15 +83,15 @@ class Part:
             weights, order = copy.weights if axis == 2 else 1 / copy.weights, copy.channels.argsort()
             dual = copy.dual if axis == 1 else not copy.dual
             for W in self._parts(params, axis) if read is None else (read,):
-                rows = W.index_select(axis, copy.places[order]).movedim(axis, -1).reshape(-1, len(order))
-                yield rows * weights[order], dual
+                rows = W.index_select(axis, copy.places[order].to(W.device)).movedim(axis, -1).reshape(-1, len(order))
+                yield rows * weights[order].to(W.device), dual
 
     def _parts(self, params: Mapping[str, Tensor], axis: int) -> Iterator[Tensor]:
         """Yield the numbers (taps, out, in), all of them along an axis, a part at a time along the other one."""
         (entries,) = [self.entries] if not self.constant else self.entries.apply(lambda layout: layout.mT[None])
         width = entries.shape[axis]
         for _, part in entries.parts(3 - axis, max(2 * width, CHUNK // max(1, width))):
-            yield part.read(params)
+            yield part.read(params, there=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +197,8 @@ class Gauge(Reparameterization):
             values, V = torch.linalg.eigh(B.mT @ moment @ B)
             if not _distinct(values):
                 return None  # eigenvectors are what rounding decides
-            cubes = sum((each @ B @ V).pow(3).sum(0) for each in self._rows(params, S))
+            turned = B @ V
+            cubes = sum((each @ turned.to(each.device)).pow(3).sum(0).cpu() for each in self._rows(params, S))
             V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
             R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
             A = R * S / S[:, None]
@@ -210,13 +213,13 @@ class Gauge(Reparameterization):
         """Yield rows (m, n) whose other side nothing moves, in coordinates in which the group turns."""
         for part in self.parts:
             for v, dual in part.vectors(params) if part.alone else ():
-                yield v / S if dual else v * S
+                yield v / S.to(v.device) if dual else v * S.to(v.device)
 
     def _moments(self, params: Mapping[str, Tensor], S: Tensor) -> Iterator[Tensor]:
         """Yield the sum of r r^T over more and more rows, twice as many as channels at least, up to all of them."""
         moment, more = torch.zeros(self.n, self.n, dtype=torch.float64), 0
         for each in self._rows(params, S):
-            moment += each.mT @ each
+            moment += (each.mT @ each).cpu()
             more += len(each)
             if more >= 2 * self.n:
                 yield moment
@@ -244,7 +247,7 @@ class Gauge(Reparameterization):
         for part in self.parts:
             if part.into:
                 numbers = self.partners.measured(part.entries, params, by=ChainMap(fixed, params))
-                read += [v for v, dual in part.vectors(params, numbers) if dual]
+                read += [v.cpu() for v, dual in part.vectors(params, numbers) if dual]
         if not read:
             return None
         W = torch.cat(read)
@@ -275,6 +278,7 @@ class Gauge(Reparameterization):
         for part in self.parts:
             numbers = self.partners.measured(part.entries, params) if part.paired else None
             for v, dual in part.vectors(params, numbers):
+                v = v.cpu()
                 meeting[dual] = _triangle(torch.cat([meeting[dual], v]))
                 if part.alone or part.paired or part.constant:
                     sides[dual, part.constant].append(v)
