@@ -58,6 +58,23 @@ def _idle(net: Net, x: Tensor) -> Tensor:
     return net.b(net.a(x).tanh().index_add(1, some, net.c(net.a(x))[:, some].sin()))
 
 
+def _words(x: Tensor) -> Tensor:
+    return (7 * x[..., 0]).long() % 6
+
+
+def _tied_twice(net: Net, x: Tensor) -> Tensor:
+    read = net.t(_words(x)).sin() + net.t(_words(-x)).tanh()
+    found: Tensor = net.b(read) + F.linear(read, net.t.weight)
+    return found
+
+
+def _parts(net: Net, x: Tensor) -> Tensor:
+    """Use the first six units and the last six, of eight, in two ways."""
+    first, last = net.a(x)[..., :6].tanh(), F.linear(x, net.a.weight[2:]).sin()
+    found: Tensor = F.linear(first, net.b.weight[:, :6]) + F.linear(last, net.b.weight[:, 2:])
+    return found
+
+
 class First(nn.Module):
     """A token that is a parameter before the others, of which it is added to each."""
 
@@ -157,6 +174,19 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         ),
         {"tanh neurons of a": 8},
     ),
+    "a table read twice, and as a weight": (
+        Net(_tied_twice, t=nn.Embedding(6, 8), b=nn.Linear(8, 6)),
+        {"tanh neurons of t": 8},
+    ),
+    "selected tokens": (_two(lambda net, x: x.tanh().index_select(1, torch.tensor([0, 2]))), {"tanh neurons of a": 8}),
+    "a unit put beside": (
+        Net(lambda net, x: net.b(F.pad(net.a(x).tanh(), (1, 0))), a=nn.Linear(5, 8), b=nn.Linear(9, 3)),
+        {"tanh neurons of a": 8},
+    ),
+    "products of all units": (
+        Net(lambda net, x: net.a(x).sin() @ net.a(x).sin().mT, a=nn.Linear(5, 8)),
+        {"sin neurons of a": 8},
+    ),
     "two functions": (
         _two(lambda net, x: torch.cat([x[..., :4].tanh(), x[..., 4:].sin()], -1)),
         {"tanh neurons of a": 4, "sin neurons of a": 4},
@@ -186,6 +216,12 @@ NONE: dict[str, nn.Module] = {
     "statistics": _two(lambda net, x: net.n(x.mT).mT.tanh(), n=nn.BatchNorm1d(8)),
     "tied": Net(lambda net, x: F.linear(net.a(x).tanh(), net.a.weight), a=nn.Linear(5, 5)),
     "weights of tokens": Net(lambda net, x: net.b(net.a(x).mT.softmax(-1)), a=nn.Linear(5, 8), b=nn.Linear(4, 3)),
+    "overlapping parts": Net(_parts, a=nn.Linear(5, 8), b=nn.Linear(8, 3)),
+    "products of pairs of units": Net(lambda net, x: net.a(x).sin().mT @ net.a(x).sin(), a=nn.Linear(5, 8)),
+    "a norm of each unit": _two(lambda net, x: F.instance_norm(x.mT).mT.tanh() + x.roll(1, -1)),
+    "a transposed convolution": Net(
+        lambda net, x: net.b(net.a(x).tanh()), a=nn.ConvTranspose1d(4, 6, 2), b=nn.Conv1d(6, 2, 2)
+    ),
     "idle": Net(_idle, a=nn.Linear(5, 8), b=nn.Linear(8, 3), c=nn.Linear(8, 8)),
     "continuous": nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)),
 }
