@@ -487,6 +487,14 @@ POOLED: dict[str, Body] = {
     "moe of three": lambda s, x: torch.einsum(
         "beth,ehd,bte->btd", F.gelu(torch.einsum("btd,edh->beth", x, s.p_3_8_4)), s.g_3_4_8, s.r_8_3(x).softmax(-1)
     ),
+    "weight cut to integers": lambda s, x: s.b(relu(F.linear(x, (9 * s.p_8_8).int().to(x.dtype)))),
+    "gain cut to integers": lambda s, x: s.b(s.a(x) * (9 * s.g_8).int()),
+    "weight without some entries": lambda s, x: s.b(F.linear(x, s.p_8_8 * x.new_ones(D, D).tril())),
+    "keys without some entries": lambda s, x: s.c_8_8(tanh(s.a(x) @ (s.p_8_8 * torch.eye(D, dtype=x.dtype)))),
+    "rows of one weight": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))),
+    "overlapping rows": lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))),
+    "weight of more axes": lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])),
+    "half without some tokens": lambda s, x: s.b(s.a(x) * x.new_ones(TOKENS, D).tril()),
     "two streams": two_streams,
     "encoder": encoder,
     "post-norm": post_norm,
