@@ -99,6 +99,19 @@ class Entries:
         return replace(self, layout=layout)
 
     @property
+    def overlap(self) -> bool:
+        """Return whether a number of the parameter stands at several places."""
+        if self.layout.is_meta:
+            extent = 0
+            for stride, size in sorted(zip(self.layout.stride(), self.layout.shape, strict=True)):
+                if size > 1 and stride <= extent:
+                    break
+                extent += (size - 1) * stride
+            else:
+                return False
+        return len(self.index().unique()) < self.layout.numel()
+
+    @property
     def first(self) -> int:
         """Return the place of the first entry in the parameter."""
         return int(self.layout.storage_offset() if self.layout.is_meta else self.layout.reshape(-1)[0])

@@ -127,6 +127,7 @@ _ABOUT = (
     ("mixed", bool, False),
     ("gated", bool, False),
     ("history", np.int64, 0),
+    ("writer", np.int64, 0),
     ("origin", np.int64, -1),
     ("size", float, 1.0),
     ("turned", np.int64, -1),
@@ -231,13 +232,28 @@ class Walk:
         code = np.broadcast_to(np.asarray(code, np.int64), nodes.shape)
         keep = nodes > FIXED
         nodes = nodes[keep]
-        self.marks.append((nodes, hashed(code[keep], self.history[nodes], named(token))))
+        self.marks.append((nodes, hashed(code[keep], self.history[nodes], self.about("writer")[nodes], named(token))))
+
+    def read_together(self, rows: Array, *token: Any) -> None:
+        """Note down that channels are read together, rows (k, n) of nodes, one for each kind of tokens.
+
+        Where a channel has one node in two kinds of tokens, those that it mixes with have so, too.
+        """
+        if len(rows) > 1:
+            self.mark(rows.reshape(-1), *token, code=np.tile(hashed(*again(rows), *self.made_of(rows)), len(rows)))
+        else:
+            self.mark(rows[0], *token)
+
+    def made_of(self, nodes: Array) -> Array:
+        """Return a code of the parameters that wrote to nodes, and of the order in which these were added."""
+        return np.where(nodes > FIXED, self.about("writer")[nodes], nodes)
 
     def norm(self, kind: str, nodes: Any, code: int, width: int = 0) -> None:
         """Note down that only rotations leave something about these channels together alone."""
         nodes = np.asarray(nodes, np.int64)
         nodes = nodes[nodes > FIXED]
-        self.norms.append((kind, nodes, hashed(np.full(len(nodes), code), self.history[nodes], self.at), width))
+        made = hashed(np.full(len(nodes), code), self.history[nodes], self.about("writer")[nodes], self.at)
+        self.norms.append((kind, nodes, made, width))
 
     def fix(self, what: Any, *, seen: bool = True) -> None:
         """Say that these channels may not change at all, and that a constant added to them is seen."""
@@ -281,7 +297,8 @@ class Walk:
         if not len(nodes):
             return
         above = np.stack([np.broadcast_to(np.asarray(each, np.int64), nodes.shape) for each in before], 1)
-        moving = above > FIXED
+        moving, made = above > FIXED, self.made_of(above).T
+        self.about("writer")[nodes] = made[0] if len(made) == 1 else hashed(*made)
         past = self.history[above]
         first = past[np.arange(len(nodes)), moving.argmax(1)]
         one = (~moving | (past == first[:, None])).all(1)
@@ -537,6 +554,9 @@ class Walk:
     # parameters
     def linear(self, entries: Entries, label: Tensor | None, shape: Sequence[int], **about: Any) -> Tensor:
         """Apply a weight (taps, out, in) to channels along the last axis; return the label of the answer."""
+        if entries.overlap:
+            self.fix(label) if label is not None else None
+            return torch.full((), FIXED).expand(*shape)
         out, width = entries.shape[1:]
         if label is None:
             ins, inverse = np.full((1, width), FIXED), torch.zeros((), dtype=torch.long)
@@ -548,9 +568,10 @@ class Walk:
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
         self.scales.name(both[both > FIXED])
         place = len(self.linears)
+        self.about("writer")[outs] = hashed(place + 1, np.arange(len(outs)))[:, None]
         made = Linear(entries, ins, outs, at=self.at, **about)
         self.linears.append(made)
-        self.mark(ins.reshape(-1), "read", place)
+        self.read_together(ins, "read", place)
         self.mark(outs.reshape(-1), "written", place)
         self.flows.append(Flow("linear", outs, made))
         found = torch.from_numpy(outs)[inverse]
@@ -559,6 +580,8 @@ class Walk:
     def vector(self, entries: Entries, ins: Array, outs: Array, *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)
         self.vectors.append(made)
+        if not gain:
+            self.about("writer")[outs] = -len(self.vectors)
         if not gain:  # a constant of some channels of a block is none of the others
             self.mark(outs, "bias", len(self.vectors))
         self.flows.append(Flow("gain" if gain else "bias", outs, made))
@@ -641,11 +664,13 @@ class Walk:
     def _on_parameters(self, operation: Operation) -> bool:
         """Follow views and multiples of parameters; say whether that was all."""
         name, args = operation.name, operation.args
+        if any(not out.dtype.is_floating_point or out.dtype.itemsize == 1 for out in operation.outputs):
+            return False  # quantised, or complex
         if name in (*VIEWS, "_to_copy") and isinstance(args[0], Tensor) and len(operation.inputs) == 1:
             entries = self.entries[id(args[0])]
             if name in ("_to_copy", "clone", "alias", "detach", "lift_fresh"):
                 made = [entries]
-            elif name in ("repeat", "cat", "stack") or operation.outputs[0].dtype.is_complex:
+            elif name in ("repeat", "cat", "stack"):
                 return False
             else:
                 made = entries.viewed(operation.func, args, operation.kwargs)
@@ -669,10 +694,10 @@ class Walk:
                 if self.live(other) or other.numel() != 1 or not self.codes.constant(other):
                     return False
                 other = float(other)
-            if id(tensor) not in self.entries or not other:
+            if id(tensor) not in self.entries or not other or operation.out.shape != tensor.shape:
                 return False
             self.entries[id(operation.out)] = self.entries[id(tensor)].times(1 / other if name == "div" else other)
-            return operation.out.shape == tensor.shape
+            return True
         return False
 
 
@@ -711,3 +736,13 @@ def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
 def moving(rows: Array) -> Array:
     """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
     return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
+
+
+def again(rows: Array) -> Array:
+    """Return for rows of nodes (k, n) the first row in which each node stands in its column."""
+    order = np.argsort(rows, axis=0, kind="stable")
+    ordered, place = np.take_along_axis(rows, order, 0), np.arange(len(rows))[:, None]
+    start = np.maximum.accumulate(np.where(np.diff(ordered, axis=0, prepend=-1) != 0, place, 0), axis=0)
+    first = np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, start, 0), 0)
+    return first

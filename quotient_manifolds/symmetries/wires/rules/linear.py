@@ -99,7 +99,7 @@ def contract(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor
 
 def _dot(walk: Walk, q: Array, k: Array, place: int) -> Tensor:
     for rows in (q, k):
-        walk.mark(rows.reshape(-1), "dot", walk.at, place)
+        walk.read_together(rows, "dot", walk.at, place)
         walk.same(moving(rows), rows)
     walk.same(moving(q), moving(k), dual=True, scale=False)
     scores = walk.new(len(q) * len(k))
@@ -118,6 +118,7 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     matrix = weights.mT if turned else weights
     codes = walk.codes(weights)
     codes = folded((codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1))[..., None, None]
+    walk.read_together(walk.rows(label, label.shape[-1])[0], "mixed", walk.at)
     thin = walk.first_kind(label, [label.ndim - 2])
     known, column = _columns(walk, thin, codes)
     made, names, nodes = walk.combined(thin)

@@ -90,7 +90,7 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
     for column in names.T:
         walk.same(np.where(column > FIXED, column, ZERO), fresh)
     zero, fixed = (names == ZERO).any(1), (names == FIXED).any(1)
-    walk.follow(fresh, *names.T, key=hashed(zero, named(("pool", walk.at))) if count > 1 else None)
+    walk.follow(fresh, *names.T, key=hashed(*walk.made_of(names.T), named(("pool", walk.at))) if count > 1 else None)
     walk.fix(fresh[fixed], seen=False)
     flows: dict[str, list[tuple[int, list[tuple[int, float]]]]] = defaultdict(list)
     open_ = set(fresh[fixed].tolist())
