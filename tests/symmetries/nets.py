@@ -85,6 +85,7 @@ def by_token(s: Any, x: Tensor) -> Tensor:
 
 
 ROLLED = torch.arange(TOKENS * D).view(TOKENS, D)
+STEPS = torch.arange(TOKENS)[:, None] < 2 + (torch.arange(D) >= 4)
 ROLLED = torch.cat([ROLLED[:, :4].roll(1, 0), ROLLED[:, 4:]], 1).reshape(-1)
 
 
@@ -174,6 +175,12 @@ def latent(s: Any, x: Tensor) -> Tensor:
         for each in (s.q_3_8(s.rmsq_3(s.a_8_3(x))), *s.k_3_16(s.rmsk_3(s.c_8_3(x))).chunk(2, -1))
     )
     return s.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def by_halves(s: Any, x: Tensor) -> Tensor:
+    """Tokens of one map, of its second half beside the first one of another map, and of that alone."""
+    y, other = s.c(x), s.e(x)
+    return cat([y, cat([other[..., :4], y[..., 4:]], -1), other], 1)
 
 
 def windows(y: Tensor, w: Tensor, **how: Any) -> Tensor:
@@ -495,6 +502,17 @@ POOLED: dict[str, Body] = {
     "overlapping rows": lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))),
     "weight of more axes": lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])),
     "half without some tokens": lambda s, x: s.b(s.a(x) * x.new_ones(TOKENS, D).tril()),
+    "positions before a conv": lambda s, x: s.b(s.conv((s.a(x) + s.p_5_8).mT).mT),
+    "positions of half before a conv": lambda s, x: s.b(
+        s.conv((s.a(x) + s.p_5_8 * x.new_ones(TOKENS, D).tril()).mT).mT
+    ),
+    "two writers, by half": lambda s, x: s.b(by_halves(s, x)),
+    "two writers, by half, attn": lambda s, x: attend(s, by_halves(s, x)),
+    "two writers, by half, norm": lambda s, x: s.b(F.layer_norm(by_halves(s, x), (D,))),
+    "two writers, by half, sum": lambda s, x: s.b(by_halves(s, x).sum(1)),
+    "two writers of tokens by half": lambda s, x: s.b(
+        (s.q_8_4(x) @ s.k_8_4(x).mT).softmax(-1) @ torch.where(STEPS, s.c(x), s.e(x))
+    ),
     "two streams": two_streams,
     "encoder": encoder,
     "post-norm": post_norm,
