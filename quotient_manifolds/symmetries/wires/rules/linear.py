@@ -216,9 +216,14 @@ def convolution(walk: Walk, operation: Operation) -> None:
             parts.append(walk.linear(part, channels, shape, taps=taps))
         else:  # an answer is made of tokens of several kinds
             walk.linear(part, channels, (*channels.shape[:-1], size), taps=taps)
-            parts.append(torch.from_numpy(walk.linears[-1].outs[0]).expand(shape))
-    made = torch.cat(parts, -1).movedim(-1, 1)
-    walk.put(out, made)
+            answers = walk.linears[-1].outs
+            made = walk.new(size)
+            for each in answers:
+                walk.same(each, made)
+            walk.follow(made, *answers)
+            walk.passed("number", made, answers.T, keys=walk.history[made])
+            parts.append(torch.from_numpy(made).expand(shape))
+    walk.put(out, torch.cat(parts, -1).movedim(-1, 1))
 
 
 def _by_numbers(walk: Walk, operation: Operation) -> None:
