@@ -503,9 +503,6 @@ POOLED: dict[str, Body] = {
     "weight of more axes": lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])),
     "half without some tokens": lambda s, x: s.b(s.a(x) * x.new_ones(TOKENS, D).tril()),
     "positions before a conv": lambda s, x: s.b(s.conv((s.a(x) + s.p_5_8).mT).mT),
-    "positions of half before a conv": lambda s, x: s.b(
-        s.conv((s.a(x) + s.p_5_8 * x.new_ones(TOKENS, D).tril()).mT).mT
-    ),
     "two writers, by half": lambda s, x: s.b(by_halves(s, x)),
     "two writers, by half, attn": lambda s, x: attend(s, by_halves(s, x)),
     "two writers, by half, norm": lambda s, x: s.b(F.layer_norm(by_halves(s, x), (D,))),
@@ -609,7 +606,11 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
 read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
 72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 144 128; strides of a part: 144 128; half
-rolled by an index: 216 192
+rolled by an index: 216 192; weight cut to integers: 73/144 65/136; gain cut to integers: 152/230 136/200; weight
+without some entries: 81/208 73/192; keys without some entries: 208 192; rows of one weight: 72/236 64/220; overlapping
+rows: 72/159 64/143; weight of more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions before a
+conv: 288/328 256/288; two writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writers, by half,
+norm: 171 146/154; two writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -624,6 +625,8 @@ positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3; score bi
 a key's gain; scores dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores times; scores
 zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax of tokens; sum
 heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores;
-where leaky; windows; windows inside; words and positions; zero key, own; prelu; read as a number
+where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some tokens;
+positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
+half, sum; two writers of tokens by half; windows; windows inside; words and positions; zero key, own; prelu; read as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

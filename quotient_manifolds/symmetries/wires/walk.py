@@ -245,7 +245,7 @@ class Walk:
             self.mark(rows[0], *token)
 
     def made_of(self, nodes: Array) -> Array:
-        """Return a code of the parameters that wrote to nodes, and of the order in which these were added."""
+        """Return a code of the parameters that wrote to nodes."""
         return np.where(nodes > FIXED, self.about("writer")[nodes], nodes)
 
     def norm(self, kind: str, nodes: Any, code: int, width: int = 0) -> None:
@@ -297,8 +297,9 @@ class Walk:
         if not len(nodes):
             return
         above = np.stack([np.broadcast_to(np.asarray(each, np.int64), nodes.shape) for each in before], 1)
-        moving, made = above > FIXED, self.made_of(above).T
-        self.about("writer")[nodes] = made[0] if len(made) == 1 else hashed(*made)
+        moving = above > FIXED
+        terms, single = self.made_of(above), (above != ZERO).sum(1) == 1
+        self.about("writer")[nodes] = np.where(single, terms.sum(1), hashed(terms).sum(1, where=above != ZERO))
         past = self.history[above]
         first = past[np.arange(len(nodes)), moving.argmax(1)]
         one = (~moving | (past == first[:, None])).all(1)
