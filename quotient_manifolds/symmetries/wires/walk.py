@@ -292,13 +292,15 @@ class Walk:
         if scale:
             self.equal((b, 1.0), (a, 1.0 if dual else -1.0))
 
-    def follow(self, nodes: Array, *before: Any, key: Any = None) -> None:
+    def follow(self, nodes: Array, *before: Any, key: Any = None, factors: Sequence[float] = (1.0,)) -> None:
         """Say what was done to the tokens of channels: what was done to those they are made of, and then this."""
         if not len(nodes):
             return
         above = np.stack([np.broadcast_to(np.asarray(each, np.int64), nodes.shape) for each in before], 1)
         moving = above > FIXED
         terms, single = self.made_of(above), (above != ZERO).sum(1) == 1
+        size = np.array([0 if each == 1 else named(float(each)) for each in factors])
+        terms = np.where((size == 0) | (above == ZERO), terms, hashed(terms, size))
         self.about("writer")[nodes] = np.where(single, terms.sum(1), hashed(terms).sum(1, where=above != ZERO))
         past = self.history[above]
         first = past[np.arange(len(nodes)), moving.argmax(1)]

@@ -47,7 +47,7 @@ def scaled(walk: Walk, operation: Operation, tensor: Tensor, factor: float) -> N
     walk.put(operation.out, label)
     a = names[:, 0]
     walk.same(a, nodes)
-    walk.follow(nodes, a)
+    walk.follow(nodes, a, factors=[factor])
     origin = walk.about("origin")
     origin[nodes] = np.where(origin[a] < 0, a, origin[a])
     walk.about("size")[nodes] = walk.about("size")[a] * factor

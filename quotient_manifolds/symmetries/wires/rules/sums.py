@@ -41,7 +41,7 @@ def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, 
     label, names, nodes = walk.combined(walk.label(tensor))
     walk.put(operation.out, label if number == 0 else torch.where(label == ZERO, FIXED, label))
     walk.same(names[:, 0], nodes, factor)
-    walk.follow(nodes, names[:, 0])
+    walk.follow(nodes, names[:, 0], factors=[factor])
     if number:
         walk.fix(names[:, 0], seen=False)
     walk.passed("sum", nodes, names, factor, plus=np.nan if isinstance(number, complex) else float(number))
@@ -64,8 +64,8 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
             labels[place] = torch.full((), FIXED).expand(out.shape)
     label, names, nodes = walk.combined(*labels)
     walk.put(out, label)
-    walk.follow(nodes, *names.T)
     factors = np.array([factor for _, factor in parts])
+    walk.follow(nodes, *names.T, factors=factors)
     plain = ~_turned(walk, names, factors, nodes)
     for a, factor in zip(names.T, factors, strict=True):
         walk.same(a[plain], nodes[plain], factor)
@@ -90,7 +90,7 @@ def offset(walk: Walk, out: Tensor, part: tuple[Tensor, float], number: Tensor) 
     exact = np.isfinite(value)
     walk.fix(a[~exact], seen=False)
     walk.same(a, nodes, factor)
-    walk.follow(nodes, a)
+    walk.follow(nodes, a, factors=[factor])
     walk.mark(nodes[exact], "offset", walk.at)
     if exact.any():
         terms = [[(n, factor)] for n in a[exact].tolist()]
@@ -123,7 +123,8 @@ def _turned(walk: Walk, names: Array, factors: Array, nodes: Array) -> Array:
         walk.same(q, second)
         walk.equal((p, 1.0), (q, -1.0))
         walk.planes.append((p, q))
-        walk.history[second] = walk.history[one]  # in whatever order they were added
+        for name in ("history", "writer"):  # in whatever order they were added
+            walk.about(name)[second] = walk.about(name)[one]
     return found
 
 
