@@ -134,13 +134,11 @@ def _labels(record: Permutation, params: Params) -> Params:
     """Return for each number of each parameter of units the unit that it belongs to, from 1, and 0 for none."""
     labels = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in params.items()}
     for part in record.parts:
-        for number, entries in enumerate(part.entries):
-            W = entries.read(labels)
-            for unit in range(record.size) if len(part.entries) == 1 else (number,):
-                rows = torch.arange(W.shape[1]) if part.rows is None else part.rows[unit]
-                columns = torch.arange(W.shape[2]) if part.columns is None else part.columns[unit]
-                W[:, rows[:, None], columns] = unit + 1.0
-            entries.write(labels, W)
+        for unit in range(record.size):
+            entries = part.entries[unit % len(part.entries)]
+            places = entries.index() if part.rows is None else entries.index()[:, part.rows[unit]]
+            places = places if part.columns is None else places[:, :, part.columns[unit]]
+            labels[entries.name].view(-1)[places.reshape(-1)] = unit + 1.0
     return labels
 
 
