@@ -497,6 +497,8 @@ POOLED: dict[str, Body] = {
     "weight cut to integers": lambda s, x: s.b(relu(F.linear(x, (9 * s.p_8_8).int().to(x.dtype)))),
     "gain cut to integers": lambda s, x: s.b(s.a(x) * (9 * s.g_8).int()),
     "weight without some entries": lambda s, x: s.b(F.linear(x, s.p_8_8 * x.new_ones(D, D).tril())),
+    "diagonal weight": lambda s, x: s.b(F.linear(x, s.p_8_8 * torch.eye(D, dtype=x.dtype))),
+    "weight filled with zeros": lambda s, x: s.b(F.linear(x, s.p_8_8.masked_fill(torch.eye(D).bool(), 0.0))),
     "keys without some entries": lambda s, x: s.c_8_8(tanh(s.a(x) @ (s.p_8_8 * torch.eye(D, dtype=x.dtype)))),
     "rows of one weight": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))),
     "overlapping rows": lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))),
@@ -627,6 +629,7 @@ zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short tabl
 heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores;
 where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some tokens;
 positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
-half, sum; two writers of tokens by half; windows; windows inside; words and positions; zero key, own; prelu; read as a number
+half, sum; two writers of tokens by half; windows; windows inside; words and positions; zero key, own; prelu; read
+as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

@@ -121,6 +121,8 @@ class Equations:
         known.append(made)
         if asked:
             self.single(columns)
+        if entries.overlap:
+            self.single(np.concatenate([rows, columns]))
         for other in others:
             if other.entries.turned.key == entries.key:
                 self.join(other.rows, made.columns, 1)
@@ -456,6 +458,8 @@ def _pooled(graph: Equations, operation: Operation) -> list[Field] | None:
 
 def _padded(graph: Equations, operation: Operation) -> list[Field] | None:
     source, sizes = operation.args[:2]
+    if not source.numel():
+        return None
     field = graph.field(source)
     axes = [field.names.ndim - 1 - place // 2 for place, size in enumerate(sizes) if size]
     value = float(operation.args[2]) if len(operation.args) > 2 else 0.0

@@ -667,8 +667,8 @@ class Walk:
     def _on_parameters(self, operation: Operation) -> bool:
         """Follow views and multiples of parameters; say whether that was all."""
         name, args = operation.name, operation.args
-        if any(not out.dtype.is_floating_point or out.dtype.itemsize == 1 for out in operation.outputs):
-            return False  # quantised, or complex
+        if any(quantised(out) for out in operation.outputs):
+            return False
         if name in (*VIEWS, "_to_copy") and isinstance(args[0], Tensor) and len(operation.inputs) == 1:
             entries = self.entries[id(args[0])]
             if name in ("_to_copy", "clone", "alias", "detach", "lift_fresh"):
@@ -702,6 +702,11 @@ class Walk:
             self.entries[id(operation.out)] = self.entries[id(tensor)].times(1 / other if name == "div" else other)
             return True
         return False
+
+
+def quantised(tensor: Tensor) -> bool:
+    """Return whether numbers are integers or of 8 bits: a cast to these is a step, or complex."""
+    return not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1
 
 
 def flat(label: Tensor, axis: int) -> bool:
@@ -739,6 +744,13 @@ def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
 def moving(rows: Array) -> Array:
     """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
     return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
+
+
+def ragged(rows: Array) -> bool:
+    """Say of rows of nodes (k, n) whether some channels are zero in one of them and others are not."""
+    zero = rows == ZERO
+    zero = zero[:, ~zero.all(0)]
+    return bool((zero.any(1) & ~zero.all(1)).any())
 
 
 def again(rows: Array) -> Array:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.codes import folded, hashed, named, segments
+from quotient_manifolds.symmetries.wires.codes import folded, hashed, mixed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
-from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, rule, thinned
+from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, ragged, rule, thinned
 
 MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 
@@ -76,7 +76,8 @@ def contract(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor
     first, second = walk.label(a), walk.label(b).mT  # (..., tokens, channels)
     if a.ndim == 2:
         first, second = first[None], second[None]
-    if walk.tokens(first, -1) and walk.tokens(second, -1) and first.shape[-1] > 1:
+    several = any(ragged(walk.rows(each, each.shape[-1])[0]) for each in (first, second))
+    if several or (walk.tokens(first, -1) and walk.tokens(second, -1) and first.shape[-1] > 1):
         walk.opaque(operation)
         walk.put(out, torch.full((), FIXED).expand(out.shape))
         return
@@ -118,7 +119,15 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     matrix = weights.mT if turned else weights
     codes = walk.codes(weights)
     codes = folded((codes.mT if turned else codes).reshape(*matrix.shape[:-2], -1))[..., None, None]
-    walk.read_together(walk.rows(label, label.shape[-1])[0], "mixed", walk.at)
+    rows, _ = walk.rows(label, label.shape[-1])
+    if ragged(rows):  # a weight without some of its entries
+        walk.opaque(operation)
+        return
+    walk.read_together(rows, "mixed", walk.at)
+    if not flat(label, -2):  # which tokens a channel has
+        (kinds_of,) = thinned(label.mT)
+        tokens = folded(torch.from_numpy(walk.made_of(kinds_of.numpy())).expand(kinds_of.shape))[..., None, :]
+        codes = mixed(codes * 1000003 + tokens, 5)
     thin = walk.first_kind(label, [label.ndim - 2])
     known, column = _columns(walk, thin, codes)
     made, names, nodes = walk.combined(thin)

@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     Walk,
     flat,
     on_labels,
+    quantised,
     rule,
 )
 
@@ -114,7 +115,7 @@ def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
 
 @rule("_to_copy")
 def to_copy(walk: Walk, operation: Operation) -> None:
-    if not operation.out.dtype.is_floating_point:
+    if quantised(operation.out):
         walk.opaque(operation)
         return
     source = operation.args[0]
