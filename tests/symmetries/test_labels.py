@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import find_symmetries
-from quotient_manifolds.symmetries.example_inputs import example_inputs
+from quotient_manifolds.symmetries import example_inputs, find_symmetries, propose_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.wires.labels import meaning
 from studies.common import load
+from studies.invariance import Subject
 from tests.symmetries.nets import GIVEN, TOKENS, D, Net
 from tests.symmetries.small_models import build
 
@@ -99,3 +100,13 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
     assert [name for name in families if not meaning(name)] == []
     assert meaning("query/key norm gain") == meaning("norm gain")
     assert meaning("one of the user's own") == ""
+
+
+@pytest.mark.parametrize("row", load("fibres")["rows"], ids=lambda row: row["name"])
+def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
+    subject = Subject.of(row["name"])
+    frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
+    found = propose_symmetries(subject.model, subject.batch)
+    found = found.without([each.name for each in found.reparameterizations if frozen.intersection(each.names)])
+    assert sum(found.families.values()) == sum(row["found"].values())
+    assert verify_symmetries(subject.model, subject.batch, found).failed == {}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -249,6 +250,11 @@ def test_outputs_that_cannot_be_compared(last: Callable[[Tensor], object], reaso
         verify_symmetries(head(last), noise(2, 5, 12))
 
 
+def test_outputs_without_numbers_tell_no_symmetries() -> None:
+    with pytest.raises(ValueError, match="the model's output holds no floating point tensor that could be compared"):
+        find_symmetries(attention(), noise(2, 5, 12), evaluate=lambda model, x: (model(x) > 0).long())
+
+
 def test_outputs_in_containers_and_equal_infinities_are_compared() -> None:
     mask = torch.zeros(5, 12).masked_fill(torch.eye(5, 12) > 0, -torch.inf)
     model = head(lambda out: {"none": None, "list": [out + mask, (out.argmax(-1),)], "cache": object()})
@@ -267,16 +273,20 @@ def test_train_mode_is_refused(deep: bool) -> None:
     assert model.training is not deep
 
 
-def test_buffers_keep_their_values() -> None:
-    """A model that counts its own calls in a buffer counts none of ours."""
+def counting(inner: nn.Module) -> nn.Module:
+    """Return a model that counts its own calls in a buffer."""
 
-    class Counting(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x)
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.calls += 1
+        return s.inner(x)
 
-    model = Counting(*attention()).eval()
+    model = Computed(forward, inner=inner)
     model.register_buffer("calls", torch.zeros(()))
+    return model
+
+
+def test_buffers_keep_their_values() -> None:
+    model = counting(attention()).eval()
     assert verify_symmetries(model, noise(2, 5, 12)).all_hold
     assert float(model.calls) == 0
 
