@@ -174,13 +174,6 @@ def test_a_mask_that_masks_nothing_is_a_mask() -> None:
     assert not any(isinstance(each, Shift) for each in whole.reparameterizations)
 
 
-def test_float32_parameters_stay_float32() -> None:
-    model = make_generic(layer(norm_first=True)()).eval()
-    params = balance(model, find_symmetries(model, X.float()))
-    assert {w.dtype for w in params.values()} == {torch.float32}
-    assert change(model, X.float(), params) < 1e-5
-
-
 @pytest.mark.parametrize("name", ["gpt2 with a head", "llama with a head"])
 def test_symmetries_are_sent_to_other_processes(name: str) -> None:
     here = Subject.of(name)

@@ -361,8 +361,10 @@ NOTHING_PROPOSED = ("chosen experts",)
 """Of what idle parameters may see nothing is proposed that could be refused."""
 
 
-def difference(model: nn.Module, params: dict[str, Tensor], inputs: dict[str, Any]) -> float:
-    return output_change(model, inputs, {}, params)
+def assert_moves_keep(model: nn.Module, found: Symmetries, *inputs: dict[str, Any]) -> None:
+    for params in (random_representative(model, found), balance(model, found)):
+        for each in inputs:
+            assert output_change(model, each, {}, params) < 1e-6
 
 
 @pytest.mark.parametrize("name", IDLE)
@@ -370,9 +372,7 @@ def test_what_did_not_run_computes_the_same_after_a_move(name: str) -> None:
     make, given, later, untouched = IDLE[name]
     model = make_generic(make()).double()
     found = find_symmetries(model, given)
-    for params in (random_representative(model, found), balance(model, found)):
-        assert difference(model, params, given) < 1e-6
-        assert difference(model, params, later) < 1e-6
+    assert_moves_keep(model, found, given, later)
     assert ("did not run" in str(found.refused)) == (name not in NOTHING_PROPOSED)
     for module in untouched:
         kinds = [pair.kind for pair in found.pairs if all(each.startswith(f"{module}.") for each in pair.names)]
@@ -398,6 +398,4 @@ def test_symmetries_are_those_of_all_inputs_given(name: str) -> None:
     found = find_symmetries(model, given, later)
     assert found.pairs
     assert found.reparameterizations
-    for params in (random_representative(model, found), balance(model, found)):
-        assert difference(model, params, given) < 1e-6
-        assert difference(model, params, later) < 1e-6
+    assert_moves_keep(model, found, given, later)

@@ -68,24 +68,6 @@ def test_the_pairs_are_exactly_these_and_rest_is_what_no_pair_touches(case: Mode
     assert sorted(found.rest) == sorted(name for name, _ in model.named_parameters() if name not in touched)
 
 
-@every_model
-def test_every_covered_element_has_one_owner(case: ModelCase) -> None:
-    params = parameters(case.build())
-    found = case.found()
-    total = found.coverage(params)
-    owners = {name: torch.zeros_like(value) for name, value in params.items()}
-    for pair in found.pairs:
-        for name, mask in Symmetries((pair,)).coverage(params).items():
-            owners[name] += mask
-    for name, value in params.items():
-        assert total[name].shape == value.shape
-        assert torch.equal(owners[name], torch.full_like(value, float(name in found.names))), name
-        assert torch.equal(total[name], owners[name] > 0)
-    assert sum(int(mask.sum()) for mask in total.values()) == sum(
-        heads * (n + m) * h for _, heads, n, m, h in case.pairs
-    )
-
-
 def test_coverage_of_spans() -> None:
     torch_model, gpt2 = (BY_NAME[name].build() for name in ("torch", "GPT-2"))
     packed = Symmetries(BY_NAME["torch"].found().pairs[:1]).coverage(parameters(torch_model))
@@ -101,26 +83,32 @@ def test_coverage_of_spans() -> None:
 
 
 @every_model
-def test_read_and_write_are_inverse_bit_for_bit(case: ModelCase) -> None:
+def test_read_and_write_are_inverse_bit_for_bit_and_every_element_has_one_owner(case: ModelCase) -> None:
     params = parameters(case.build())
     found = case.found()
-    covered = found.coverage(params)
+    owners = {name: torch.zeros_like(value) for name, value in params.items()}
     for pair in found.pairs:
         blank = {name: torch.full_like(value, torch.nan) for name, value in params.items()}
         pair.write(blank, pair.read(params))
         point = torch.randn(pair.heads, pair.n + pair.m, pair.h)
-        own = Symmetries((pair,)).coverage(params)
-        for name, value in params.items():
-            assert torch.equal(blank[name].isnan(), ~own[name])
-            assert torch.equal(blank[name][own[name]], value[own[name]])
         changed = {name: value.clone() for name, value in params.items()}
         pair.write(changed, point)
         assert torch.equal(pair.read(changed), point)
         assert torch.equal(pair.G.read(changed), point[:, : pair.n])
         assert torch.equal(pair.H.read(changed), point[:, pair.n :])
+        own = Symmetries((pair,)).coverage(params)
         for name, value in params.items():
+            assert torch.equal(blank[name].isnan(), ~own[name])
+            assert torch.equal(blank[name][own[name]], value[own[name]])
             assert torch.equal(changed[name][~own[name]], value[~own[name]])
-            assert covered[name][own[name]].all()
+            owners[name] += own[name]
+    total = found.coverage(params)
+    for name, value in params.items():
+        assert torch.equal(owners[name], torch.full_like(value, float(name in found.names))), name
+        assert torch.equal(total[name], owners[name] > 0)
+    assert sum(int(mask.sum()) for mask in total.values()) == sum(
+        heads * (n + m) * h for _, heads, n, m, h in case.pairs
+    )
 
 
 def test_factors_are_the_head_s_slices() -> None:
