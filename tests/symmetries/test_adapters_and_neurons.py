@@ -149,33 +149,33 @@ def test_adapters_of_torch_s_attention() -> None:
 # --- neurons ---------------------------------------------------------------------------------------------------------
 
 SHARED = "parameter '2.weight' is shared with 'relu neuron' (see the reparameterizations)"
-MLPS: dict[str, tuple[tuple[nn.Module, ...], list[str], list[str]]] = {
-    "ReLU": ((nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), ["relu neuron GL+(1)^7"], []),
+MLPS: dict[str, tuple[Callable[[], nn.Sequential], list[str], list[str]]] = {
+    "ReLU": (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), ["relu neuron GL+(1)^7"], []),
     "leaky, dropout": (
-        (nn.Linear(5, 7, bias=False), nn.LeakyReLU(), nn.Dropout(), nn.Linear(7, 2)),
+        lambda: nn.Sequential(nn.Linear(5, 7, bias=False), nn.LeakyReLU(), nn.Dropout(), nn.Linear(7, 2)),
         ["relu neuron GL+(1)^7"],
         [],
     ),
-    "GELU": ((nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 2)), [], []),
+    "GELU": (lambda: nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 2)), [], []),
     "three layers, each in one pair": (
-        (nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)),
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)),
         ["relu neuron GL+(1)^7"],
         [SHARED],
     ),
-    "normalised": ((nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)), [], []),
+    "normalised": (lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)), [], []),
     "bottleneck": (
-        (nn.Linear(5, 3), nn.Dropout(), nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
+        lambda: nn.Sequential(nn.Linear(5, 3), nn.Dropout(), nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
         ["bottleneck in/out GL(3)^1"],
         [],
     ),
-    "bulge": ((nn.Linear(5, 7), nn.Linear(7, 6)), [], ["the middle is wider than an end"]),
+    "bulge": (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6)), [], ["the middle is wider than an end"]),
 }
 
 
 @pytest.mark.parametrize("mlp", MLPS)
 def test_neurons_and_bottlenecks_of_a_sequence(mlp: str) -> None:
-    layers, pairs, reasons = MLPS[mlp]
-    model = nn.Sequential(*layers).eval()
+    make, pairs, reasons = MLPS[mlp]
+    model = make().eval()
     found = found_of(model, noise(4, 5), *NEURONS, BOTTLENECK)
     assert [f"{pair.name} {pair.group}" for pair in found.pairs] == pairs
     assert all((pair.n, pair.m) == (6, 6) for pair in found.pairs if pair.kind == BOTTLENECK)

@@ -94,7 +94,11 @@ class Cube(torch.autograd.Function):
         return torch.from_numpy((3 * grad * x**2).numpy())
 
 
-LOWEST = torch.tensor(torch.finfo(torch.float32).min)
+def masked(s: Any, x: Tensor) -> Tensor:
+    lowest = torch.finfo(x.dtype).min
+    return torch.maximum(torch.maximum(s.map(x), torch.full((), lowest)), torch.tensor(lowest))
+
+
 RELUS = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 CUBES = nn.Sequential(nn.Linear(3, 2, bias=False), Computed(lambda s, x: Cube.apply(x)), nn.Linear(2, 2))
 COUNTED: dict[str, tuple[nn.Module, list[Tensor], tuple[int, int]]] = {
@@ -105,11 +109,7 @@ COUNTED: dict[str, tuple[nn.Module, list[Tensor], tuple[int, int]]] = {
     "a norm with a tiny eps": (normed(1e-12), gaussians(30, 1, 3), (8, 1)),
     "a norm with an eps": (normed(1e-5), gaussians(30, 1, 3), (8, 1)),
     "derivatives that come one at a time": (CUBES, gaussians(20, 1, 3), (2, 0)),
-    "masks by the least number of a type": (
-        Computed(lambda s, x: torch.maximum(torch.maximum(s.map(x), LOWEST[None]), LOWEST), map=nn.Linear(3, 2)),
-        gaussians(20, 1, 3),
-        (0, 0),
-    ),
+    "masks by the least number of a type": (Computed(masked, map=nn.Linear(3, 2)), gaussians(20, 1, 3), (0, 0)),
     "one batch of many inputs": (nn.Linear(3, 2), gaussians(1, 8, 3), (0, 0)),
 }
 

@@ -212,12 +212,12 @@ def test_biases_are_redundant_where_weights_of_all_keys_add_up_to_one_number(
 @pytest.mark.parametrize(
     ("second", "found"),
     [
-        (lambda s, h, y: y.sin(), 1),
-        (lambda s, h, y: h.sin(), 0),
-        (lambda s, h, y: s.out.weight.T.sin(), 0),
-        (lambda s, h, y: s.into.bias.sin(), 0),
-        (lambda s, h, y: y @ s.into.weight.T, 0),
-        (lambda s, h, y: s.out(s.into(y)), 1),
+        (lambda s, x, h, y: x, 1),
+        (lambda s, x, h, y: h.sin(), 0),
+        (lambda s, x, h, y: s.out.weight.T.sin(), 0),
+        (lambda s, x, h, y: s.into.bias.sin(), 0),
+        (lambda s, x, h, y: y @ s.into.weight.T, 0),
+        (lambda s, x, h, y: s.out(s.into(y)), 1),
     ],
     ids=["nothing", "units", "weight", "bias", "transposed", "twice"],
 )
@@ -226,7 +226,7 @@ def test_numbers_that_are_used_elsewhere_are_left_alone(second: Callable[..., Te
 
     def twice(s: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         h = s.into(x)
-        return (y := s.out(h)), second(s, h, y)
+        return (y := s.out(h)), second(s, x, h, y)
 
     model = Computed(twice, into=nn.Linear(6, 3), out=nn.Linear(3, 6)).double().eval()
     inputs = torch.randn(2, 5, 6, dtype=torch.float64)
