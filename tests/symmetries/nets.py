@@ -12,28 +12,49 @@ from torch import Tensor, nn
 
 D, TOKENS, GIVEN, CLASSES, WORDS, EPS = 8, 5, 9, 12, 40, 1e-5
 Body = Callable[[Any, Tensor], Tensor]
+Change = Callable[[Tensor], Tensor]
+
+
+class Computed(nn.Module):
+    """Compute a function of its parts, which are modules and parameters, and of the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def linear(names: str, *sizes: int, bias: bool = True) -> dict[str, nn.Module]:
+    """Return a linear map of these sizes by each letter."""
+    return {name: nn.Linear(*sizes, bias=bias) for name in names}
 
 
 class Net(nn.Module):
     """Map tokens to a stream of channels, this by a body, and the mean over tokens, or each of them, to classes.
 
     What a body names is made when it first runs: letters are linear maps, `s.a_8_3` one of 8 channels to 3; `s.p_5_8`
-    is a parameter of this shape, likewise g, h, t; `s.norm_4`, `s.rmsk` are norms, of 4 channels or of all.
+    is a parameter of this shape, likewise g, h, t; `s.norm_4`, `s.rmsk` are norms, of 4 channels or of all. A name with
+    an underscore behind it is another one of the same kind.
     """
 
-    def __init__(self, body: Body, bias: bool, pooled: bool, words: bool) -> None:
+    def __init__(self, body: Body, bias: bool, pooled: bool, words: bool, given: int = GIVEN) -> None:
         super().__init__()
         self.body, self.bias, self.pooled = body, bias, pooled
-        self.embed = nn.Embedding(WORDS, D) if words else nn.Linear(GIVEN, D, bias=bias)
+        self.embed = nn.Embedding(WORDS, D) if words else nn.Linear(given, D, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         self.given = x
         y = self.body(self, self.embed(x))
+        del self.given
         y = y.mean(1) if self.pooled and y.ndim == 3 else y
         return self.z_8_12(y) if y.shape[-1] == D else y
 
     def __getattr__(self, name: str) -> Any:
-        kind = re.fullmatch(r"([a-z]+)((?:_\d+)*)", name)
+        kind = re.fullmatch(r"([a-z]+)((?:_\d+)*)_?", name)
         if kind is None or name in {**self._modules, **self._parameters}:
             return super().__getattr__(name)
         sizes = [int(size) for size in kind[2].split("_")[1:]]
@@ -61,7 +82,7 @@ KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
     "[ghpt]": lambda sizes, _: nn.Parameter(torch.randn(sizes)),
     "norm[bckq]?": lambda sizes, _: nn.LayerNorm(sizes, eps=EPS),
     "plain": lambda sizes, _: nn.LayerNorm(sizes, eps=EPS, elementwise_affine=False),
-    "rms[kq]?": lambda sizes, _: nn.RMSNorm(sizes, eps=EPS),
+    "rms[bkq]?": lambda sizes, _: nn.RMSNorm(sizes, eps=EPS),
     "group": lambda *_: nn.GroupNorm(2, D),
     "fresh": lambda sizes, _: nn.BatchNorm1d(*sizes),
     "batch": lambda sizes, _: _with_statistics(nn.BatchNorm1d(*sizes)),
@@ -148,13 +169,15 @@ def assigned(x: Tensor, y: Tensor, *where: slice | int) -> Tensor:
     return z
 
 
-def attend(s: Any, x: Tensor, change: Callable[[Tensor], Tensor] = lambda w: w.softmax(-1)) -> Tensor:
+def attend(s: Any, x: Tensor, change: Change = lambda w: w.softmax(-1)) -> Tensor:
     """Attend with one head, with something else than a softmax, too."""
     return s.o(change(s.q(x) @ s.k(x).mT) @ s.v(x))
 
 
-def heads(s: Any, x: Tensor, keys: str = "k", mask: Tensor | float = 0.0, norm: str = "", cap: float = 0.0) -> Tensor:
-    """Attend with two heads of queries, with norms of queries and keys, a mask, or scores that have a bound."""
+def heads(
+    s: Any, x: Tensor, keys: str = "k", norm: str = "", change: Change = lambda w: w, gate: Change = lambda y: y
+) -> Tensor:
+    """Attend with two heads of queries, with norms of queries and keys, and changes of scores and of what is mixed."""
 
     def apart(y: Tensor) -> Tensor:
         return y.unflatten(-1, (-1, 4)).transpose(1, 2)
@@ -163,9 +186,7 @@ def heads(s: Any, x: Tensor, keys: str = "k", mask: Tensor | float = 0.0, norm: 
     if norm:
         q, k = getattr(s, f"{norm}q_4")(q), getattr(s, f"{norm}k_4")(k)
     k, v = (each.repeat_interleave(2 // each.shape[1], 1) for each in (k, v))
-    scores = q @ k.mT / 2
-    scores = cap * tanh(scores / cap) if cap else scores
-    return s.o(((scores + mask).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    return s.o(gate((change(q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)))
 
 
 def latent(s: Any, x: Tensor) -> Tensor:
@@ -388,8 +409,8 @@ POOLED: dict[str, Body] = {
     "gqa": lambda s, x: x + heads(s, x, "k_8_4"),
     "qknorm": lambda s, x: x + heads(s, x, norm="rms"),
     "qkln": lambda s, x: x + heads(s, x, norm="norm"),
-    "causal": lambda s, x: x + heads(s, x, mask=x.new_full((TOKENS, TOKENS), -1e9).triu(1)),
-    "capped": lambda s, x: x + heads(s, x, cap=2.0),
+    "causal": lambda s, x: x + heads(s, x, change=lambda w: w + x.new_full((TOKENS, TOKENS), -1e9).triu(1)),
+    "capped": lambda s, x: x + heads(s, x, change=lambda w: 2 * tanh(w / 2)),
     "latent": lambda s, x: x + latent(s, x),
     "output gate": lambda s, x: x + s.o(attend(s, x) * sigmoid(s.e(x))),
     "linear attn": lambda s, x: x + s.o(F.elu(s.q(x)).add(1) @ (F.elu(s.k(x)).add(1).mT @ s.v(x))),
@@ -547,18 +568,23 @@ OF_WORDS: dict[str, Body] = {
 NETS = {**POOLED, **ALL_TOKENS, **OF_WORDS}
 
 
-def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
-    """Return a net at a generic point, in float64, and inputs enough for the rank of its Jacobian."""
-    torch.manual_seed(0)
-    given = torch.randint(WORDS, (96, TOKENS)) if name in OF_WORDS else torch.randn(96, TOKENS, GIVEN)
-    inputs = given if name in OF_WORDS else given.double()
-    model = Net(NETS[name], bias, name not in ALL_TOKENS, name in OF_WORDS)
-    model(given[:2])
+def generic(model: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return a net whose parts are all made at a generic point, in float64: what starts as a constant would be one."""
+    model(inputs)
     model = model.double().eval()
     with torch.no_grad():
         for w in model.parameters():
             if w.ndim < 2 or bool((w == w.reshape(-1)[0]).all()):
                 w += 0.3 * torch.randn_like(w)
+    return model
+
+
+def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
+    """Return a net at a generic point, and inputs enough for the rank of its Jacobian."""
+    torch.manual_seed(0)
+    given = torch.randint(WORDS, (96, TOKENS)) if name in OF_WORDS else torch.randn(96, TOKENS, GIVEN)
+    model = generic(Net(NETS[name], bias, name not in ALL_TOKENS, name in OF_WORDS), given[:2])
+    inputs = given if name in OF_WORDS else given.double()
     return model, inputs[: 24 if name in ALL_TOKENS else 96]
 
 

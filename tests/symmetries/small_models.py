@@ -45,8 +45,8 @@ def build(row_type: str, *, model_class: str = "") -> nn.Module:
     default = transformers.AutoConfig.for_model(row_type.partition("/")[0])
     config = small_config(default, SETTINGS.get(row_type, {}))
     config._experts_implementation = "eager"  # grouped products of experts exist in float32 only
-    name = model_class or CLASSES.get(row_type, "")
-    model = getattr(transformers, name)(config) if name else transformers.AutoModel.from_config(config)
+    make = getattr(transformers, model_class) if model_class else transformers.AutoModel.from_config
+    model = make(config)
     with torch.no_grad():
         for value in model.parameters():
             value += 0.1 * torch.randn_like(value)
@@ -130,4 +130,3 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio", "wavlm"), CONVOLUTIONS),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), LATENT),
 }
-CLASSES: dict[str, str] = {}

@@ -15,6 +15,7 @@ from torch import nn
 
 import quotient_manifolds as qm
 from quotient_manifolds import symmetries as package
+from tests.symmetries.nets import Computed
 
 
 def model() -> nn.Module:
@@ -60,12 +61,14 @@ SPOILT: dict[str, Callable[[nn.Parameter], Any]] = {
     "int8": lambda value: value.detach().to(torch.int8),
     "quantised": quantised,
     "nan": lambda value: torch.full_like(value.detach(), torch.nan),
+    "inf": lambda value: torch.full_like(value.detach(), torch.inf),
     "empty": lambda value: torch.zeros(0),
     "a row less": lambda value: value.detach()[1:],
     "inference mode": inference,
     "bfloat16": lambda value: value.detach().bfloat16(),
     "zero": lambda value: torch.zeros_like(value.detach()),
 }
+BROKEN = ("nan", "inf", "meta", "int8")
 PARAMETERS = [name for name, _ in model().named_parameters()]
 NOTHING = (None, "symmetries", 3, (), [], {}, {"a": 1}, object(), torch.zeros(2), nn.Linear, model().forward)
 
@@ -96,9 +99,25 @@ def test_strange_weights(function: str, spoil: str, name: str, given_symmetries:
     says(lambda: FUNCTIONS[function](network, found, 0))
 
 
-def test_a_model_that_is_not_wholly_loaded_is_no_random_one() -> None:
-    with pytest.raises(ValueError, match=r"'0\.linear1\.weight' must have values"):
-        qm.verify_symmetries(spoilt(SPOILT["meta"], "0.linear1.weight"), X)
+FINITE, VALUES = "'0.linear1.weight' must be finite", "'0.linear1.weight' must have values"
+
+
+@pytest.mark.parametrize(
+    ("function", "spoil", "sentence"),
+    [
+        ("find", "nan", FINITE),
+        ("find", "inf", FINITE),
+        ("find", "meta", VALUES),
+        ("find", "int8", "must run on the inputs to show its symmetries"),
+        ("verify", "inf", FINITE),
+        ("verify", "meta", VALUES),  # a model that is not wholly loaded is no random one
+        *((function, spoil, "'0.self_attn.in_proj_weight'") for function in ("move", "balance") for spoil in BROKEN),
+    ],
+)
+def test_broken_weights_are_named(function: str, spoil: str, sentence: str) -> None:
+    name = "0.linear1.weight" if function in ("find", "verify") else "0.self_attn.in_proj_weight"
+    with pytest.raises(ValueError, match=sentence):
+        FUNCTIONS[function](spoilt(SPOILT[spoil], name), FOUND, 0)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -153,7 +172,7 @@ def test_layers_that_have_no_shape_yet() -> None:
 def calls(count: int) -> int:
     """How many functions are called to find the symmetries of so many layers."""
     torch.manual_seed(0)
-    network, seen = nn.Sequential(*(Attends() for _ in range(count))).eval(), [0]
+    network, seen = nn.Sequential(*(attends() for _ in range(count))).eval(), [0]
 
     def watch(frame: object, event: str, argument: object) -> None:
         seen[0] += event == "call"
@@ -167,14 +186,14 @@ def calls(count: int) -> int:
     return seen[0]
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.inner = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+def attends() -> nn.Module:
+    """Return a layer of attention after a norm."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(x)
-        return x + self.inner(y, y, y)[0]
+    def forward(s: Any, x: torch.Tensor) -> torch.Tensor:
+        y = s.norm(x)
+        return x + s.inner(y, y, y)[0]
+
+    return Computed(forward, norm=nn.LayerNorm(8), inner=nn.MultiheadAttention(8, 2, batch_first=True))
 
 
 def test_the_work_grows_with_the_number_of_layers_and_not_its_square() -> None:

@@ -25,6 +25,8 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, IDS, claimed, llama, noise
 from tests.symmetries.breadth import redundant
+from tests.symmetries.test_nets import found_in
+from tests.symmetries.test_verify import attention, rotate
 
 EVERYWHERE = (
     "torch",
@@ -74,22 +76,6 @@ def test_no_bias_is_redundant_where_there_is_none(options: dict[str, bool]) -> N
     assert not redundant(model, found)
 
 
-def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen2Config(
-        vocab_size=40,
-        hidden_size=24,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = transformers.Qwen2ForCausalLM(config).eval()
-    found = find_symmetries(model, IDS)
-    assert not redundant(model, found)
-    assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.views)
-
-
 def test_a_tied_bias_makes_up_for_one() -> None:
     """The value bias of the other layer changes with it."""
     model = BY_NAME["BERT"].build()
@@ -100,36 +86,13 @@ def test_a_tied_bias_makes_up_for_one() -> None:
 # --- false claims ----------------------------------------------------------------------------------------------------
 
 
-class Bounded(nn.Module):
-    """Attention whose scores pass through tanh: GL(h) holds, the key bias matters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_attention_heads = 3
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (3, 4)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        weights = torch.einsum("bihd,bjhd->bhij", q, k).tanh().softmax(-1)
-        return self.o_proj(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(-2))
-
-
-def bounded() -> nn.Module:
-    model = nn.Sequential(Bounded()).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w.normal_(std=0.5)
-    return model
-
-
 def squared(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(batch) ** 2).mean()
 
 
 @pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
 def test_a_key_bias_behind_a_cap_stays_a_row() -> None:
-    model, x = bounded(), noise(4, 5, 12)
-    found = find_symmetries(model, x)
+    model, x, found = found_in("capped", True)
     assert redundant(model, found) == {"value/output bias": 1}
     assert verify_symmetries(model, x, found).failed == {}
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
@@ -158,20 +121,9 @@ def test_a_shift_that_is_not_made_up_for_fails(monkeypatch: pytest.MonkeyPatch) 
     assert {check.verdict for check in checks[: len(found.pairs)]} == {"holds"}
 
 
-def rotated(heads: Tensor) -> Tensor:
-    angle = torch.arange(heads.shape[1], dtype=heads.dtype)[:, None, None]
-    even, odd = heads[..., 0::2], heads[..., 1::2]
-    return torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], -1).flatten(-2)
-
-
 @pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
 def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
-    from tests.models import ViTAttention
-
-    model, x = nn.Sequential(ViTAttention(rotated)).eval(), noise(4, 5, 12)
-    with torch.no_grad():
-        for w in model.parameters():
-            w.normal_(std=0.5)
+    model, x = attention(rotate), noise(4, 5, 12)
     found = claimed(model)  # as if it did not rotate
     with pytest.raises(ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\)"):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)

@@ -23,6 +23,8 @@ from transformers import (
 
 from quotient_manifolds.symmetries import certify, make_generic
 from tests.handwritten_models import SelfAttention
+from tests.symmetries.nets import Computed
+from tests.symmetries.test_fibre import gaussians
 
 NARROW: dict[str, Any] = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}
 ONE_HEAD = {"num_attention_heads": 1, "num_key_value_heads": 1}
@@ -85,11 +87,6 @@ def test_what_two_families_share_counts_once() -> None:
     assert f"counted twice: {certificate.shared}" in str(certificate)
 
 
-def gaussians(count: int, *shape: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for _ in range(count)]
-
-
 def test_a_model_of_the_users_own_is_certified_as_it_is() -> None:
     model = make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
     certificate = certify(model, gaussians(12, 10, 3))
@@ -114,31 +111,29 @@ def test_nothing_is_missing_under_a_doubt(times: int) -> None:
     assert "not found: inconclusive" in str(certificate)
 
 
-class Experts(nn.Module):
-    """A norm, and three experts behind it that tokens choose by their sum, the last one beyond 50."""
+def experts() -> nn.Module:
+    """Return a norm, and three experts behind it that tokens choose by their sum, the last one beyond 50."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(4, eps=1e-5)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(s: Any, x: Tensor) -> Tensor:
         chosen = torch.bucketize(x.sum(-1), torch.tensor([0.0, 50.0]))
-        y, out = self.norm(x), torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
+        y, out = s.norm(x), torch.zeros_like(x)
+        for index, expert in enumerate(s.experts):
             rows = (chosen == index).nonzero()[:, 0]
             if len(rows):
                 out = out.index_add(0, rows, expert(y[rows]))
         return out
 
+    three = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)) for _ in range(3))
+    return make_generic(Computed(forward, norm=nn.RMSNorm(4, eps=1e-5), experts=three))
+
 
 def test_an_expert_that_stays_idle_leaves_open_what_is_missing() -> None:
     """The norm's gain goes into it, too, so nothing is found that the rank of the others has."""
     inputs = gaussians(30, 6, 4)
-    certificate = certify(make_generic(Experts()), inputs)
+    certificate = certify(experts(), inputs)
     assert (certificate.unreached, certificate.missing) == (3 * 4 + 3 + 4 * 3 + 4, None)
     assert "did not run" in str(certificate).splitlines()[0]
-    everywhere = certify(make_generic(Experts()), [*inputs, *(100 * x for x in inputs)])
+    everywhere = certify(experts(), [*inputs, *(100 * x for x in inputs)])
     assert (everywhere.unreached, everywhere.missing) == (0, 0)
 
 
@@ -151,41 +146,28 @@ def test_what_the_first_inputs_do_not_show_all_of_them_decide() -> None:
     assert (certificate.fibre.dimension, certificate.missing) == (24, 0)
 
 
-class Branching(nn.Module):
-    """Two linear maps, with a ReLU between them for large inputs alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.both = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = self.both
-        return second(first(x).relu() if x.square().mean() > 100 else first(x))
-
-
 def test_a_symmetry_of_the_first_inputs_alone_is_named() -> None:
-    model = make_generic(Branching())
+    """Two linear maps, with a ReLU between them for large inputs alone."""
+    branching = Computed(
+        lambda s, x: s.second(s.first(x).relu() if x.square().mean() > 100 else s.first(x)),
+        first=nn.Linear(3, 2, bias=False),
+        second=nn.Linear(2, 3),
+    )
+    model = make_generic(branching)
     certificate = certify(model, [*gaussians(20, 4, 3), *(100 * x for x in gaussians(20, 4, 3))])
     assert (certificate.fibre.dimension, certificate.found.families, certificate.missing) == (2, {}, 2)
-    assert certificate.outside == ("both bottleneck in/out",)
-
-
-class Curved(nn.Module):
-    """(exp(w) + u) x: a shift that no family names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.u, self.v = (nn.Parameter(torch.zeros(4)) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ((self.w.exp() + self.u) * x).sin() + self.v
+    assert certificate.outside == ("bottleneck in/out",)
 
 
 def test_what_is_missing_is_placed_in_the_parameters_it_moves() -> None:
-    certificate = certify(Curved().eval(), gaussians(20, 2, 4))
+    """(exp(w) + u) x has a shift that no family names."""
+    curved = Computed(
+        lambda s, x: ((s.w.exp() + s.u) * x).sin() + s.v, **{name: nn.Parameter(torch.zeros(4)) for name in "wuv"}
+    )
+    certificate = certify(curved.eval(), gaussians(20, 2, 4))
     assert (certificate.fibre.dimension, certificate.missing) == (4, 4)
     assert certificate.places == {"w": 2.0, "u": 2.0}
-    assert str(certificate).startswith("0 of 4 dimensions found in Curved\n")
+    assert str(certificate).startswith("0 of 4 dimensions found in Computed\n")
     assert "not found: 4, in w (2.0), u (2.0)" in str(certificate)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, declare_pair, find_symmetries, verify_symmetries
 from tests.models import ViTAttention, claimed, noise
+from tests.symmetries.nets import Computed
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12])
@@ -28,21 +29,19 @@ def test_what_is_declared_is_what_is_found(heads: int) -> None:
     assert verdicts == ({"fails"} if heads == 1 else {"holds"})  # of several heads GL(h) is a part of GL(2 h)
 
 
-class Fused(nn.Module):
-    """Queries of two heads that share a key head, unit by unit: q q k v for each key head."""
+def fused() -> nn.Module:
+    """Return queries of two heads that share a key head, unit by unit: q q k v for each key head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.out = nn.Linear(5, 2 * 4 * 3), nn.Linear(12, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.into(x).unflatten(-1, (2, 4, 3)).split([2, 1, 1], dim=-2)
+    def forward(s: Any, x: Tensor) -> Tensor:
+        q, k, v = s.into(x).unflatten(-1, (2, 4, 3)).split([2, 1, 1], dim=-2)
         weights = torch.einsum("bikgh,bjkuh->bkgij", q, k).softmax(-1)
-        return self.out(torch.einsum("bkgij,bjkuh->bikgh", weights, v).flatten(-3))
+        return s.out(torch.einsum("bkgij,bjkuh->bikgh", weights, v).flatten(-3))
+
+    return Computed(forward, into=nn.Linear(5, 2 * 4 * 3), out=nn.Linear(12, 5)).eval()
 
 
 def test_slices_of_fused_and_grouped_projections_can_be_declared() -> None:
-    model, x = Fused().eval(), noise(2, 6, 5)
+    model, x = fused(), noise(2, 6, 5)
 
     def opened(w: Mapping[str, Tensor]) -> Tensor:  # (key heads, units, rows, h)
         return torch.cat([w["into.weight"], w["into.bias"][:, None]], dim=1).unflatten(0, (2, 4, 3)).mT

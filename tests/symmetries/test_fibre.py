@@ -14,7 +14,6 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
     FibreDimension,
@@ -24,29 +23,15 @@ from quotient_manifolds.symmetries import (
     make_generic,
     small_copy,
 )
-from tests.handwritten_models import SelfAttention
+from tests.handwritten_models import NanoGPT, SelfAttention
+from tests.symmetries.nets import Computed
+from tests.symmetries.test_verify import counting
 
 
-class NanoGPT(nn.Module):
-    """Written by hand, as nanoGPT is: packed projection, GELU, an untied head without bias."""
-
-    def __init__(self, d: int = 8, heads: int = 2, ff: int = 12, words: int = 11, positions: int = 6) -> None:
-        super().__init__()
-        self.heads = heads
-        self.wte, self.wpe = nn.Embedding(words, d), nn.Embedding(positions, d)
-        self.ln_1, self.ln_2, self.ln_f = nn.LayerNorm(d), nn.LayerNorm(d), nn.LayerNorm(d)
-        self.c_attn, self.attn_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.c_fc, self.mlp_proj = nn.Linear(d, ff), nn.Linear(ff, d)
-        self.lm_head = nn.Linear(d, words, bias=False)
-
-    def forward(self, idx: Tensor) -> Tensor:
-        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
-        packed = self.c_attn(self.ln_1(x)).unflatten(-1, (3, self.heads, -1))  # (batch, position, 3, head, h)
-        q, k, v = packed.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
-        x = x + self.attn_proj(mixed)
-        x = x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x))))
-        return self.lm_head(self.ln_f(x))
+def nano_gpt() -> nn.Module:
+    model = NanoGPT(8, 2, 11, 6)
+    model.h = model.h[:1]
+    return model
 
 
 def words(count: int, *shape: int, vocabulary: int = 11) -> list[Tensor]:
@@ -63,10 +48,6 @@ def counts(found: FibreDimension) -> tuple[int, int | None, tuple[str, ...]]:
     return found.dimension, found.near, found.doubts
 
 
-def test_a_model_written_by_hand_has_the_fibre_that_was_counted_by_hand() -> None:
-    assert counts(fibre_dimension(make_generic(NanoGPT()), words(35, 1, 6))) == (231, 1, ())
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_a_product_of_two_matrices_has_the_fibre_of_its_rank(n: int, r: int, m: int, seed: int) -> None:
@@ -79,11 +60,6 @@ def test_a_product_of_two_matrices_has_the_fibre_of_its_rank(n: int, r: int, m: 
     assert found.certain
 
 
-def test_every_hidden_relu_neuron_has_a_scale() -> None:
-    model = make_generic(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    assert counts(fibre_dimension(model, gaussians(40, 10, 2))) == (4 + 3, 0, ())
-
-
 def test_the_dimension_is_the_same_along_an_orbit() -> None:
     model = make_generic(SelfAttention(4))
     inputs = gaussians(20, 1, 3, 4)
@@ -91,24 +67,17 @@ def test_the_dimension_is_the_same_along_an_orbit() -> None:
     assert counts(fibre_dimension(model, inputs)) == counts(fibre_dimension(moved, inputs)) == (24, 0, ())
 
 
-class WrittenOut(nn.Module):
-    """A norm written out, in float32, between two layers without bias: what goes into it can be scaled, nearly."""
+def normed(eps: float) -> nn.Module:
+    """Return a norm written out, in float32, between two layers without bias: what goes into it can be scaled, nearly.
 
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.first, self.second = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+    The function knows A^T A and B A, 6 + 6 numbers of 12 + 8, and nearly A up to scale only.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).float()
-        return self.second(x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + self.eps))
+    def forward(s: Any, x: Tensor) -> Tensor:
+        x = s.first(x).float()
+        return s.second(x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps))
 
-
-@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5])
-def test_what_only_an_eps_breaks_is_near_whatever_the_eps(eps: float) -> None:
-    """The function knows A^T A and B A, 6 + 6 numbers of 12 + 8, and nearly A up to scale only."""
-    found = fibre_dimension(make_generic(WrittenOut(eps)), gaussians(30, 1, 3))
-    assert counts(found) == ((9, 0, ()) if eps == 0 else (8, 1, ()))
+    return Computed(forward, first=nn.Linear(3, 4, bias=False), second=nn.Linear(4, 2, bias=False))
 
 
 class Cube(torch.autograd.Function):
@@ -125,24 +94,30 @@ class Cube(torch.autograd.Function):
         return torch.from_numpy((3 * grad * x**2).numpy())
 
 
-class Cubes(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return self[1](Cube.apply(self[0](x)))
+def masked(s: Any, x: Tensor) -> Tensor:
+    lowest = torch.finfo(x.dtype).min
+    return torch.maximum(torch.maximum(s.map(x), torch.full((), lowest)), torch.tensor(lowest))
 
 
-def test_derivatives_that_come_one_at_a_time_only_do_as_well() -> None:
-    model = make_generic(Cubes(nn.Linear(3, 2, bias=False), nn.Linear(2, 2)))
-    assert counts(fibre_dimension(model, gaussians(20, 1, 3))) == (2, 0, ())
+RELUS = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+CUBES = nn.Sequential(nn.Linear(3, 2, bias=False), Computed(lambda s, x: Cube.apply(x)), nn.Linear(2, 2))
+COUNTED: dict[str, tuple[nn.Module, list[Tensor], tuple[int, int]]] = {
+    # a model, inputs of it, and its dimension, exact and near, as counted by hand
+    "nanoGPT": (nano_gpt(), words(35, 1, 6), (239, 1)),
+    "a scale of every hidden ReLU neuron": (RELUS, gaussians(40, 10, 2), (4 + 3, 0)),
+    "a norm without eps": (normed(0.0), gaussians(30, 1, 3), (9, 0)),
+    "a norm with a tiny eps": (normed(1e-12), gaussians(30, 1, 3), (8, 1)),
+    "a norm with an eps": (normed(1e-5), gaussians(30, 1, 3), (8, 1)),
+    "derivatives that come one at a time": (CUBES, gaussians(20, 1, 3), (2, 0)),
+    "masks by the least number of a type": (Computed(masked, map=nn.Linear(3, 2)), gaussians(20, 1, 3), (0, 0)),
+    "one batch of many inputs": (nn.Linear(3, 2), gaussians(1, 8, 3), (0, 0)),
+}
 
 
-class Masked(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        lowest = torch.finfo(x.dtype).min
-        return torch.maximum(torch.maximum(super().forward(x), torch.full((), lowest)), torch.tensor(lowest))
-
-
-def test_masks_by_the_least_number_of_a_type_are_no_obstacle() -> None:
-    assert counts(fibre_dimension(make_generic(Masked(3, 2)), gaussians(20, 1, 3))) == (0, 0, ())
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_fibre_is_the_one_that_was_counted_by_hand(name: str) -> None:
+    model, inputs, counted = COUNTED[name]
+    assert counts(fibre_dimension(make_generic(model), inputs)) == (*counted, ())
 
 
 def test_a_tied_parameter_counts_once() -> None:
@@ -161,7 +136,7 @@ def test_frozen_parameters_are_held_fixed_and_reported() -> None:
 
 
 def test_the_model_is_not_changed() -> None:
-    model = make_generic(NanoGPT())
+    model = make_generic(nano_gpt())
     model.wte.padding_idx = 3
     before = copy.deepcopy(model.state_dict())
     fibre_dimension(model, words(3, 1, 6))
@@ -176,13 +151,8 @@ def test_it_is_plain_data_and_a_report() -> None:
     assert str(found).startswith("dimension of the fibre: 6\n17 parameters, less the rank 11")
 
 
-class CutOff(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen, self.hidden = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.seen(x) + self.hidden(x).detach()
+def cut_off() -> nn.Module:
+    return Computed(lambda s, x: s.seen(x) + s.hidden(x).detach(), seen=nn.Linear(3, 2), hidden=nn.Linear(3, 2))
 
 
 def gpt_neox(**settings: int) -> nn.Module:
@@ -193,14 +163,14 @@ def gpt_neox(**settings: int) -> nn.Module:
 
 # A model, inputs of it, and the doubt that they leave.
 DOUBTFUL: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
-    **{f"{count} texts": (NanoGPT, words(count, 1, 6), "inputs are too few") for count in (1, 5, 9)},
+    **{f"{count} texts": (nano_gpt, words(count, 1, 6), "inputs are too few") for count in (1, 5, 9)},
     "one batch": (lambda: nn.Linear(3, 2), gaussians(1, 3, 3), "inputs are too few"),
     "inputs of all sizes": (
         lambda: nn.Linear(25, 1, bias=False),
         [x * torch.logspace(0, -24, 25) for x in gaussians(50, 1, 25)],
         "the singular values have no gap",
     ),
-    "gradients cut off": (CutOff, gaussians(20, 1, 3), "the outputs move where"),
+    "gradients cut off": (cut_off, gaussians(20, 1, 3), "the outputs move where"),
     "a norm of zeros": (
         lambda: nn.Sequential(nn.Linear(3, 2, bias=False), nn.LayerNorm(2)),
         [*gaussians(20, 1, 3), torch.zeros(1, 3)],
@@ -216,10 +186,6 @@ def test_what_speaks_against_a_dimension_is_said(name: str) -> None:
     assert not found.certain
     assert [each for each in found.doubts if each.startswith(doubt)]
     assert f"inconclusive: {doubt}" in str(found)
-
-
-def test_one_batch_of_many_inputs_is_enough() -> None:
-    assert counts(fibre_dimension(make_generic(nn.Linear(3, 2)), gaussians(1, 8, 3))) == (0, 0, ())
 
 
 def test_a_batch_is_split_into_examples_where_each_has_outputs_of_its_own() -> None:
@@ -238,16 +204,6 @@ def test_words_are_enough_points_for_a_layer_or_it_is_said() -> None:
     assert counts(enough) == (164 + 29, 1, ())
     assert few.dimension == 330
     assert few.doubts[0].startswith("inputs are not generic: with noise added to the embeddings the rank grows")
-
-
-class Counting(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
 
 
 def quantised() -> nn.Module:
@@ -270,7 +226,7 @@ def not_finite() -> nn.Module:
     ("make", "sentence"),
     [
         (lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout()), "train mode"),
-        (lambda: Counting().eval(), "changes its buffer 'calls'"),
+        (lambda: counting(nn.Linear(3, 2)).eval(), "changes its buffer 'calls'"),
         (quantised, "dequantise"),
         (frozen, "Found 0"),
         (not_finite, "NaN"),
@@ -283,15 +239,10 @@ def test_a_model_without_a_dimension_is_refused(make: Callable[[], nn.Module], s
         fibre_dimension(make(), gaussians(3, 1, 3))
 
 
-class Detached(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).detach()
-
-
 @pytest.mark.parametrize(
     ("model", "batches", "error"),
     [
-        (Detached(3, 2).eval(), gaussians(3, 1, 3), ValueError),
+        (Computed(lambda s, x: s.map(x).detach(), map=nn.Linear(3, 2)).eval(), gaussians(3, 1, 3), ValueError),
         (nn.Linear(3, 2, bias=False).eval(), [torch.zeros(1, 3)], ValueError),
         ("a name", gaussians(1, 1, 3), TypeError),
         (nn.Linear(3, 2).eval(), torch.zeros(1, 3), TypeError),
@@ -329,6 +280,6 @@ def test_a_small_copy_has_nothing_that_the_model_has_not() -> None:
 
 def test_a_small_copy_needs_a_configuration() -> None:
     with pytest.raises(ValueError, match="Found none in NanoGPT"):
-        small_copy(NanoGPT())
+        small_copy(nano_gpt())
     with pytest.raises(ValueError, match="GPTNeoXModel makes no small copy"):
         gpt_neox(hidden_size=7)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import find_symmetries
-from quotient_manifolds.symmetries.example_inputs import example_inputs
+from quotient_manifolds.symmetries import example_inputs, find_symmetries, propose_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.wires.labels import meaning
 from studies.common import load
-from tests.symmetries.nets import GIVEN, TOKENS, D, Net
+from studies.invariance import Subject
+from tests.symmetries.nets import GIVEN, TOKENS, Change, D, Net
 from tests.symmetries.small_models import build
 
 UNREAD, CONSTANT, REDUNDANT = "unread output direction", "constant input direction", "redundant bias"
@@ -37,36 +38,26 @@ def test_kinds_of_a_model(name: str, kinds: set[str]) -> None:
     assert set(find_symmetries(model, example_inputs(model)).families) == kinds
 
 
-def _attends(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return (queries @ keys.mT / 3).softmax(-1) @ values
+def _attends(s: Net, x: Tensor, norm: Change = lambda y: y, values: Change = lambda y: y) -> Tensor:
+    q, k = norm(s.a_8_6(x)), norm(s.b_8_6(x))
+    return x + s.o_4_8((q @ k.mT / 3).softmax(-1) @ values(s.v_8_4(x)))
 
 
-def _normalised_heads(s: Net, x: Tensor) -> Tensor:
-    q, k = (F.normalize(each(x), dim=-1) for each in (s.a_8_6, s.b_8_6))
-    return x + s.o_4_8(_attends(q, k, s.v_8_4(x)))
+def _unit(y: Tensor) -> Tensor:
+    return F.normalize(y, dim=-1)
 
 
-def _normalised_values(s: Net, x: Tensor) -> Tensor:
-    values = s.v_8_4(x)
-    return x + s.o_4_8(_attends(s.a_8_6(x), s.b_8_6(x), values / (values.square().mean(-1, keepdim=True) + 1).sqrt()))
-
-
-def _chain(s: Net, x: Tensor) -> Tensor:
-    return s.c_7_8(s.b_6_7(s.a_8_6(x).relu()).relu())
-
-
-def _normed_hidden(s: Net, x: Tensor) -> Tensor:
-    hidden = s.a_8_6(x)
-    return s.b_6_8(hidden / (hidden.square().mean(-1, keepdim=True) + 1).sqrt())
+def _normed(y: Tensor) -> Tensor:
+    return y / (y.square().mean(-1, keepdim=True) + 1).sqrt()
 
 
 @pytest.mark.parametrize(
     ("body", "some"),
     [
-        (_normalised_heads, {"query/key rotation", "query/key scale"}),
-        (_normalised_values, {"query/key", "value/output rotation"}),
-        (_chain, {"relu neuron"}),
-        (_normed_hidden, {"hidden rotation"}),
+        (lambda s, x: _attends(s, x, norm=_unit), {"query/key rotation", "query/key scale"}),
+        (lambda s, x: _attends(s, x, values=_normed), {"query/key", "value/output rotation"}),
+        (lambda s, x: s.c_7_8(s.b_6_7(s.a_8_6(x).relu()).relu()), {"relu neuron"}),
+        (lambda s, x: s.b_6_8(_normed(s.a_8_6(x))), {"hidden rotation"}),
     ],
 )
 def test_kinds_follow_what_is_done_to_channels(body: Callable[[Net, Tensor], Tensor], some: set[str]) -> None:
@@ -99,3 +90,13 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
     assert [name for name in families if not meaning(name)] == []
     assert meaning("query/key norm gain") == meaning("norm gain")
     assert meaning("one of the user's own") == ""
+
+
+@pytest.mark.parametrize("row", load("fibres")["rows"], ids=lambda row: row["name"])
+def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
+    subject = Subject.of(row["name"])
+    frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
+    found = propose_symmetries(subject.model, subject.batch)
+    found = found.without([each.name for each in found.reparameterizations if frozen.intersection(each.names)])
+    assert sum(found.families.values()) == sum(row["found"].values())
+    assert verify_symmetries(subject.model, subject.batch, found).failed == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.handwritten_models import (
     handwritten,
 )
 from tests.symmetries.breadth import counts, redundant
+from tests.symmetries.nets import GIVEN, NETS, TOKENS, Body, Computed, Net, attend, generic, linear
 
 
 def all_hold(model: nn.Module, inputs: object, found: Symmetries) -> bool:
@@ -135,41 +137,7 @@ def test_no_dimension_is_missing(model: nn.Module, sizes: tuple[int, ...], missi
     assert found + missing == certificate.dimension
 
 
-class Switch(nn.Module):
-    """Two experts with neurons of their own, for examples by the sign of their first number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = x.new_zeros(len(x), 3)
-        for index, expert in enumerate(self.experts):
-            chosen = (x[:, 0] > 0) == bool(index)
-            if bool(chosen.any()):
-                out[chosen] = expert(x[chosen])
-        return out
-
-
-def test_neurons_of_experts_that_the_first_examples_do_not_go_to_are_found() -> None:
-    batch = torch.randn(6, 4)
-    batch[:, 0] = torch.tensor([1.0, 1, 1, 1, -1, -1])
-    assert len(find_symmetries(Switch().eval(), batch).pairs) == 2
-
-
 # --- what makes two pairs of one, and none ----------------------------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    """Scores of two linear maps with something of one's choice in between."""
-
-    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.q, self.k, self.between = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False), between
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.between(self.q(x)) @ self.k(x).mT
-
 
 FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
 
@@ -191,7 +159,8 @@ FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
     ],
 )
 def test_what_comes_between_says_which_group_is_left(between: Callable[[Tensor], Tensor], groups: list[str]) -> None:
-    model = Scaled(between).eval()
+    """Scores of two linear maps with something in between."""
+    model = Computed(lambda s, x: between(s.q(x)) @ s.k(x).mT, **linear("qk", 6, 4, bias=False)).eval()
     inputs = torch.randn(2, 5, 6, dtype=torch.float64)
     found = find_symmetries(model, inputs)
     assert sorted(pair.group for pair in found.pairs) == sorted(groups)
@@ -213,77 +182,53 @@ def test_channels_of_their_own_inputs_are_not_mixed() -> None:
     assert (pair.group, pair.names) == ("GL(1)^4", ("2.weight", "2.bias", "3.weight"))
 
 
-class Own(nn.Module):
-    """Attention with biases, of a kind."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
-        self.sink, self.what = nn.Parameter(torch.randn(1)) if what == "sink" else None, what
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        scores = (k if self.what == "shared" else q) @ k.mT
-        if self.what == "sink":
-            scores = torch.cat([scores, self.sink.expand(*scores.shape[:-1], 1)], -1)
-        weights = scores.sigmoid() if self.what == "sigmoid" else scores.softmax(-1)
-        if self.what == "difference":  # of two attentions: the weights of all keys add up to 1/2
-            weights = weights - scores.mT.softmax(-1) / 2
-        mixed = weights[..., : x.shape[1]] @ v
-        if self.what == "skip":
-            mixed = mixed + v
-        return self.out(2 * mixed if self.what == "twice" else mixed)
+PAIRS, BIASES = ["query/key", "value/output"], ["key bias", "value/output bias"]
 
 
 @pytest.mark.parametrize(
-    ("what", "pairs", "biases"),
+    ("body", "pairs", "biases"),
     [
-        ("softmax", ["query/key", "value/output"], ["key bias", "value/output bias"]),
-        ("sink", ["query/key", "value/output"], []),
-        ("sigmoid", ["query/key", "value/output"], []),
-        ("difference", ["query/key", "value/output"], []),
-        ("skip", ["query/key", "value/output"], ["key bias", "value/output bias"]),
-        ("twice", ["query/key", "value/output"], ["key bias", "value/output bias"]),
-        ("shared", ["value/output"], ["value/output bias"]),
+        (attend, PAIRS, BIASES),
+        (NETS["attn with a sink"], PAIRS, []),
+        (NETS["sigmoid attn"], PAIRS, []),
+        (NETS["two attentions less"], PAIRS, []),  # the weights of all keys add up to 1/2
+        (lambda s, x: s.o((s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x) + s.v(x)), PAIRS, BIASES),
+        (lambda s, x: s.o(2 * ((s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x))), PAIRS, BIASES),
+        (NETS["shared qk"], PAIRS[1:], BIASES[1:]),
     ],
+    ids=["softmax", "sink", "sigmoid", "difference", "skip", "twice", "shared"],
 )
 def test_biases_are_redundant_where_weights_of_all_keys_add_up_to_one_number(
-    what: str, pairs: list[str], biases: list[str]
+    body: Body, pairs: list[str], biases: list[str]
 ) -> None:
-    model = Own(what).double().eval()
-    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    inputs = torch.randn(2, TOKENS, GIVEN)
+    model, inputs = generic(Net(body, bias=True, pooled=False, words=False), inputs), inputs.double()
     found = find_symmetries(model, inputs)
     assert [pair.kind for pair in found.pairs] == pairs
     assert redundant(model, found) == Counter(biases)
     assert all_hold(model, inputs, found)
 
 
-class Used(nn.Module):
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (lambda s, x, h, y: x, 1),
+        (lambda s, x, h, y: h.sin(), 0),
+        (lambda s, x, h, y: s.out.weight.T.sin(), 0),
+        (lambda s, x, h, y: s.into.bias.sin(), 0),
+        (lambda s, x, h, y: y @ s.into.weight.T, 0),
+        (lambda s, x, h, y: s.out(s.into(y)), 1),
+    ],
+    ids=["nothing", "units", "weight", "bias", "transposed", "twice"],
+)
+def test_numbers_that_are_used_elsewhere_are_left_alone(second: Callable[..., Tensor], found: int) -> None:
     """A bottleneck of which something is used a second time."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.into, self.out, self.what = nn.Linear(6, 3), nn.Linear(3, 6), what
+    def twice(s: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = s.into(x)
+        return (y := s.out(h)), second(s, x, h, y)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.into(x)
-        y = self.out(h)
-        second = {
-            "units": lambda: h.sin(),
-            "weight": lambda: self.out.weight.T.sin(),
-            "bias": lambda: self.into.bias.sin(),
-            "transposed": lambda: y @ self.into.weight.T,
-            "twice": lambda: self.out(self.into(y)),
-            "nothing": lambda: x,
-        }
-        return y, second[self.what]()
-
-
-@pytest.mark.parametrize(
-    ("what", "found"), [("nothing", 1), ("units", 0), ("weight", 0), ("bias", 0), ("transposed", 0), ("twice", 1)]
-)
-def test_numbers_that_are_used_elsewhere_are_left_alone(what: str, found: int) -> None:
-    model = Used(what).double().eval()
+    model = Computed(twice, into=nn.Linear(6, 3), out=nn.Linear(3, 6)).double().eval()
     inputs = torch.randn(2, 5, 6, dtype=torch.float64)
     match = find_symmetries(model, inputs)
     assert len(match.pairs) == found

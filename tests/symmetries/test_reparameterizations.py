@@ -22,30 +22,31 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     make_generic,
     output_change,
+    propose_symmetries,
     random_representative,
     small_copy,
     spanned_dimension,
+    verify_symmetries,
 )
 from studies.invariance import Subject
+from tests.symmetries.nets import Computed
 from tests.symmetries.small_models import build
 
 D = 8
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0)).double()
 
 
-class Convolutions(nn.Module):
-    """Batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
+def convolutions() -> nn.Module:
+    """Return batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, D, 2), nn.Conv2d(D, D, 2, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(D), nn.BatchNorm2d(D), nn.BatchNorm1d(3)])
-        self.branch, self.scale, self.norm = nn.Linear(D, D), nn.Parameter(torch.randn(D)), nn.LayerNorm(D)
-        self.head = nn.Linear(D, 3)
+    def forward(s: Any, x: Tensor) -> Tensor:
+        x = s.norms[1](s.second(s.norms[0](s.first(x)).sin())).sin().mean((-1, -2))
+        return s.norms[2](s.head(s.norm(x**3 + s.scale * s.branch(x)))).tanh()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norms[1](self.second(self.norms[0](self.first(x)).sin())).sin().mean((-1, -2))
-        return self.norms[2](self.head(self.norm(x**3 + self.scale * self.branch(x)))).tanh()
+    norms = nn.ModuleList([nn.BatchNorm2d(D), nn.BatchNorm2d(D), nn.BatchNorm1d(3)])
+    convolved = {"first": nn.Conv2d(2, D, 2), "second": nn.Conv2d(D, D, 2, bias=False), "norms": norms}
+    scaled = {"branch": nn.Linear(D, D), "scale": nn.Parameter(torch.randn(D)), "norm": nn.LayerNorm(D)}
+    return Computed(forward, **convolved, **scaled, head=nn.Linear(D, 3))
 
 
 class Handwritten(nn.Module):
@@ -67,31 +68,18 @@ class Handwritten(nn.Module):
         return x + self.down(torch.cat([F.gelu(first), second], -1))
 
 
-class Routed(nn.Module):
-    """A norm that is read by one of two experts, by the sign of an example's first number, or by the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.experts = nn.LayerNorm(D), nn.ModuleList([nn.Linear(D, 3) for _ in range(2)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = x.new_zeros(len(x), 3)
-        for index, expert in enumerate(self.experts):
-            rows = (x[:, 0] > 0) == bool(index)
-            if rows.any():
-                out[rows] = expert(self.norm(x[rows]))
-        return out
+def by_sign(s: Any, x: Tensor) -> Tensor:
+    """Go to one of two experts by the sign of an example's first number."""
+    out = x.new_zeros(len(x), 3)
+    for index, expert in enumerate(s.experts):
+        rows = (x[:, 0] > 0) == bool(index)
+        if rows.any():
+            out[rows] = expert(s.norm(x[rows]))
+    return out
 
 
-class Masked(nn.Module):
-    """A norm whose answer a mask of the inputs multiplies, before a linear map reads it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.reader = nn.LayerNorm(D), nn.Linear(D, 3)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.reader(self.norm(x) * mask).sin()
+def experts(make: Callable[[], nn.Module], norm: nn.Module) -> nn.Module:
+    return make_generic(Computed(by_sign, norm=norm, experts=nn.ModuleList(make() for _ in range(2)))).double().eval()
 
 
 def layer(kind: type[nn.Module] = nn.TransformerEncoderLayer, **how: Any) -> Callable[[], nn.Module]:
@@ -104,7 +92,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "torch, norms last": (layer(), X),
     "torch decoder": (layer(nn.TransformerDecoderLayer, norm_first=True), (X, X)),
     "handwritten": (Handwritten, X),
-    "batch norms": (Convolutions, IMAGES),
+    "batch norms": (convolutions, IMAGES),
     **{name: (lambda name=name: small_copy(build(name)), None) for name in ("gpt2", "llama", "qwen3", "vit")},
 }
 
@@ -160,7 +148,7 @@ def test_the_canonical_place_is_the_same_from_everywhere_and_of_the_same_functio
 
 
 def test_what_an_idle_expert_may_read_is_refused() -> None:
-    model, x = make_generic(Routed()).double().eval(), torch.randn(6, D).double()
+    model, x = experts(lambda: nn.Linear(D, 3), nn.LayerNorm(D)), torch.randn(6, D).double()
     x[:, 0] = torch.tensor([1, -1, 1, -1, 1, -1])
     assert "norm.weight norm gain" in [each.name for each in find_symmetries(model, x).reparameterizations]
     found = find_symmetries(model, x[::2])
@@ -168,30 +156,22 @@ def test_what_an_idle_expert_may_read_is_refused() -> None:
     assert any("did not run, and may be part of it" in each.reason for each in found.refused)
 
 
+def test_neurons_of_experts_that_the_first_examples_do_not_go_to_are_found() -> None:
+    model, x = experts(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), nn.Identity()), X[0, :, :4]
+    x = torch.cat([x.abs(), -x.abs()])
+    assert len(find_symmetries(model, x).pairs) == 2
+
+
 def test_a_mask_that_masks_nothing_is_a_mask() -> None:
-    model, mask = make_generic(Masked()).double().eval(), torch.ones(2, 5, 1).double()
+    """The reader's bias is added where it masks, too, so none of what is found is a shift."""
+    masked = Computed(lambda s, x, mask: s.reader(s.norm(x) * mask).sin(), norm=nn.LayerNorm(D), reader=nn.Linear(D, 3))
+    model, mask = make_generic(masked).double().eval(), torch.ones(2, 5, 1).double()
     whole = find_symmetries(model, (X, mask))
     mask[0, 4] = 0.0
     assert change(model, (X, mask), balance(model, whole)) < 1e-12
-    assert [each.name for each in whole.reparameterizations] == [
-        each.name for each in find_symmetries(model, (X, mask)).reparameterizations
-    ]
-    assert not any(
-        isinstance(each, Shift) for each in whole.reparameterizations
-    )  # the reader's bias is added where it masks, too
-
-
-def test_float32_parameters_stay_float32() -> None:
-    model = make_generic(layer(norm_first=True)()).eval()
-    params = balance(model, find_symmetries(model, X.float()))
-    assert {w.dtype for w in params.values()} == {torch.float32}
-    assert change(model, X.float(), params) < 1e-5
-
-
-@pytest.mark.parametrize(("training", "inputs", "why"), [(True, X, "eval"), (False, X[:0], "empty")])
-def test_what_tells_no_place_is_refused(training: bool, inputs: Tensor, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        find_symmetries(layer(norm_first=True)().double().train(training), inputs)
+    names = [each.name for each in whole.reparameterizations]
+    assert names == [each.name for each in find_symmetries(model, (X, mask)).reparameterizations]
+    assert not any(isinstance(each, Shift) for each in whole.reparameterizations)
 
 
 @pytest.mark.parametrize("name", ["gpt2 with a head", "llama with a head"])
@@ -202,3 +182,23 @@ def test_symmetries_are_sent_to_other_processes(name: str) -> None:
     assert [each.name for each in again.every] == [each.name for each in found.every]
     for key, w in random_representative(here.model, found, seed=1).items():
         torch.testing.assert_close(random_representative(here.model, again, seed=1)[key], w, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dead", [1.0, 1e-9, 5e-33, 0.0])
+def test_a_channel_without_gain_makes_no_other_one_constant_and_is_not_rotated(dead: float, seed: int) -> None:
+    """A gain may be a number like 1e-33, as in pretrained models, where a channel died."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
+    norm = model[1]
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(8) + 0.5)
+        norm.weight[:2] = torch.tensor([dead, 1.2 * dead])
+        norm.bias.copy_(torch.randn(8))
+    inputs = torch.randn(12, 6)
+    found = propose_symmetries(model, inputs)
+    assert found.families["constant input direction"] == 5  # a number for each row of the weight that follows
+    assert ("hidden rotation" in found.families) == (dead >= 1e-9)
+    refused = [each.name for each in found.refused if "gain" in each.reason]
+    assert refused == ["0.weight hidden rotation"] * (dead < 1e-9)
+    assert verify_symmetries(model, inputs, found).failed == {}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from quotient_manifolds.symmetries.reparameterization import central_difference
 from quotient_manifolds.symmetries.representatives import group_element
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, IDS, MODELS, ModelCase, ViTAttention, claimed, llama, noise
+from tests.symmetries.nets import Computed
 
 
 def attention(twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> nn.Module:
@@ -229,16 +231,9 @@ def test_seeds_repeat_and_differ() -> None:
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-class Head(nn.Module):
-    """The attention, and then whatever `last` makes of its output."""
-
-    def __init__(self, last: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.body, self.last = attention(), last
-        self.eval()
-
-    def forward(self, x: Tensor) -> object:
-        return self.last(self.body(x))
+def head(last: Callable[[Tensor], object]) -> nn.Module:
+    """Return the attention, and then whatever `last` makes of its output."""
+    return Computed(lambda s, x: last(s.body(x)), body=attention()).eval()
 
 
 @pytest.mark.parametrize(
@@ -252,12 +247,17 @@ class Head(nn.Module):
 )
 def test_outputs_that_cannot_be_compared(last: Callable[[Tensor], object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        verify_symmetries(Head(last), noise(2, 5, 12))
+        verify_symmetries(head(last), noise(2, 5, 12))
+
+
+def test_outputs_without_numbers_tell_no_symmetries() -> None:
+    with pytest.raises(ValueError, match="the model's output holds no floating point tensor that could be compared"):
+        find_symmetries(attention(), noise(2, 5, 12), evaluate=lambda model, x: (model(x) > 0).long())
 
 
 def test_outputs_in_containers_and_equal_infinities_are_compared() -> None:
     mask = torch.zeros(5, 12).masked_fill(torch.eye(5, 12) > 0, -torch.inf)
-    model = Head(lambda out: {"none": None, "list": [out + mask, (out.argmax(-1),)], "cache": object()})
+    model = head(lambda out: {"none": None, "list": [out + mask, (out.argmax(-1),)], "cache": object()})
     assert verdicts(model, noise(2, 5, 12), claimed(model, "body.0")) == ["holds", "holds"]
 
 
@@ -266,30 +266,27 @@ def test_train_mode_is_refused(deep: bool) -> None:
     model = attention()
     (model[0].q_proj if deep else model).train()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=rf"Found {'0.q_proj' if deep else 'the model itself'} in train mode"):
-        verify_symmetries(model, noise(2, 5, 12))
+    for call in (find_symmetries, verify_symmetries):
+        with pytest.raises(ValueError, match=rf"Found {'0.q_proj' if deep else 'the model itself'} in train mode"):
+            call(model, noise(2, 5, 12))
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert model.training is not deep
 
 
-def test_broken_weights_are_refused() -> None:
-    model = attention()
-    found = claimed(model)
-    model[0].k_proj.bias.data[0] = torch.inf
-    with pytest.raises(ValueError, match=r"parameter '0.k_proj.bias' must be finite"):
-        verify_symmetries(model, noise(2, 5, 12), found)
+def counting(inner: nn.Module) -> nn.Module:
+    """Return a model that counts its own calls in a buffer."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.calls += 1
+        return s.inner(x)
+
+    model = Computed(forward, inner=inner)
+    model.register_buffer("calls", torch.zeros(()))
+    return model
 
 
 def test_buffers_keep_their_values() -> None:
-    """A model that counts its own calls in a buffer counts none of ours."""
-
-    class Counting(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x)
-
-    model = Counting(*attention()).eval()
-    model.register_buffer("calls", torch.zeros(()))
+    model = counting(attention()).eval()
     assert verify_symmetries(model, noise(2, 5, 12)).all_hold
     assert float(model.calls) == 0
 
@@ -325,20 +322,16 @@ def test_a_pretrained_transformer_is_verified() -> None:
     assert min(check.control for check in seen) > 1e-4
 
 
-class GatedThenNorm(nn.Module):
-    """A gated unit with a norm behind it, which does not see a factor that all neurons have in common."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
-        self.norm = nn.RMSNorm(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.down(torch.tanh(self.gate(x)) * self.up(x)))
-
-
 def test_neurons_before_a_norm_are_not_all_multiplied_by_the_same_number() -> None:
-    model, x = GatedThenNorm().eval(), torch.randn(5, 4)
+    """A gated unit with a norm behind it, which does not see a factor that all neurons have in common."""
+    gated = Computed(
+        lambda s, x: s.norm(s.down(torch.tanh(s.gate(x)) * s.up(x))),
+        down=nn.Linear(6, 4, bias=False),
+        norm=nn.RMSNorm(4),
+        gate=nn.Linear(4, 6),
+        up=nn.Linear(4, 6),
+    )
+    model, x = gated.eval(), torch.randn(5, 4)
     found = find_symmetries(model, x)
     assert [pair.group for pair in found.pairs] == ["GL(1)^6"]
     assert verify_symmetries(model, x, found).checks[0].control > 0.1
