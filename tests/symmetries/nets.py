@@ -633,7 +633,8 @@ T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184 128/
 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197 157/181; bias of channels joined to
 one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a number: 151 135; read as a list: 144 128;
 read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of torch: 164 148; prelu: 152 136; rounded:
-72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 144 128; strides of a part: 144 128; half rolled by an index: 216 192; weight cut to integers: 73/144 65/136; gain cut to integers: 152/230 136/200; weight
+72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides: 144 128; strides of a part: 144 128; half
+rolled by an index: 216 192; weight cut to integers: 73/144 65/136; gain cut to integers: 152/230 136/200; weight
 without some entries: 81/208 73/192; keys without some entries: 200/208 184/192; diagonal weight: 128/208 120/192;
 weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220; overlapping rows: 72/159 64/143; weight of
 more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions before a conv: 288/328 256/288; two
