@@ -65,7 +65,7 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
     label, names, nodes = walk.combined(*labels)
     walk.put(out, label)
     factors = np.array([factor for _, factor in parts])
-    walk.follow(nodes, *names.T, factors=factors)
+    walk.follow(nodes, *names.T, factors=factors.tolist())
     plain = ~_turned(walk, names, factors, nodes)
     for a, factor in zip(names.T, factors, strict=True):
         walk.same(a[plain], nodes[plain], factor)
