@@ -107,6 +107,7 @@ def by_token(s: Any, x: Tensor) -> Tensor:
 
 ROLLED = torch.arange(TOKENS * D).view(TOKENS, D)
 STEPS = torch.arange(TOKENS)[:, None] < 2 + (torch.arange(D) >= 4)
+CROSSED = (torch.arange(TOKENS)[:, None] < 2) ^ (torch.arange(D) >= 4)
 ROLLED = torch.cat([ROLLED[:, :4].roll(1, 0), ROLLED[:, 4:]], 1).reshape(-1)
 
 
@@ -196,6 +197,10 @@ def latent(s: Any, x: Tensor) -> Tensor:
         for each in (s.q_3_8(s.rmsq_3(s.a_8_3(x))), *s.k_3_16(s.rmsk_3(s.c_8_3(x))).chunk(2, -1))
     )
     return s.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def attended(s: Any, x: Tensor, values: Tensor) -> Tensor:
+    return (s.q_8_4(x) @ s.k_8_4(x).mT).softmax(-1) @ values
 
 
 def by_halves(s: Any, x: Tensor) -> Tensor:
@@ -530,9 +535,15 @@ POOLED: dict[str, Body] = {
     "two writers, by half, attn": lambda s, x: attend(s, by_halves(s, x)),
     "two writers, by half, norm": lambda s, x: s.b(F.layer_norm(by_halves(s, x), (D,))),
     "two writers, by half, sum": lambda s, x: s.b(by_halves(s, x).sum(1)),
-    "two writers of tokens by half": lambda s, x: s.b(
-        (s.q_8_4(x) @ s.k_8_4(x).mT).softmax(-1) @ torch.where(STEPS, s.c(x), s.e(x))
+    "sum and difference, by half": lambda s, x: s.b(
+        (lambda y, z: cat([(y - z)[..., :4], (y + z)[..., 4:]], -1))(s.c(x), s.e(x))
     ),
+    "cut to 8 bits": lambda s, x: s.b(relu(s.a(x)).to(torch.float8_e4m3fn).to(x.dtype)),
+    "two writers, crossed": lambda s, x: s.b(torch.where(CROSSED, s.c(x), s.e(x))),
+    "two constants, crossed": lambda s, x: s.b(x.new_ones(1, TOKENS) @ torch.where(CROSSED, s.p_1_8, s.t_1_8)) + s.o(x),
+    "two constants, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(STEPS[:, :1], s.p_1_8, s.t_1_8))),
+    "two constants, crossed, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(CROSSED, s.p_1_8, s.t_1_8))),
+    "two writers of tokens by half": lambda s, x: s.b(attended(s, x, torch.where(STEPS, s.c(x), s.e(x)))),
     "two streams": two_streams,
     "encoder": encoder,
     "post-norm": post_norm,
@@ -639,7 +650,8 @@ without some entries: 81/208 73/192; keys without some entries: 200/208 184/192;
 weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220; overlapping rows: 72/159 64/143; weight of
 more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions before a conv: 288/328 256/288; two
 writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writers, by half, norm: 171 146/154; two
-writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176
+writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; sum and difference, by half: 192/288
+160/256; cut to 8 bits: 144/154 128
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -656,7 +668,7 @@ zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short tabl
 heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; two; two attentions less; two scores;
 where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some tokens;
 positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
-half, sum; two writers of tokens by half; windows; windows inside; words and positions; zero key, own; prelu; read
-as a number
+half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and positions;
+zero key, own; prelu; read as a number
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

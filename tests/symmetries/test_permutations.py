@@ -216,6 +216,9 @@ NONE: dict[str, nn.Module] = {
     "statistics": _two(lambda net, x: net.n(x.mT).mT.tanh(), n=nn.BatchNorm1d(8)),
     "tied": Net(lambda net, x: F.linear(net.a(x).tanh(), net.a.weight), a=nn.Linear(5, 5)),
     "weights of tokens": Net(lambda net, x: net.b(net.a(x).mT.softmax(-1)), a=nn.Linear(5, 8), b=nn.Linear(4, 3)),
+    "an empty part put beside": _two(
+        lambda net, x: x.tanh() + F.pad(net.w.weight[1:], (0, 0, 1, 0)), w=nn.Linear(8, 1, bias=False)
+    ),
     "overlapping parts": Net(_parts, a=nn.Linear(5, 8), b=nn.Linear(8, 3)),
     "products of pairs of units": Net(lambda net, x: net.a(x).sin().mT @ net.a(x).sin(), a=nn.Linear(5, 8)),
     "a norm of each unit": _two(lambda net, x: F.instance_norm(x.mT).mT.tanh() + x.roll(1, -1)),

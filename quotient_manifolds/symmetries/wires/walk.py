@@ -558,7 +558,8 @@ class Walk:
     def linear(self, entries: Entries, label: Tensor | None, shape: Sequence[int], **about: Any) -> Tensor:
         """Apply a weight (taps, out, in) to channels along the last axis; return the label of the answer."""
         if entries.overlap:
-            self.fix(label) if label is not None else None
+            if label is not None:
+                self.fix(label)
             return torch.full((), FIXED).expand(*shape)
         out, width = entries.shape[1:]
         if label is None:
@@ -583,9 +584,8 @@ class Walk:
     def vector(self, entries: Entries, ins: Array, outs: Array, *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)
         self.vectors.append(made)
-        if not gain:
-            self.about("writer")[outs] = -len(self.vectors)
         if not gain:  # a constant of some channels of a block is none of the others
+            self.about("writer")[outs] = -len(self.vectors)
             self.mark(outs, "bias", len(self.vectors))
         self.flows.append(Flow("gain" if gain else "bias", outs, made))
         return made
@@ -705,7 +705,7 @@ class Walk:
 
 
 def quantised(tensor: Tensor) -> bool:
-    """Return whether numbers are integers or of 8 bits: a cast to these is a step, or complex."""
+    """Return whether numbers are integers, of 8 bits or complex: what a cast makes of these is no multiple."""
     return not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1
 
 

@@ -125,8 +125,8 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
         return
     walk.read_together(rows, "mixed", walk.at)
     if not flat(label, -2):  # which tokens a channel has
-        (kinds_of,) = thinned(label.mT)
-        tokens = folded(torch.from_numpy(walk.made_of(kinds_of.numpy())).expand(kinds_of.shape))[..., None, :]
+        (thin,) = thinned(label.mT)
+        tokens = folded(torch.from_numpy(walk.made_of(thin.numpy())))[..., None, :]
         codes = mixed(codes * 1000003 + tokens, 5)
     thin = walk.first_kind(label, [label.ndim - 2])
     known, column = _columns(walk, thin, codes)
