@@ -542,6 +542,9 @@ POOLED: dict[str, Body] = {
     "two writers, crossed": lambda s, x: s.b(torch.where(CROSSED, s.c(x), s.e(x))),
     "two constants, crossed": lambda s, x: s.b(x.new_ones(1, TOKENS) @ torch.where(CROSSED, s.p_1_8, s.t_1_8)) + s.o(x),
     "two constants, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(STEPS[:, :1], s.p_1_8, s.t_1_8))),
+    "two constants, by steps, attn": lambda s, x: (
+        s.o(x) + s.b(attended(s, x, torch.where(torch.arange(TOKENS)[:, None] < torch.arange(D), s.p_1_8, s.t_1_8)))
+    ),
     "two constants, crossed, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(CROSSED, s.p_1_8, s.t_1_8))),
     "two writers of tokens by half": lambda s, x: s.b(attended(s, x, torch.where(STEPS, s.c(x), s.e(x)))),
     "two streams": two_streams,
