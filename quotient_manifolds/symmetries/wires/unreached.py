@@ -37,13 +37,7 @@ class Unreached:
 
     def common(self, rows: Sequence[Any] | Array) -> tuple[Array, Array]:
         """Return what all kinds of tokens have in common: u . x = c in every row."""
-        U, c = self.of(rows[0])
-        for row in rows[1:]:
-            V, d = self.of(row)
-            N = kernel(np.concatenate([np.concatenate([U, c[:, None]], 1), -np.concatenate([V, d[:, None]], 1)]).T)
-            a = N[: len(U)]
-            U, c = a.T @ U, a.T @ c
-        return U, c
+        return _shared([self.of(row) for row in rows])
 
     def _of(self, row: Array) -> tuple[Array, Array]:
         n = len(row)
@@ -102,8 +96,12 @@ class Unreached:
                 inner, numbers = self._still(names.reshape(-1), place)
                 inner = inner & ((numbers == 0) | (flow.kind != "number"))
                 plus = np.zeros(len(at)) if flow.plus is None else flow.plus[at]
-                value[here] = (numbers.reshape(names.shape) * factors).sum(1) + plus
-                still[here] = inner.reshape(names.shape).all(1) & ~np.isnan(plus)
+                numbers, inner = numbers.reshape(names.shape), inner.reshape(names.shape)
+                value[here] = (numbers * factors).sum(1) + plus
+                still[here] = inner.all(1) & ~np.isnan(plus)
+                if flow.kind == "mix":  # weights that sum to 1 leave one number as it is
+                    value[here] = numbers[np.arange(len(at)), np.abs(factors).argmax(1)]
+                    still[here] &= ((numbers == value[here][:, None]) | (factors == 0)).all(1)
             elif flow.kind == "linear":
                 for k in here.tolist() if any(len(self.of(row)[1]) for row in flow.terms.ins) else []:
                     U, c = self._linear(flow.terms, nodes[[k]])
@@ -152,7 +150,9 @@ class Unreached:
                 V, d = N.T @ V, np.zeros(N.shape[1])
             if not len(V):
                 return _none(len(places))
-            parts.append((V / np.where(inner > FIXED, size, 1.0), d))
+            parts.append((V, d) if flow.kind == "mix" else (V / np.where(inner > FIXED, size, 1.0), d))
+        if flow.kind == "mix":  # weights that sum to 1 leave what is one constant in all of them
+            return _none(len(places)) if flow.plus is not None and flow.plus[places].any() else _shared(parts)
         if flow.plus is not None:
             known = ~np.isnan(flow.plus[places])
             parts.append((np.eye(len(places))[known], flow.plus[places][known]))
@@ -170,6 +170,16 @@ class Unreached:
             if not len(U):
                 break
         return U, np.asarray(c).reshape(-1)
+
+
+def _shared(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return the functionals that have one constant in all parts."""
+    U, c = parts[0]
+    for V, d in parts[1:]:
+        N = kernel(np.concatenate([np.concatenate([U, c[:, None]], 1), -np.concatenate([V, d[:, None]], 1)]).T)
+        a = N[: len(U)]
+        U, c = a.T @ U, a.T @ c
+    return U, c
 
 
 def _numbers(U: Array, c: Array) -> Array:
