@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, align, loss_along_path, quotient_distance, same_function
+from quotient_manifolds.orbit.closest import _labels
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
 from tests.handwritten_models import handwritten
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama
+from tests.symmetries.nets import Computed
 from tests.symmetries.test_nets import found_in, shown
 
 RECOVERED = 1e-6
@@ -222,3 +225,13 @@ def test_models_of_different_architectures_are_refused() -> None:
         loss_along_path(a, a, lambda model, batch: model(batch).sum(), [x], points=2)
     with pytest.raises(ValueError, match="at least one batch"):
         loss_along_path(a, a, lambda model, batch: model(batch).sum(), [])
+
+
+def test_labels_of_units_stand_where_their_numbers_do() -> None:
+    """Whatever the model multiplies a weight by."""
+    model = Computed(lambda s, x: F.linear(s.a(x).tanh(), 2 * s.b.weight), a=nn.Linear(5, 8), b=nn.Linear(8, 3)).eval()
+    (units,) = find_permutations(model, torch.randn(4, 5))
+    labels = _labels(units, dict(model.named_parameters()))
+    order = torch.arange(1.0, 9, dtype=torch.float64)
+    assert torch.equal(labels["a.weight"], order[:, None].expand(8, 5))
+    assert torch.equal(labels["b.weight"], order.expand(3, 8))

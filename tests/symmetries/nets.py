@@ -654,7 +654,8 @@ weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220; over
 more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions before a conv: 288/328 256/288; two
 writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writers, by half, norm: 171 146/154; two
 writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; sum and difference, by half: 192/288
-160/256; cut to 8 bits: 144/154 128
+160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192; two constants, crossed: 200/232 176/200; two
+constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -672,6 +673,7 @@ heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; tw
 where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some tokens;
 positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
 half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and positions;
-zero key, own; prelu; read as a number
+zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn; two
+constants, by steps, attn; two constants, crossed, attn
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
