@@ -219,6 +219,9 @@ NONE: dict[str, nn.Module] = {
     "an empty part put beside": _two(
         lambda net, x: x.tanh() + F.pad(net.w.weight[1:], (0, 0, 1, 0)), w=nn.Linear(8, 1, bias=False)
     ),
+    "rows of one weight": Net(
+        lambda net, x: net.b(F.linear(x, net.w.weight.expand(8, 5)).tanh()), w=nn.Linear(5, 1), b=nn.Linear(8, 3)
+    ),
     "overlapping parts": Net(_parts, a=nn.Linear(5, 8), b=nn.Linear(8, 3)),
     "products of pairs of units": Net(lambda net, x: net.a(x).sin().mT @ net.a(x).sin(), a=nn.Linear(5, 8)),
     "a norm of each unit": _two(lambda net, x: F.instance_norm(x.mT).mT.tanh() + x.roll(1, -1)),
