@@ -315,6 +315,7 @@ POOLED: dict[str, Body] = {
     "scalar gain": lambda s, x: s.b(tanh(s.g_1 * s.a(x))),
     "gain lin": lambda s, x: s.b(s.g_8 * s.a(x)),
     "gain two": lambda s, x: s.b(s.g_8 * s.h_8 * s.a(x)),
+    "gate of heads": lambda s, x: s.b(s.a(x) * (s.given[:, :1, :D].unflatten(-1, (2, -1)) @ s.h_4_4).flatten(-2).relu()),
     "gate of numbers": lambda s, x: s.b(sigmoid(s.g_8) * s.a(x)),
     "one more than a gain": lambda s, x: s.b((1 + s.g_8) * s.norm(x)),
     "tied": lambda s, x: s.a(tanh(s.a(x))),
@@ -608,7 +609,7 @@ squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfg
 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 162/166 145; softmax of tokens: 137/145 128;
 max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 210 191; outer: 152/164 136/148; two: 216 192; narrow: 92/131
 73/112; lora: 92/131 73/112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin: 224 200; gain two:
-168/232 152/208; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 72 64; tied
+168/232 152/208; gate of heads: 152 136; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 72 64; tied
 lin: 80/144 64/128; sum heads: 184/220 160/196; shared heads: 188/236 160/208; weight norm: 80/144 72/136; weight norm,
 read: 72/144 64/136; weight norm, one: 72/144 64/128; weight norm by hand: 109/144 101/136; fewer classes: 223/283
 173/224; ln: 127 110; ln res: 62 45; ln final: 74 53; ln plain: 110 93; norm and head: 134 109; rms: 44 36; rms with a
