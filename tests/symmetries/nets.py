@@ -609,7 +609,7 @@ squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfg
 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 162/166 145; softmax of tokens: 137/145 128;
 max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 210 191; outer: 152/164 136/148; two: 216 192; narrow: 92/131
 73/112; lora: 92/131 73/112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin: 224 200; gain two:
-168/232 152/208; gate of heads: 152 136; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 72 64; tied
+168/232 152/208; gate of heads: 156 140; gate of numbers: 152/224 136/200; one more than a gain: 147 126; tied: 8/72 0/64; tied T: 72 64; tied
 lin: 80/144 64/128; sum heads: 184/220 160/196; shared heads: 188/236 160/208; weight norm: 80/144 72/136; weight norm,
 read: 72/144 64/136; weight norm, one: 72/144 64/128; weight norm by hand: 109/144 101/136; fewer classes: 223/283
 173/224; ln: 127 110; ln res: 62 45; ln final: 74 53; ln plain: 110 93; norm and head: 134 109; rms: 44 36; rms with a
@@ -664,7 +664,7 @@ PLACES = """
 abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn
 with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped; causal; centre
 only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes; gain before a
-weight; gain lin; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add; half ln; half
+weight; gain lin; gate of heads; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add; half ln; half
 rolled by an index; index add; latent; leaky; linear attn; logit shift; logsumexp of tokens; lora; max pool; max0;
 maxout; narrow; no softmax; norm in two places; one more than a gain; outer; output gate; parallel layers; pos attn;
 positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of key; scores

@@ -535,7 +535,7 @@ class Walk:
 
     def column_codes(self, label: Tensor, tensor: Tensor) -> tuple[Array, Array, Array]:
         """Return nodes, a code of the numbers at their entries, and their value: NaN if it is no known number."""
-        code = self.codes(tensor) if not self.moving(tensor) else self.codes.fresh(tensor.shape)
+        code = self.codes(tensor)
         shape = torch.broadcast_shapes(label.shape, code.shape)
         label, code = thinned(label.expand(shape), code.expand(shape))
         value: Array | None = None

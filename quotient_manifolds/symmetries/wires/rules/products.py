@@ -105,7 +105,11 @@ def product(walk: Walk, operation: Operation, a: Tensor | None, b: Tensor, power
     kept, by, out = one[number], other[number], nodes[number]
     walk.same(kept, out, scale=False)
     going = ~walk.dead[kept]
-    walk.follow(out[going], kept[going], key=hashed(by[going], named(("times", walk.at))))
+    known, codes, _ = walk.column_codes(label, b)
+    if turned[number].any():
+        codes = np.where(np.isin(known, nodes[turned]), walk.column_codes(label, a)[1], codes)
+    which = codes[np.searchsorted(known, out)]  # one channel may hold several numbers, of heads that a weight shares
+    walk.follow(out[going], kept[going], key=hashed(by, which, named(("times", walk.at)))[going])
     walk.alone(by)
     walk.alone(np.concatenate([one[~number], other[~number], nodes[~number]]))
     walk.about("gated")[nodes] = True
