@@ -288,6 +288,7 @@ POOLED: dict[str, Body] = {
     "relu": lambda s, x: s.b(relu(s.a(x))),
     "leaky": lambda s, x: s.b(F.leaky_relu(s.a(x))),
     "where leaky": lambda s, x: s.b((lambda y: torch.where(y > 0, y, 0.1 * y))(s.a(x))),
+    "times its sign": lambda s, x: s.b((lambda y: y * y.sign())(s.a(x))),
     "abs": lambda s, x: s.b(s.a(x).abs()),
     "sq": lambda s, x: s.b(s.a(x) ** 2),
     "cube": lambda s, x: s.b(s.a(x) ** 3),
@@ -604,7 +605,7 @@ def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
 
 
 FOUND = """
-linear: 72 64; relu: 152/161 136; leaky: 152 136; where leaky: 152 136; abs: 152 136; sq: 152 136; cube: 152 136;
+linear: 72 64; relu: 152/161 136; leaky: 152 136; where leaky: 152 136; abs: 152 136; times its sign: 152 136; sq: 152 136; cube: 152 136;
 squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfgate: 152 136; maxout: 160/168 136; max0:
 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 162/166 145; softmax of tokens: 137/145 128;
 max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 210 191; outer: 152/164 136/148; two: 216 192; narrow: 92/131
