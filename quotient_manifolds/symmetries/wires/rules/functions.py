@@ -114,7 +114,7 @@ def pointwise(walk: Walk, operation: Operation) -> None:
         walk.alone(np.concatenate([names[:, 0], nodes]))
         walk.equal((nodes, 1.0), (names[:, 0], -degree))
         if not _passes_signs(operation, degree):
-            walk.positive(nodes)
+            walk.positive(np.concatenate([names[:, 0], nodes]))
     walk.through(nodes, names)
 
 
