@@ -340,6 +340,7 @@ POOLED: dict[str, Body] = {
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
     "tied T after a norm": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), s.a.weight.T)),
+    "tied T before a norm": lambda s, x: s.b(tanh(s.norm(F.linear(s.a(s.o(x)) + s.p_5_8, s.a.weight.T)))),
     "tied half T": lambda s, x: s.b(tanh(F.linear(s.a(s.o(x)), s.a.weight[:4].T[:, :4].repeat(1, 2)))),
     "sum of experts": lambda s, x: s.b(
         (torch.stack([s.a(x), tanh(s.c(x)), s.o(x)]) * s.k(x).sigmoid()[..., :3].permute(2, 0, 1)[..., None]).sum(0)
