@@ -52,10 +52,12 @@ def find_blocks(walk: Walk) -> list[Block]:
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     """Channels mix whose classes have equal marks: of what was read, written and multiplied, and of norms."""
-    root = classes.find(np.arange(walk.count))[0]
+    root, _, dual = classes.find(np.arange(walk.count))
     refused = walk.about("alone") | walk.about("dead") | (mean & walk.about("normed"))
     bad, touched, total = (np.zeros(walk.count, kind) for kind in (bool, bool, np.int64))
     bad[root[FIXED + 1 :][refused[FIXED + 1 : walk.count]]] = True
+    for _, names, *_ in walk.norms if mean else ():  # a norm leaves I + 1 v^T free, of the dual the transposes
+        bad[root[names[dual[names]]]] = True
     for names, codes in walk.marks:
         with np.errstate(over="ignore"):
             np.add.at(total, root[names], codes)
