@@ -190,6 +190,10 @@ def heads(
     return s.o(gate((change(q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)))
 
 
+def one_weight(s: Any, x: Tensor) -> Tensor:  # for both halves
+    return (x.unflatten(-1, (2, -1)) @ s.h_4_4).flatten(-2)
+
+
 def latent(s: Any, x: Tensor) -> Tensor:
     """Attend with queries, and keys and values, through narrow normed latents."""
     q, k, v = (
@@ -316,7 +320,12 @@ POOLED: dict[str, Body] = {
     "scalar gain": lambda s, x: s.b(tanh(s.g_1 * s.a(x))),
     "gain lin": lambda s, x: s.b(s.g_8 * s.a(x)),
     "gain two": lambda s, x: s.b(s.g_8 * s.h_8 * s.a(x)),
-    "gate of heads": lambda s, x: s.b(s.a(x) * (s.given[:, :1, :D].unflatten(-1, (2, -1)) @ s.h_4_4).flatten(-2).relu()),
+    "heads of one weight, crossed": lambda s, x: s.b(one_weight(s, s.given[..., :D])[..., [0, 5, 2, 7, 4, 1, 6, 3]]),
+    "heads of one weight, in parts": lambda s, x: s.b(
+        cat([one_weight(s, s.given[..., :D])[..., [0, 7]], s.o(x)[..., 1:7]], -1)
+    ),
+    "heads of one map, crossed": lambda s, x: s.b(one_weight(s, x)[..., [0, 5, 2, 7, 4, 1, 6, 3]]),
+    "gate of heads": lambda s, x: s.b(s.a(x) * one_weight(s, s.given[:, :1, :D]).relu()),
     "gate of numbers": lambda s, x: s.b(sigmoid(s.g_8) * s.a(x)),
     "one more than a gain": lambda s, x: s.b((1 + s.g_8) * s.norm(x)),
     "tied": lambda s, x: s.a(tanh(s.a(x))),
@@ -659,7 +668,8 @@ positions before a conv: 288/328 256/288; two writers, by half: 184/288 160/256;
 two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204
 176; sum and difference, by half: 192/288 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192;
 two constants, crossed: 200/232 176/200; two constants, attn: 244 208; two constants, by steps, attn: 221 185; two
-constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206
+constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 0 0;
+heads of one weight, in parts: 0 0; heads of one map, crossed: 0 0
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
