@@ -106,7 +106,7 @@ def product(walk: Walk, operation: Operation, a: Tensor | None, b: Tensor, power
     walk.same(kept, out, scale=False)
     going = ~walk.dead[kept]
     known, codes, _ = walk.column_codes(label, b)
-    if turned[number].any():
+    if a is not None and turned[number].any():
         codes = np.where(np.isin(known, nodes[turned]), walk.column_codes(label, a)[1], codes)
     which = codes[np.searchsorted(known, out)]  # one channel may hold several numbers, of heads that a weight shares
     walk.follow(out[going], kept[going], key=hashed(by, which, named(("times", walk.at)))[going])
