@@ -240,6 +240,13 @@ def twice(s: Any, x: Tensor) -> Tensor:
     return x
 
 
+def recurrent(s: Any, x: Tensor) -> Tensor:
+    h = x.new_zeros(len(x), D)
+    for token in x.unbind(1):
+        h = relu(s.a(token) + s.c(h))
+    return s.b(h)
+
+
 def encoder(s: Any, x: Tensor) -> Tensor:
     x = x + heads(s, s.norm(x))
     return x + s.b(F.gelu(s.a(s.normb(x))))
@@ -336,6 +343,7 @@ POOLED: dict[str, Body] = {
     "tied T, minus it + 1": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), 1 - s.a.weight.T)),
     "tied T twice": lambda s, x: F.linear(s.a(x), s.a.weight.T) + s.b(tanh(s.a(x))),
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
+    "tied T, first of zeros": lambda s, x: s.b(s.a(zero(x)).sigmoid() * F.linear(s.c(x), s.a.weight.T)),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
     "tied T after a norm": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), s.a.weight.T)),
     "tied half T": lambda s, x: s.b(tanh(F.linear(s.a(s.o(x)), s.a.weight[:4].T[:, :4].repeat(1, 2)))),
@@ -395,6 +403,7 @@ POOLED: dict[str, Body] = {
     "bias twice": lambda s, x: s.norm(x) + tanh(s.a(s.norm(x) + s.p_8) + s.p_8),
     "read twice": lambda s, x: (lambda u, v: tanh(s.a(u)) * tanh(2 * s.a(v)))(s.norm(x), s.norm(x) + s.p_8),
     "groupnorm": lambda s, x: s.b(tanh(normed(s.group, s.a(x)))),
+    "groupnorm lin": lambda s, x: s.b(tanh(s.c(normed(s.group, s.a(x))))),
     "batchnorm": lambda s, x: s.b(tanh(normed(s.fresh, s.a(x)))),
     "bn mean": lambda s, x: s.b(tanh(normed(s.batch, s.a(x)))),
     "bn plain": lambda s, x: s.b(tanh(normed(s.flat, s.a(x)))),
@@ -548,6 +557,7 @@ POOLED: dict[str, Body] = {
     "two constants, crossed, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(CROSSED, s.p_1_8, s.t_1_8))),
     "two writers of tokens by half": lambda s, x: s.b(attended(s, x, torch.where(STEPS, s.c(x), s.e(x)))),
     "two streams": two_streams,
+    "recurrent": recurrent,
     "encoder": encoder,
     "post-norm": post_norm,
 }
@@ -655,7 +665,8 @@ more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions
 writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writers, by half, norm: 171 146/154; two
 writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; sum and difference, by half: 192/288
 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192; two constants, crossed: 200/232 176/200; two
-constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208
+constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208; groupnorm lin: 162/168 136/142;
+recurrent: 160 136; tied T, first of zeros: 144/288 128/256
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
