@@ -536,6 +536,10 @@ POOLED: dict[str, Body] = {
     "weight filled with zeros": lambda s, x: s.b(F.linear(x, s.p_8_8.masked_fill(torch.eye(D).bool(), 0.0))),
     "keys without some entries": lambda s, x: s.c_8_8(tanh(s.a(x) @ (s.p_8_8 * torch.eye(D, dtype=x.dtype)))),
     "rows of one weight": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))),
+    "rows of one weight, normed too": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))) + s.v(s.norm(s.p_1_8)),
+    "repeated, normed too": lambda s, x: (
+        s.b(tanh(s.a(x[:, :2]) + s.p_2_8.expand(len(x), 2, D).reshape(-1, D).view(-1, 2, D))) + s.v(s.norm(s.p_2_8))
+    ),
     "overlapping rows": lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))),
     "weight of more axes": lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])),
     "half without some tokens": lambda s, x: s.b(s.a(x) * x.new_ones(TOKENS, D).tril()),
@@ -666,7 +670,8 @@ writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writ
 writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; sum and difference, by half: 192/288
 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192; two constants, crossed: 200/232 176/200; two
 constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208; groupnorm lin: 162/168 136/142;
-recurrent: 160 136; tied T, first of zeros: 144/288 128/256
+recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated, normed too: 176/240
+144/200
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
