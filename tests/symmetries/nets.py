@@ -139,6 +139,10 @@ def chosen(s: Any) -> Tensor:
     return (s.given[1, :, 0] > 0).nonzero()[:, 0]
 
 
+def picked(s: Any) -> Tensor:
+    return (s.given[:, 0, 0] > 0).long()
+
+
 def positive(s: Any) -> Tensor:
     return (s.given[..., 0] > 0)[:, None]
 
@@ -560,6 +564,15 @@ POOLED: dict[str, Body] = {
     ),
     "two constants, crossed, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(CROSSED, s.p_1_8, s.t_1_8))),
     "two writers of tokens by half": lambda s, x: s.b(attended(s, x, torch.where(STEPS, s.c(x), s.e(x)))),
+    "idle token by the inputs": lambda s, x: (
+        lambda y: s.o(y).mean(1) + s.b(tanh(s.v(y[torch.arange(len(x)), picked(s)])))
+    )(cat([own(s, x), s.a(x)], 1)),
+    "idle tokens by the inputs": lambda s, x: s.b(
+        tanh(s.v(cat([own(s, x), s.a(x)], 1).index_select(1, picked(s).amax()[None])))
+    ),
+    "idle row by the inputs": lambda s, x: (
+        lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
+    )(F.normalize(s.p_2_8, dim=-1)),
     "two streams": two_streams,
     "recurrent": recurrent,
     "encoder": encoder,
@@ -671,7 +684,8 @@ writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; 
 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192; two constants, crossed: 200/232 176/200; two
 constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208; groupnorm lin: 162/168 136/142;
 recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated, normed too: 176/240
-144/200
+144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192; idle row by the inputs: 338/376
+308/326
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -690,6 +704,6 @@ where leaky; weight cut to integers; gain cut to integers; keys without some ent
 positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
 half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and positions;
 zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn; two
-constants, by steps, attn; two constants, crossed, attn
+constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
