@@ -682,10 +682,10 @@ more axes: 137/208 129/192; half without some tokens: 152/220 136/196; positions
 writers, by half: 184/288 160/256; two writers, by half, attn: 328 288; two writers, by half, norm: 171 146/154; two
 writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204 176; sum and difference, by half: 192/288
 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192; two constants, crossed: 200/232 176/200; two
-constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208; groupnorm lin: 162/168 136/142;
-recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated, normed too: 176/240
-144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192; idle row by the inputs: 338/376
-308/326
+constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants, crossed, attn: 236/244 200/208;
+groupnorm lin: 162/168 136/142; recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed
+too: 104/324 80/288; repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the
+inputs: 144/216 128/192; idle row by the inputs: 338/376 308/326
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
