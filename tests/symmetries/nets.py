@@ -139,6 +139,10 @@ def chosen(s: Any) -> Tensor:
     return (s.given[1, :, 0] > 0).nonzero()[:, 0]
 
 
+def picked(s: Any) -> Tensor:
+    return (s.given[:, 0, 0] > 0).long()
+
+
 def positive(s: Any) -> Tensor:
     return (s.given[..., 0] > 0)[:, None]
 
@@ -244,6 +248,13 @@ def twice(s: Any, x: Tensor) -> Tensor:
     return x
 
 
+def recurrent(s: Any, x: Tensor) -> Tensor:
+    h = x.new_zeros(len(x), D)
+    for token in x.unbind(1):
+        h = relu(s.a(token) + s.c(h))
+    return s.b(h)
+
+
 def encoder(s: Any, x: Tensor) -> Tensor:
     x = x + heads(s, s.norm(x))
     return x + s.b(F.gelu(s.a(s.normb(x))))
@@ -347,6 +358,7 @@ POOLED: dict[str, Body] = {
     "tied T, minus it + 1": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), 1 - s.a.weight.T)),
     "tied T twice": lambda s, x: F.linear(s.a(x), s.a.weight.T) + s.b(tanh(s.a(x))),
     "tied T of another": lambda s, x: s.b(F.linear(tanh(s.c(x)), s.a.weight.T)) + s.v(tanh(s.a(s.o(x)))),
+    "tied T, first of zeros": lambda s, x: s.b(s.a(zero(x)).sigmoid() * F.linear(s.c(x), s.a.weight.T)),
     "tied T within": lambda s, x: s.b(F.linear(s.a(s.o(x)), s.a.weight.T)),
     "tied T after a norm": lambda s, x: s.b(F.linear(s.norm(s.a(s.o(x))), s.a.weight.T)),
     "tied T before a norm": lambda s, x: s.b(tanh(s.norm(F.linear(s.a(s.o(x)) + s.p_5_8, s.a.weight.T)))),
@@ -407,6 +419,7 @@ POOLED: dict[str, Body] = {
     "bias twice": lambda s, x: s.norm(x) + tanh(s.a(s.norm(x) + s.p_8) + s.p_8),
     "read twice": lambda s, x: (lambda u, v: tanh(s.a(u)) * tanh(2 * s.a(v)))(s.norm(x), s.norm(x) + s.p_8),
     "groupnorm": lambda s, x: s.b(tanh(normed(s.group, s.a(x)))),
+    "groupnorm lin": lambda s, x: s.b(tanh(s.c(normed(s.group, s.a(x))))),
     "batchnorm": lambda s, x: s.b(tanh(normed(s.fresh, s.a(x)))),
     "bn mean": lambda s, x: s.b(tanh(normed(s.batch, s.a(x)))),
     "bn plain": lambda s, x: s.b(tanh(normed(s.flat, s.a(x)))),
@@ -539,6 +552,10 @@ POOLED: dict[str, Body] = {
     "weight filled with zeros": lambda s, x: s.b(F.linear(x, s.p_8_8.masked_fill(torch.eye(D).bool(), 0.0))),
     "keys without some entries": lambda s, x: s.c_8_8(tanh(s.a(x) @ (s.p_8_8 * torch.eye(D, dtype=x.dtype)))),
     "rows of one weight": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))),
+    "rows of one weight, normed too": lambda s, x: s.b(F.linear(x, s.p_1_8.expand(D, D))) + s.v(s.norm(s.p_1_8)),
+    "repeated, normed too": lambda s, x: (
+        s.b(tanh(s.a(x[:, :2]) + s.p_2_8.expand(len(x), 2, D).reshape(-1, D).view(-1, 2, D))) + s.v(s.norm(s.p_2_8))
+    ),
     "overlapping rows": lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))),
     "weight of more axes": lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])),
     "half without some tokens": lambda s, x: s.b(s.a(x) * x.new_ones(TOKENS, D).tril()),
@@ -559,7 +576,17 @@ POOLED: dict[str, Body] = {
     ),
     "two constants, crossed, attn": lambda s, x: s.o(x) + s.b(attended(s, x, torch.where(CROSSED, s.p_1_8, s.t_1_8))),
     "two writers of tokens by half": lambda s, x: s.b(attended(s, x, torch.where(STEPS, s.c(x), s.e(x)))),
+    "idle token by the inputs": lambda s, x: (
+        lambda y: s.o(y).mean(1) + s.b(tanh(s.v(y[torch.arange(len(x)), picked(s)])))
+    )(cat([own(s, x), s.a(x)], 1)),
+    "idle tokens by the inputs": lambda s, x: s.b(
+        tanh(s.v(cat([own(s, x), s.a(x)], 1).index_select(1, picked(s).amax()[None])))
+    ),
+    "idle row by the inputs": lambda s, x: (
+        lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
+    )(F.normalize(s.p_2_8, dim=-1)),
     "two streams": two_streams,
+    "recurrent": recurrent,
     "encoder": encoder,
     "post-norm": post_norm,
 }
@@ -669,7 +696,10 @@ two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/
 176; sum and difference, by half: 192/288 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192;
 two constants, crossed: 200/232 176/200; two constants, attn: 244 208; two constants, by steps, attn: 221 185; two
 constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 0 0;
-heads of one weight, in parts: 0 0; heads of one map, crossed: 0 0
+heads of one weight, in parts: 0 0; heads of one map, crossed: 0 0; groupnorm lin: 162/168 136/142; recurrent: 160 136;
+tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated, normed too: 176/240
+144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192; idle row by the inputs: 338/376
+308/326
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -688,6 +718,6 @@ two scores; where leaky; weight cut to integers; gain cut to integers; keys with
 tokens; positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two
 writers, by half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and
 positions; zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn;
-two constants, by steps, attn; two constants, crossed, attn
+two constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

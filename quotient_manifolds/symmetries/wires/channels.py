@@ -87,12 +87,12 @@ def parts_of(walk: Walk) -> list[Part]:
         if isinstance(each, Vector):
             found += _vector_parts(walk, each, families.setdefault(id(each), len(families)))
             continue
-        for axis, rows in ((1, each.outs), (2, each.ins)):
+        for axis, nodes in ((1, moving(each.outs)), (2, each.takes)):
             if axis == 1 or not each.table:
                 about = each.entries.name, axis, each.at, each.shape
                 family = families.setdefault(about, len(families))
                 where = _elements(each.entries, axis)
-                found.append(Part(each, axis == 2, moving(rows), *where, family))
+                found.append(Part(each, axis == 2, nodes, *where, family))
     return found
 
 

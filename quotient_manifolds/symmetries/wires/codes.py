@@ -38,7 +38,6 @@ VIEWS = frozenset(
         "unbind",
         "cat",
         "stack",
-        "index_select",
         "roll",
         "flip",
         "repeat",

@@ -114,6 +114,11 @@ def _by_strides(x: Tensor, sizes: Sequence[int], strides: Sequence[int], offset:
     return x.view(-1)[places.to(x.device)]
 
 
+@_decomposition("index_select")
+def _selected(x: Tensor, axis: int, index: Tensor) -> Any:
+    return x[(slice(None),) * (axis % x.ndim) + (index.reshape(-1),)] if x.ndim else NotImplemented
+
+
 @_decomposition("masked_fill")
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     filled = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)

@@ -336,8 +336,6 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
             partial(_side, fields, side),
             (args, operation.kwargs),
         )
-        if name == "index_select":
-            moved = (moved[0], args[1], args[2])
         made = operation.func(*moved, **kept)
         found.append([_thin(each) for each in ([made] if isinstance(made, Tensor) else made)])
     return [Field(*each) for each in zip(*found, strict=True)]

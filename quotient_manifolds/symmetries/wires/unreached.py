@@ -75,7 +75,8 @@ class Unreached:
             kept = ~V[:, dead].any(1)
             own = _of_size_1(V[kept] / np.where(gain == 0, 1.0, gain), d[kept])
             return _beside(len(nodes), [(np.arange(len(nodes)), own), (dead, (np.eye(len(dead)), np.zeros(len(dead))))])
-        if flow.kind in ("norm", "centre") and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
+        centred = flow.kind in ("norm", "centre") and flow.about != "even"  # or else over all tokens together
+        if centred and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
             return np.ones((1, len(nodes))), np.zeros(1)
         return none
 

@@ -388,13 +388,14 @@ class Walk:
             self.labels[id(tensor)] = torch.zeros(tensor.shape, dtype=torch.long)
             return self.labels[id(tensor)]
         wide = [n for n in entries.shape if n > 1] or [1]
+        if entries.overlap:
+            self.hold(entries)
+            self.labels[id(tensor)] = torch.full((), FIXED).expand(tensor.shape)
+            return self.labels[id(tensor)]
         (rows,) = entries.apply(lambda layout: layout.reshape(-1, wide[-1]))
         nodes = torch.from_numpy(self.new(entries.layout.numel()))
         label = nodes.view(entries.shape).expand(tensor.shape)
         self.labels[id(tensor)] = label
-        if len(rows.index().unique()) < len(nodes):
-            self.fix(label)
-            return label
         self.vector(rows, NONE, nodes.view(rows.shape).numpy(), gain=False)
         return label
 
@@ -561,6 +562,7 @@ class Walk:
         if entries.overlap:
             if label is not None:
                 self.fix(label)
+            self.hold(entries)
             return torch.full((), FIXED).expand(*shape)
         out, width = entries.shape[1:]
         if label is None:
@@ -581,6 +583,13 @@ class Walk:
         self.flows.append(Flow("linear", outs, made))
         found = torch.from_numpy(outs)[inverse]
         return found.expand(*shape)
+
+    def hold(self, entries: Entries) -> None:
+        """Say of entries some of which are there several times that they stay as they are, wherever they are used."""
+        (line,) = entries.apply(lambda layout: layout.reshape(1, -1))
+        nodes = self.new(line.shape[1])
+        self.vector(line, NONE, nodes[None], gain=False)
+        self.fix(nodes)
 
     def vector(self, entries: Entries, ins: Array, outs: Array, *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)

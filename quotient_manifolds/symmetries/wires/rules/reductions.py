@@ -35,7 +35,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
     if operation.name == "sum" and axes == channels and _in_slices(walk, operation, label, axes, keep=bool(keep)):
         return
     if not channels:
-        thin = _pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
+        thin = pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
         label = walk.first_kind(label, [axis for axis in axes if axis not in channels])
         thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
@@ -74,10 +74,13 @@ def _in_slices(walk: Walk, operation: Operation, label: Tensor, axes: list[int],
     return True
 
 
-def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: bool | None = None) -> Tensor:
+def pool(
+    walk: Walk, label: Tensor, axes: list[int], factor: float = 1.0, *, whole: bool | None = None, any_of: bool = False
+) -> Tensor:
     """Sum over tokens, which may be of several kinds.
 
     whole: whether it is a mean over all of an axis, which may be longer on other inputs; None over windows of one size.
+    any_of: no sum, but one of them that the inputs choose.
     """
     names, back = _lines(label, axes)
     count, repeated = names.shape[1], 1
@@ -97,7 +100,7 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
     for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
         counted = Counter(n for n in row if n > FIXED)
         once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
-        kind = "number" if none or not (once or whole) else "pool" if once else "mix"
+        kind = "number" if none or not (once or whole or any_of) else "pool" if once and not any_of else "mix"
         flows[kind].append((node, [(n, factor * repeated * times) for n, times in counted.items()]))
     for kind, found in flows.items():
         nodes_of, plus = [node for node, _ in found], np.array([np.nan if node in open_ else 0.0 for node, _ in found])
@@ -126,7 +129,7 @@ def _lines(label: Tensor, axes: list[int]) -> tuple[Array, Callable[[Array], Ten
 
 
 @rule("avg_pool2d", "avg_pool3d")
-def average_pool(walk: Walk, operation: Operation) -> None:
+def averagepool(walk: Walk, operation: Operation) -> None:
     """Means over windows of tokens; zeros beside them are no constant."""
     tensor, kernel, *rest = operation.args
     given = dict(zip(("stride", "padding", "ceil_mode", "", "divisor_override"), rest, strict=False)) | operation.kwargs
@@ -145,7 +148,7 @@ def average_pool(walk: Walk, operation: Operation) -> None:
             label = torch.cat([zeros, label, zeros], axis)
         label = label.unfold(axis, size, step)
     windows = list(range(tensor.ndim, label.ndim))
-    thin = _pool(walk, label, windows, 1 / (divisor or math.prod(sizes)))
+    thin = pool(walk, label, windows, 1 / (divisor or math.prod(sizes)))
     first: tuple[Any, ...] = (..., *[0] * len(windows))
     walk.put(operation.out, thin[first].expand(operation.out.shape))
 

@@ -88,6 +88,8 @@ def _tie(walk: Walk, one: Any, other: Any) -> bool:
         for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
             if len(a) and len(b):
                 walk.same(moving(a), moving(b))
+        if isinstance(one, Linear):  # what one of them takes may be zero
+            one.takes = other.takes = moving(np.stack([one.takes, other.takes]))
     else:
         for each in (one, other):
             rows = (*each.ins, *each.outs, *getattr(each, "unknowns", ()))
@@ -96,8 +98,8 @@ def _tie(walk: Walk, one: Any, other: Any) -> bool:
 
 
 def _transposed(one: Any, other: Any) -> bool:
-    if not (isinstance(one, Linear) and isinstance(other, Linear)):
-        return False
+    if not (isinstance(one, Linear) and isinstance(other, Linear)) or not (one.takes.all() and other.takes.all()):
+        return False  # a channel that is zero is none of those that the transposed weight writes to
     return one.entries.is_multiple(other.entries.turned)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.linear import lookup
+from quotient_manifolds.symmetries.wires.rules.reductions import pool
 from quotient_manifolds.symmetries.wires.rules.sums import total
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
@@ -112,7 +113,7 @@ def _carry(walk: Walk, kind: str, operation: Operation) -> None:
 def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
     """Return the places of inputs, of cat, or else of outputs, whose tokens are moved, dropped or put beside others."""
     name, args = operation.name, operation.args
-    if name in ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "index_select", "unfold"):
+    if name in ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "unfold"):
         where = {"split": 2, "split_with_sizes": 2, "roll": 2}.get(name, 1)
         axes = args[where] if len(args) > where else operation.kwargs.get("dim", 0)
         label = walk.label(args[0])
@@ -219,5 +220,7 @@ def index(walk: Walk, operation: Operation) -> None:
     if not known or any(places[axis].dtype == torch.bool for axis in given):
         walk.opaque(operation)
         return
+    chosen = [axis for axis in given if not walk.codes.constant(places[axis]) and not flat(label, axis)]
+    label = pool(walk, label, chosen, any_of=True).expand(label.shape) if chosen else label
     made = operation.func(label, places)
     walk.put(operation.out, walk.moved(made) if any(walk.tokens(label, axis) for axis in given) else made)
