@@ -585,6 +585,11 @@ POOLED: dict[str, Body] = {
     "idle row by the inputs": lambda s, x: (
         lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
     )(F.normalize(s.p_2_8, dim=-1)),
+    "mean of all": lambda s, x: s.r_1_8(s.a(x).mean((1, 2))[:, None]),
+    "sum of all": lambda s, x: s.r_1_8(s.a(x).sum((1, 2))[:, None]),
+    "mean of all, of two": lambda s, x: (lambda y: tanh(s.o(y)).mean(1) + s.r_1_8(y.mean((1, 2))[:, None]))(
+        cat([own(s, x), s.a(x)], 1)
+    ),
     "two streams": two_streams,
     "recurrent": recurrent,
     "encoder": encoder,
@@ -699,7 +704,8 @@ constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206
 heads of one weight, in parts: 232 208; heads of one map, crossed: 112/160 96/144; groupnorm lin: 162/168 136/142;
 recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated,
 normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192; idle row by
-the inputs: 338/376 308/326
+the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two: 89/153
+65/121
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -37,7 +37,16 @@ def reduce(walk: Walk, operation: Operation) -> None:
     if not channels:
         thin = pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
-        label = walk.first_kind(label, [axis for axis in axes if axis not in channels])
+        tokens = [axis for axis in axes if axis not in channels and tensor.shape[axis] > 1]
+        pending: Any = walk.notes.get(("pending", id(tensor)))
+        if pending is not None and pending[0] == "square" and all(flat(label, axis) for axis in tokens):
+            label = walk.first_kind(label, tokens)
+        elif tokens:
+            if pending is not None:
+                resolve(walk, tensor)
+                del walk.notes["pending", id(tensor)]
+            size = math.prod(tensor.shape[axis] for axis in tokens)
+            label, count = pool(walk, label, tokens, 1 / size if mean else 1.0, whole=mean), count // size
         thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
         if mean and all(axis in channels or tensor.shape[axis] == 1 for axis in axes):
             walk.notes["pending", id(operation.out)] = ("mean", owners)
