@@ -657,8 +657,8 @@ tied: 8/72 0/64; tied T: 72 64; tied lin: 80/144 64/128; sum heads: 184/220 160/
 weight norm: 80/144 72/136; weight norm, read: 72/144 64/136; weight norm, one: 72/144 64/128; weight norm by hand:
 109/144 101/136; fewer classes: 223/283 173/224; ln: 127 110; ln res: 62 45; ln final: 74 53; ln plain: 110 93; norm and
 head: 134 109; rms: 44 36; rms with a bias: 52 36; rms hand: 44 36; l2: 36 28; ln hand: 46 37; ln var: 46 37; ln std: 46
-37; ln with its mean: 9/32 0/23; ln by another's length: 16 8; ln of tokens: 88 72; half ln: 121 100; ln heads: 119/122
-101/104; centre only: 26 18/66; mean used: 16/65 8/57; norm masked: 95/119 87/110; norm masked by inputs: 111/119
+37; ln with its mean: 9/32 0/23; ln by another's length: 16 8; ln of tokens: 88 72; half ln: 121 100; ln heads: 103/122
+89/104; centre only: 26 18/66; mean used: 16/65 8/57; norm masked: 95/119 87/110; norm masked by inputs: 111/119
 102/110; norm in two places: 126/139 97; norm of two, one reader: 32 24; norm read and added: 26 9; norm's reader
 elsewhere: 9/11 0/2; norms of averages: 42 25; no norm at the end: 18 8; parallel layers: 53 32; layer twice: 47/48
 18/19; layer twice, norm once: 39 17; bias twice: 34 17; read twice: 47/55 38/46; groupnorm: 146 128; batchnorm: 160
@@ -700,12 +700,12 @@ positions before a conv: 288/328 256/288; two writers, by half: 184/288 160/256;
 two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204
 176; sum and difference, by half: 192/288 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192;
 two constants, crossed: 200/232 176/200; two constants, attn: 244 208; two constants, by steps, attn: 221 185; two
-constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 168 152;
-heads of one weight, in parts: 232 208; heads of one map, crossed: 112/160 96/144; groupnorm lin: 162/168 136/142;
-recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288; repeated,
-normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192; idle row by
-the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two: 89/153
-65/121
+constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 160/168
+144/152; heads of one weight, in parts: 232 208; heads of one map, crossed: 104/160 88/144; groupnorm lin: 162/168
+136/142; recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288;
+repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192;
+idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two:
+89/153 65/121
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

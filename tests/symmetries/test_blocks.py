@@ -17,7 +17,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "LoRA beside its base": (187, "the base takes up the product"),
     "full convolution": (69, "constants by position through zeros beside the tokens"),
     "linear attention": (133, "products over tokens"),
-    "norm per head": (128, "a gain and a bias that heads share"),
+    "norm per head": (112, "a gain and a bias that heads share"),
     "two streams": (120, "two ways from the inputs to the head make up for each other"),
 }
 """How many are found where it is fewer than there are, and why."""

@@ -181,18 +181,14 @@ class Copy:
         return weights[:, None] * part[self.channels][:, self.channels] / weights
 
 
-def copies(walk: Walk, block: Block, nodes: Any) -> tuple[Copy, ...]:
-    """Return where the channels of a block stand in a list of nodes: what stands there twice is in two copies.
-
-    A copy has the channels of which the same is known, such as those of one head.
-    """
+def copies(block: Block, nodes: Any) -> tuple[Copy, ...]:
+    """Return where the channels of a block stand in a list of nodes: what stands there twice is in two copies."""
     names, roots = np.asarray(nodes, np.int64), np.array(block.roots)
     root, weight, dual = block.classes.find(names)
     order = np.argsort(roots)
     channel = order[np.searchsorted(roots[order], root) % len(roots)]
     places = np.flatnonzero((names > FIXED) & (roots[channel] == root))
-    code = hashed(walk.history[names], walk.made_of(names))
-    by_channel = places[np.lexsort((code[places], dual[places], channel[places]))]
+    by_channel = places[np.argsort(channel[places], kind="stable")]
     _, start, count = np.unique(channel[by_channel], return_index=True, return_counts=True)
     number = np.arange(len(places)) - np.repeat(start, count)
     found = []

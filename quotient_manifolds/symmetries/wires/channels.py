@@ -250,7 +250,7 @@ def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array |
         inside = np.flatnonzero(owner[part.nodes] >= 0)
         nodes = part.nodes[inside]
         key = 2 * owner[nodes] + ((sign[nodes] < 0) ^ part.reads)
-        order = np.lexsort((walk.history[nodes], walk.made_of(nodes), channel[nodes], key))
+        order = np.lexsort((channel[nodes], key))
         inside, own = inside[order], channel[nodes[order]]
         keys, start, count = np.unique(key[order], return_index=True, return_counts=True)
         for k, first, many in zip(keys.tolist(), start.tolist(), count.tolist(), strict=True):

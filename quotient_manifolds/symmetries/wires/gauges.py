@@ -355,7 +355,7 @@ def _weights(walk: Walk, block: Block, mixed: Array, partners: Partners) -> Iter
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
             continue
-        out, into = copies(walk, block, each.outs[0]), copies(walk, block, each.takes)
+        out, into = copies(block, each.outs[0]), copies(block, each.takes)
         if out or into:
             done.add(each.entries.key)
             other = () if out and into else each.takes if out else each.outs[0]
@@ -371,7 +371,7 @@ def _biases(walk: Walk, block: Block) -> Iterator[Part]:
             continue
         about = np.stack(block.classes.find(each.outs), 1)
         alike = bool((about == about[:1]).all())  # rows of the same channels are turned together
-        if places := copies(walk, block, each.outs[0] if alike else each.outs.reshape(-1)):
+        if places := copies(block, each.outs[0] if alike else each.outs.reshape(-1)):
             done.add(each.entries.key)
             (line,) = [each.entries] if alike else each.entries.apply(lambda layout: layout.reshape(1, -1))
             yield Part(line, places)

@@ -22,18 +22,18 @@ def own_dimension(walk: Walk, at: At, found: Solved, block: Block) -> int:
     """
     n = len(block.roots)
     other = [row for each in walk.uses if each.shared in ("other", "turned") for row in (*each.ins, *each.outs)]
-    if any(copies(walk, block, row) for row in other):  # nothing is unseen or unreached there
+    if any(copies(block, row) for row in other):  # nothing is unseen or unreached there
         return n * n
     sides: tuple[list[Array], list[Array]] = ([np.zeros((n, 0))], [np.zeros((n, 0))])
     common, shifts = list[Array](), list[Array]()
     for same in by_entries([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         first = same[0]
         for place in range(1 if isinstance(first, Linear) else len(first.outs)):
-            for copy in copies(walk, block, first.outs[place]):
+            for copy in copies(block, first.outs[place]):
                 outs = [each.outs if isinstance(each, Linear) else [each.outs[place]] for each in same]
                 unseen = at.unseen.common(_at(copy, [row for rows in outs for row in rows]))
                 sides[not copy.dual].append(_spread(copy, kernel(unseen.T), n, dual=True))
-        for copy in copies(walk, block, first.takes) if isinstance(first, Linear) else ():
+        for copy in copies(block, first.takes) if isinstance(first, Linear) else ():
             rows = _at(copy, [row for each in same for row in each.ins])
             U, c = at.unreached.common(rows)
             never = kernel(c[None]).T @ U if len(c) else U

@@ -46,7 +46,7 @@ class Shift(Reparameterization):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
-    readers: tuple[tuple[Array, Linear], ...] = ()  # that have no bias, with the pivots that their channels take
+    readers: tuple[tuple[int, Linear], ...] = ()  # that have no bias, each with the place of its first pivot
     number: int = 1
 
     @property
@@ -84,7 +84,7 @@ class Shift(Reparameterization):
         if not isinstance(other, Shift) or other.constants is not self.constants:
             return None
         changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
-        readers = (*self.readers, *((len(self.pivots) + own, reader) for own, reader in other.readers))
+        readers = (*self.readers, *((len(self.pivots) + place, reader) for place, reader in other.readers))
         return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed, readers)
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
@@ -214,12 +214,13 @@ class Shift(Reparameterization):
     def _apart(self, params: Params, z: Array) -> Array:
         """Return a shift of which what readers without a bias take does not come near 0: they would answer with 1/0."""
         found, at = Solved.at(self.constants, params), self.constants.at(params)
-        for own, reader in self.readers:
-            columns = found.columns([self.pivots[place] for place in own.tolist()])
+        for place, reader in self.readers:
+            own = slice(place, place + reader.shape[2])
+            columns = found.columns(self.pivots[own])
             if (columns < 0).any() or not at.unreached.common(reader.ins)[1].any():  # nothing is taken here
                 continue
             share = common(at, reader) @ (z[own] / found.sources.factor[found.first[columns]])
-            z[np.unique(own)] *= -1 if share < -SHARE else 1
+            z[own] *= -1 if share < -SHARE else 1
         return z
 
     def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
@@ -524,34 +525,17 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
 def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
     """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
     kind, name, _ = pivots[0]
-    targets, readers = (0.0,) * len(pivots), list[tuple[Array, Linear]]()
-    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > NOTHING]
-    if kind == "bias" and answers and (own := _read_at(constants.walk, pivots, answers[0])) is not None:
+    changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
+    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
+    changed += [each.entries.name for each in answers]
+    targets = (0.0,) * len(pivots)
+    readers: tuple[tuple[int, Linear], ...] = ()
+    if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
         scale = constants.walk.notes["source", "size"][answers[0].ins[0]]
-        u = np.bincount(own, common(at, answers[0]) * np.exp(-scale))  # where gains are 1
+        u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
         targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
-        readers.append((own, answers[0]))
-    changed = tuple(dict.fromkeys((name, *_changed(found, size))))
-    return Shift(constants, tuple(pivots), targets, changed, tuple(readers))
-
-
-def _read_at(walk: Walk, pivots: Sequence[Owner], reader: Linear) -> Array | None:
-    """Return to which of the numbers of a bias each channel of a reader belongs, one to each or to several, as heads.
-
-    None unless each has as many channels as the others.
-    """
-    (row, *_), names = reader.ins, [name for _, name, _ in pivots]
-    if len(row) == len(pivots):
-        return np.arange(len(row))
-    nodes = {
-        place: node
-        for each in walk.vectors
-        if each.entries.name == names[0] and not each.gain
-        for place, node in zip(each.entries.index().reshape(-1).tolist(), each.outs.reshape(-1).tolist(), strict=True)
-    }
-    own = walk.turns.find(np.array([nodes[place] for _, _, place in pivots]))[0]
-    same = walk.turns.find(row)[0][:, None] == own
-    return same.argmax(1) if (same.sum(1) == 1).all() and len({*same.sum(0).tolist()}) == 1 else None
+        readers = ((0, answers[0]),)
+    return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))), readers)
 
 
 def common(at: At, linear: Linear) -> Array:

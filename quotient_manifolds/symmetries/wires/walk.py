@@ -406,11 +406,12 @@ class Walk:
         """
         shape = torch.broadcast_shapes(*(label.shape for label in labels))
         thin = thinned(*labels)
-        key, size = torch.zeros_like(thin[0]), 1 + max(self.count, *(int(each.max()) for each in thin if each.numel()))
+        key = torch.zeros_like(thin[0])
         for each in thin:
-            key = key * size + each
+            key = key * self.count + each
         keys, inverse = key.unique(return_inverse=True)
         rest, columns = keys.numpy(), []
+        size = self.count
         for _ in labels:
             columns.append(rest % size)
             rest = rest // size
@@ -481,14 +482,12 @@ class Walk:
         if some:
             self.notes["hidden", id(out)] = torch.stack(some).any(0)
 
-    def moved(self, label: Tensor, *key: Any, kind: str = "token", places: Tensor | None = None) -> Tensor:
-        """Return a label of new nodes, for channels whose tokens were moved or dropped; one for each of places."""
-        moving = label > FIXED
-        label, tuples, nodes = self.combined(label, torch.zeros_like(label) if places is None else places * moving)
-        before, place = tuples.T
-        self.same(before, nodes)
-        self.follow(nodes, before, key=hashed(place, named((self.at, *key))))
-        self.passed(kind, nodes, before, keys=self.history[nodes])
+    def moved(self, label: Tensor, *key: Any, kind: str = "token") -> Tensor:
+        """Return a label of new nodes, for channels whose tokens were moved or dropped."""
+        label, tuples, nodes = self.combined(label)
+        self.same(tuples[:, 0], nodes)
+        self.follow(nodes, tuples[:, 0], key=(self.at, *key))
+        self.passed(kind, nodes, tuples, keys=self.history[nodes])
         return label
 
     def tokens(self, label: Tensor, axis: int, *, masked: bool = False) -> bool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from operator import mul
-
 import torch
 from torch import Tensor
 
@@ -33,7 +29,7 @@ def view(walk: Walk, operation: Operation) -> None:
     if name in ("native_dropout", "dropout"):
         made = [walk.label(args[0])]
     elif name in ("view", "_unsafe_view", "_reshape_alias"):
-        made = [_told_apart(walk, args[0], operation.out.shape).reshape(operation.out.shape)]
+        made = [walk.label(args[0]).reshape(operation.out.shape)]
     elif name == "copy":
         made = [walk.label(args[1]).expand(operation.out.shape)]
     else:
@@ -62,35 +58,6 @@ def view(walk: Walk, operation: Operation) -> None:
         for kind in SCORES:
             if (kind, id(source)) in walk.notes:
                 _carry(walk, kind, operation)
-
-
-def _told_apart(walk: Walk, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the label of a tensor that takes another shape; channels of tokens that become channels are of one each.
-
-    So it is with heads that one weight writes. Otherwise nothing would tell which of them stand where.
-    """
-    label, places = walk.label(tensor), torch.zeros((), dtype=torch.long)
-    for axes in _merged(tensor.shape, shape):
-        tokens = [axis for axis in axes if walk.tokens(label, axis)]
-        if 0 < len(tokens) < len(axes):
-            codes = walk.codes(tensor)
-            for axis in tokens:
-                if not flat(codes, axis):  # else they are copies
-                    index = torch.arange(1, tensor.shape[axis] + 1)
-                    places = places * len(index) + index.view(-1, *[1] * (tensor.ndim - 1 - axis))
-    return walk.moved(label, places=places.expand(label.shape)) if places.ndim else label
-
-
-def _merged(shape: Sequence[int], other: Sequence[int]) -> Iterator[list[int]]:
-    """Yield axes longer than 1 that are counted together in another shape."""
-    ends, sizes = set(accumulate(other, mul)), [*accumulate(shape, mul)]
-    axes = list[int]()
-    for axis, size in enumerate(sizes):
-        axes += [axis] if shape[axis] > 1 else []
-        if size in ends:
-            if len(axes) > 1:
-                yield axes
-            axes = []
 
 
 def _carry(walk: Walk, kind: str, operation: Operation) -> None:
