@@ -75,7 +75,8 @@ class Unreached:
             kept = ~V[:, dead].any(1)
             own = _of_size_1(V[kept] / np.where(gain == 0, 1.0, gain), d[kept])
             return _beside(len(nodes), [(np.arange(len(nodes)), own), (dead, (np.eye(len(dead)), np.zeros(len(dead))))])
-        if flow.kind in ("norm", "centre") and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
+        of_channels = flow.kind in ("norm", "centre") and flow.about != "even"  # and not of tokens as well
+        if of_channels and len(nodes) > 1 and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
             return np.ones((1, len(nodes))), np.zeros(1)
         return none
 
