@@ -37,8 +37,10 @@ def reduce(walk: Walk, operation: Operation) -> None:
     if not channels:
         thin = _pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
-        label = walk.first_kind(label, [axis for axis in axes if axis not in channels])
-        thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
+        wide = [axis for axis in axes if not flat(label, axis)]  # tokens of several kinds as well
+        label = walk.first_kind(label, [axis for axis in axes if axis not in wide])
+        factor = 1 / math.prod(label.shape[axis] for axis in wide) if mean else 1.0 if wide == axes else None
+        thin, owners = _over_channels(walk, operation, label, wide, factor)
         if mean and all(axis in channels or tensor.shape[axis] == 1 for axis in axes):
             walk.notes["pending", id(operation.out)] = ("mean", owners)
         else:
@@ -96,7 +98,7 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float, *, whole: b
     open_ = set(fresh[fixed].tolist())
     for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
         counted = Counter(n for n in row if n > FIXED)
-        once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
+        once = whole is None or (count > 1 and repeated * max(counted.values()) == 1)  # or there may be more of them
         kind = "number" if none or not (once or whole) else "pool" if once else "mix"
         flows[kind].append((node, [(n, factor * repeated * times) for n, times in counted.items()]))
     for kind, found in flows.items():
@@ -157,9 +159,12 @@ def _each(given: Any, count: int) -> list[int]:
 
 
 def _over_channels(
-    walk: Walk, operation: Operation, label: Tensor, axes: list[int], factor: float
+    walk: Walk, operation: Operation, label: Tensor, axes: list[int], factor: float | None
 ) -> tuple[Tensor, dict[int, list[int]]]:
-    """Sum over channels: of squares it is what turning leaves alone; a mean waits for what it is taken from."""
+    """Sum over channels: of squares it is what turning leaves alone; a mean waits for what it is taken from.
+
+    factor: None where tokens are added, too, of which there may be more.
+    """
     tensor = operation.args[0]
     rows, back = _lines(label, axes)
     nodes = walk.new(len(rows))
@@ -186,8 +191,8 @@ def _over_channels(
         else:
             owners[node] = moving.tolist()
         inside = moving.tolist()
-        kind = "sum" if len(set(inside)) == len(inside) else "number"  # of tokens there may be more
-        terms = [inside if squares else [(n, factor) for n in inside]]
+        kind = "sum" if factor and len(set(inside)) == len(inside) else "number"  # of tokens there may be more
+        terms = [inside if squares else [(n, factor or 1.0) for n in inside]]
         walk.flows.append(Flow("through" if squares else kind, [node], terms, plus=plus))
     if squares:
         for row in owners.values():
