@@ -289,6 +289,18 @@ def length(x: Tensor, means: Callable[[Tensor], Tensor]) -> Tensor:
     return (means(x * x) + EPS).sqrt()
 
 
+def crossed(s: Any, x: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Take half of each of two copies of some channels, and what is left of both."""
+    y = s.a_8_16(x).unflatten(-1, (4, 4))
+    return f(y[..., [0, 3], :].flatten(2), y[..., [2, 1], :].flatten(2))
+
+
+def beside(s: Any, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """Read the sum of two copies of some channels, and beside it half of each."""
+    y = s.a_8_16(x).unflatten(-1, (4, 4))
+    return s.c((y[..., :2, :] + y[..., 2:, :]).flatten(2)) + f(y[..., [0, 3], :].flatten(2))
+
+
 def mean(x: Tensor) -> Tensor:
     return x.mean(-1, keepdim=True)
 
@@ -611,6 +623,30 @@ ALL_TOKENS: dict[str, Body] = {
     "average whole": lambda s, x: s.norm(averaged(x, padding=1, count_include_pad=False)),
     "half averaged": lambda s, x: s.a(cat([averaged(x[..., :4]), x[:, ::4, 4:]], -1)).tanh(),
     "average of channels": lambda s, x: s.a_4_8(F.avg_pool1d(x, 2)).tanh(),
+    "a function of zeros": lambda s, x: s.b_9_8(F.pad(s.a(x), (0, 1)).exp()),
+    "group norm of zeros": lambda s, x: s.b(normed(s.group, F.pad(s.a_8_6(x), (0, 2)))),
+    "group norm, read": lambda s, x: s.b(normed(s.group, s.a(x))),
+    "sum of channels of two kinds": lambda s, x: (lambda y: s.b(s.c(y).mean(1)) + y.sum((1, 2))[:, None])(
+        cat([x, s.a(x)], 1)
+    ),
+    "one token, sum": lambda s, x: s.b(s.a(x).sum(1)),
+    "bits": lambda s, x: s.b(s.a(x).double().view(torch.int64).to(x.dtype) / 1e18),
+    "diagonal": lambda s, x: s.b_5_8(s.a_8_5(x).diagonal(dim1=1, dim2=2)),
+    "diagonal, positions": lambda s, x: s.b_5_8((s.a_8_5(x) + s.p_5_5).diagonal(dim1=1, dim2=2)),
+    "diagonal, norm": lambda s, x: s.b_5_8(s.plain_5(s.a_8_5(x).flatten(1)[:, ::6])),
+    "tokens crossed": lambda s, x: s.b_10_8(s.a_8_5(x).flatten(1)[:, [0, 1, 7, 8, 4, 5, 6, 2, 3, 9]]),
+    "tokens crossed by halves": lambda s, x: s.b_16_8(
+        (lambda u, v: cat([u[0], v[1], v[0], u[1]], -1))(*(halves(s.a(x)[:, t]) for t in (0, 1)))
+    ),
+    "tokens rolled": lambda s, x: s.b(s.a(x).roll(1)),
+    "tokens rolled by an index": lambda s, x: s.b((lambda y: y.reshape(len(y), -1)[:, ROLLED].view(y.shape))(s.a(x))),
+    "tokens masked": lambda s, x: s.b_25_8(torch.where(torch.eye(5) > 0, 0.0, s.a_8_5(x)).flatten(1)),
+    "tokens assigned": lambda s, x: s.b_25_8(assigned(s.a_8_5(x).flatten(1), s.c_8_25(x)[:, 0], slice(None, None, 6))),
+    "tokens cut": lambda s, x: s.b_36_8(F.pad(s.a(x).flatten(1), (-2, -2))),
+    "copies crossed, times": lambda s, x: crossed(s, x, lambda y, z: s.b(y * s.given[..., :1] + z)),
+    "copies crossed, read": lambda s, x: beside(s, x, lambda y: s.b(y)),
+    "copies crossed, norm": lambda s, x: beside(s, x, lambda y: y.norm(dim=-1, keepdim=True)),
+    "copies crossed, scores": lambda s, x: beside(s, x, lambda y: s.b_5_8(y @ s.k(x).mT)),
 }
 """Nets of which each token is seen."""
 
@@ -692,9 +728,9 @@ after a norm: 262/275 225/238; tied half T: 152/240 128/212; sum of experts: 189
 157/181; bias of channels joined to one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
 number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of
 torch: 164 148; prelu: 152 136; rounded: 72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides:
-144 128; strides of a part: 144 128; half rolled by an index: 216 192; weight cut to integers: 73/144 65/136; gain cut
-to integers: 152/230 136/200; weight without some entries: 81/208 73/192; keys without some entries: 200/208 184/192;
-diagonal weight: 128/208 120/192; weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220;
+144 128; strides of a part: 144 128; half rolled by an index: 184/216 160/192; weight cut to integers: 73/144 65/136;
+gain cut to integers: 152/230 136/200; weight without some entries: 81/208 73/192; keys without some entries: 200/208
+184/192; diagonal weight: 128/208 120/192; weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220;
 overlapping rows: 72/159 64/143; weight of more axes: 137/208 129/192; half without some tokens: 152/220 136/196;
 positions before a conv: 288/328 256/288; two writers, by half: 184/288 160/256; two writers, by half, attn: 328 288;
 two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204
@@ -705,7 +741,12 @@ constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206
 136/142; recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288;
 repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192;
 idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two:
-89/153 65/121
+89/153 65/121; a function of zeros: 144/160 128; group norm of zeros: 162/178 138/149; group norm, read: 162/168
+136/142; sum of channels of two kinds: 81/288 65/256; one token, sum: 208/216 192; bits: 144 128; diagonal: 169 148;
+diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 144/156; tokens crossed by halves:
+184/216 160/192; tokens rolled: 202 178; tokens rolled by an index: 184 160; tokens masked: 197/213 176/184; tokens
+assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
+200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -725,6 +766,8 @@ tokens; positions before a conv; two writers, by half; two writers, by half, att
 writers, by half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and
 positions; zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn;
 two constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs; times its
-sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed
+sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed; one token, sum; diagonal;
+diagonal, positions; tokens crossed; tokens crossed by halves; tokens rolled; tokens rolled by an index; tokens masked;
+tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

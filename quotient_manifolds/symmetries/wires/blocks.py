@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import hashed
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Classes
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
+from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, earlier
 
 _NONE = np.zeros(0, np.int64)
 
@@ -58,12 +59,14 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     bad[root[FIXED + 1 :][refused[FIXED + 1 : walk.count]]] = True
     for _, names, *_ in walk.norms if mean else ():  # a norm leaves I + 1 v^T free, of the dual the transposes
         bad[root[names[dual[names]]]] = True
-    for names, codes in walk.marks:
+    copy = walk.copies(root)
+    for names, codes, place, row in walk.marks:
+        codes = hashed(codes, copy[names], earlier(root[row][None])[0, place])
         with np.errstate(over="ignore"):
             np.add.at(total, root[names], codes)
         touched[root[names]] = True
     norms, planes, cycles = (
-        Norms(walk, classes),
+        Norms(walk, classes, copy),
         _planes(walk, classes),
         defaultdict[int, list[tuple[bool, float]]](list),
     )
@@ -108,12 +111,12 @@ class Norms:
     The first of them tells in which weights it is orthogonal; a code has how the others stand to it.
     """
 
-    def __init__(self, walk: Walk, classes: Classes) -> None:
+    def __init__(self, walk: Walk, classes: Classes, copy: Array) -> None:
         self._turned = set[int]()
         self._kinds = sorted({kind for kind, *_ in walk.norms})
         parts = [
-            (nodes, np.full(len(nodes), self._kinds.index(kind)), codes, np.full(len(nodes), width))
-            for kind, nodes, codes, width in walk.norms
+            (nodes, np.full(len(nodes), self._kinds.index(kind)), hashed(code, copy[nodes]), np.full(len(nodes), width))
+            for kind, nodes, code, width in walk.norms
         ]
         nodes, kind, code, width = (np.concatenate(each) for each in zip(*parts, strict=True)) if parts else [_NONE] * 4
         root, size, dual = classes.find(nodes)

@@ -64,8 +64,12 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """An operation in place, inside of one that is recorded, is that operation; a rounded quotient is none."""
+        """An operation in place, inside of one that is recorded, is that operation.
+
+        A rounded quotient is none, and what looks at the bits of a number is no view.
+        """
         name, rounding = str(self.func.overloadpacket.__name__).removesuffix("_"), self.kwargs.get("rounding_mode")
+        rounding = "dtype" if self.func is torch.ops.aten.view.dtype else rounding
         return f"{name} {rounding}" if rounding else name
 
     def renamed(self, tensor: Tensor, other: Tensor) -> Operation:

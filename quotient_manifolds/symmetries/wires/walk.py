@@ -8,6 +8,7 @@ linear equations of log-scales, s by the flows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -154,8 +155,10 @@ class Walk:
         self.turns, self.means, self.scales = Classes(), Classes(), Scales()
         self.count = 0
         self._room: dict[str, Array] = {}
-        self.marks: list[tuple[Array, Array]] = []
-        """Nodes, and codes of what was done to them: channels mix only where all of it is one."""
+        self.marks: list[tuple[Array, Array, Array, Array]] = []
+        """Nodes, codes of what was done to them, places and rows: channels mix only where all of it is one."""
+        self.above: list[tuple[Array, Array]] = []
+        """Nodes, and what they are made of."""
         self.norms: list[tuple[str, Array, Array, int]] = []
         """Kind, nodes, codes, and number of channels of what leaves only rotations."""
         self.linears: list[Linear] = []
@@ -197,7 +200,7 @@ class Walk:
         self.forget_run()
         self.parameters, self._room = {}, {}
         self.turns, self.means, self.scales, self.loose = Classes(), Classes(), Scales(), Scales()
-        self.marks, self.norms, self.planes = [], [], []
+        self.marks, self.above, self.norms, self.planes = [], [], [], []
 
     # nodes
     def new(self, count: int) -> Array:
@@ -226,13 +229,15 @@ class Walk:
     def about(self, name: str) -> Array:
         return self._room[name]
 
-    def mark(self, nodes: Any, *token: Any, code: Array | int = 0) -> None:
-        """Note down what was done to channels; `code` tells them apart."""
+    def mark(self, nodes: Any, *token: Any, code: Array | int = 0, row: Array | None = None) -> None:
+        """Note down what was done to channels; `code` tells them apart. row: those that are read together."""
         nodes = np.asarray(nodes, np.int64).reshape(-1)
         code = np.broadcast_to(np.asarray(code, np.int64), nodes.shape)
+        row = nodes[:1] if row is None else row
         keep = nodes > FIXED
-        nodes = nodes[keep]
-        self.marks.append((nodes, hashed(code[keep], self.history[nodes], self.about("writer")[nodes], named(token))))
+        place, nodes = np.arange(len(nodes))[keep] % max(1, len(row)), nodes[keep]
+        code = hashed(code[keep], self.history[nodes], self.about("writer")[nodes], named(token))
+        self.marks.append((nodes, code, place, row))
 
     def read_together(self, rows: Array, *token: Any) -> None:
         """Note down that channels are read together, rows (k, n) of nodes, one for each kind of tokens.
@@ -240,9 +245,10 @@ class Walk:
         Where a channel has one node in two kinds of tokens, those that it mixes with have so, too.
         """
         if len(rows) > 1:
-            self.mark(rows.reshape(-1), *token, code=np.tile(hashed(*again(rows), *self.made_of(rows)), len(rows)))
+            code = hashed(hashed(*again(rows), *self.made_of(rows)), np.arange(len(rows))[:, None])
+            self.mark(rows, *token, code=code.reshape(-1), row=moving(rows))
         else:
-            self.mark(rows[0], *token)
+            self.mark(rows[0], *token, row=rows[0])
 
     def made_of(self, nodes: Array) -> Array:
         """Return a code of the parameters that wrote to nodes."""
@@ -298,6 +304,7 @@ class Walk:
             return
         above = np.stack([np.broadcast_to(np.asarray(each, np.int64), nodes.shape) for each in before], 1)
         moving = above > FIXED
+        self.above.append((nodes, above))
         terms, single = self.made_of(above), (above != ZERO).sum(1) == 1
         size = np.array([0 if each == 1 else named(float(each)) for each in factors])
         terms = np.where((size == 0) | (above == ZERO), terms, hashed(terms, size))
@@ -315,6 +322,19 @@ class Walk:
         stuck = moving.any(1) & (~moving | self.dead[above]).all(1)
         if stuck.any():
             self.fix(nodes[stuck], seen=False)
+
+    def copies(self, root: Array) -> Array:
+        """Return for nodes, of classes, a number for which of those of its class that one parameter writes each is."""
+        found = np.zeros(self.count, np.int64)
+        for each in self.uses:
+            rows = each.outs if isinstance(each, Linear) else each.outs.reshape(1, -1)
+            if isinstance(each, Linear) or not each.gain:
+                found[rows] = earlier(root[rows])
+        for nodes, above in self.above:
+            terms = np.where(above > FIXED, found[above], 0)
+            one = (above > FIXED).sum(1) < 2
+            found[nodes] = np.where(one, terms.sum(1), np.where(terms.any(1), hashed(*terms.T), 0))
+        return found
 
     def equal(self, *terms: tuple[Any, Any]) -> None:
         """Say that the sum of factor times log-scale is 0, for each of several nodes."""
@@ -482,12 +502,12 @@ class Walk:
         if some:
             self.notes["hidden", id(out)] = torch.stack(some).any(0)
 
-    def moved(self, label: Tensor, *key: Any, kind: str = "token") -> Tensor:
-        """Return a label of new nodes, for channels whose tokens were moved or dropped."""
-        label, tuples, nodes = self.combined(label)
+    def moved(self, label: Tensor, *key: Any, kind: str = "token", copy: Tensor | None = None) -> Tensor:
+        """Return a label of new nodes, for channels whose tokens were moved or dropped; copy: which token is where."""
+        label, tuples, nodes = self.combined(label, torch.zeros((), dtype=torch.long) if copy is None else copy)
         self.same(tuples[:, 0], nodes)
-        self.follow(nodes, tuples[:, 0], key=(self.at, *key))
-        self.passed(kind, nodes, tuples, keys=self.history[nodes])
+        self.follow(nodes, tuples[:, 0], key=hashed(tuples[:, 1], named((self.at, *key))))
+        self.passed(kind, nodes, tuples[:, :1], keys=self.history[nodes])
         return label
 
     def tokens(self, label: Tensor, axis: int, *, masked: bool = False) -> bool:
@@ -506,6 +526,23 @@ class Walk:
         """Return a code for how channels follow from the one that represents their class; weights are rounded."""
         root, weight, dual = self.turns.find(nodes)
         return hashed(root, weight.round(9).view(np.int64), dual)
+
+    def nth(self, label: Tensor, axes: Sequence[int]) -> Tensor | None:
+        """Return for entries how many of their channel stand before them along axes that have others, if any do."""
+        axes = sorted({axis % label.ndim for axis in axes})
+        if all(self.tokens(label, axis) for axis in axes):
+            return None
+        rest = [axis for axis in range(label.ndim) if axis not in axes]
+        moved = label.permute(*rest, *axes)
+        thin = moved
+        for axis in range(len(rest)):
+            thin = thin.narrow(axis, 0, 1) if flat(thin, axis) else thin
+        names = thin.reshape(math.prod(thin.shape[: len(rest)]), -1).numpy()
+        found = np.where(names > FIXED, earlier(self.turns.find(names)[0]), 0)
+        if not found.any():
+            return None
+        made = torch.from_numpy(found).view(thin.shape).expand(moved.shape)
+        return made.permute(*np.argsort([*rest, *axes]).tolist())
 
     def first_kind(self, label: Tensor, axes: Sequence[int]) -> Tensor:
         """Take one token along axes of tokens, one that moves where there is one."""
@@ -760,6 +797,16 @@ def ragged(rows: Array) -> bool:
     zero = rows == ZERO
     zero = zero[:, ~zero.all(0)]
     return bool((zero.any(1) & ~zero.all(1)).any())
+
+
+def earlier(rows: Array) -> Array:
+    """Return for names in rows (k, n) how many before them are the same."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered, place = np.take_along_axis(rows, order, 1), np.arange(rows.shape[1])
+    start = np.maximum.accumulate(np.where(np.diff(ordered, axis=1, prepend=-1) != 0, place, 0), axis=1)
+    found = np.empty_like(order)
+    np.put_along_axis(found, order, place - start, 1)
+    return found
 
 
 def again(rows: Array) -> Array:

@@ -45,9 +45,12 @@ def where(walk: Walk, operation: Operation) -> None:
     spread = torch.empty(shape, device="meta")
     walk.notes["kept", walk.at] = spread
     walk.put(spread, label)
-    known, codes, _ = walk.column_codes(label, condition if not walk.live(condition) else spread)
-    key = hashed(codes[np.searchsorted(known, nodes)], named(("where", walk.at)))
     x, y = names.T
+    key = np.full(len(nodes), named(("where", walk.at)))
+    for each, column in zip(labels, names.T, strict=True):
+        known, codes, _ = walk.column_codes(each, condition if not walk.live(condition) else spread)
+        place = np.searchsorted(known, column).clip(max=len(known) - 1)
+        key = hashed(key, np.where((known[place] == column) & (column > FIXED), codes[place], 0))
     walk.fix(nodes[(names == FIXED).any(1)], seen=False)
     for each in (x, y):
         some = (each > FIXED) & ((each is x) | (x != y))
@@ -102,7 +105,7 @@ def pointwise(walk: Walk, operation: Operation) -> None:
     shape = operation.out.shape
     labels = [walk.label(each).expand(shape) for each in moving]
     label, names, nodes = walk.combined(*labels)
-    walk.put(operation.out, label)
+    walk.put(operation.out, label if _keeps_zero(operation) else torch.where(label == ZERO, FIXED, label))
     length = ("length", id(moving[0])) in walk.notes
     degree = _degree(operation, length=length) if len(operation.inputs) == 1 else None
     if length and degree is not None:
@@ -116,6 +119,11 @@ def pointwise(walk: Walk, operation: Operation) -> None:
         if not _passes_signs(operation, degree):
             walk.positive(np.concatenate([names[:, 0], nodes]))
     walk.through(nodes, names)
+
+
+def _keeps_zero(operation: Operation) -> bool:
+    """Return whether what is 0 stays so."""
+    return len(operation.inputs) == 1 and bool((_at(operation, 0.0) == 0).all())
 
 
 def _degree(operation: Operation, *, length: bool) -> float | None:

@@ -57,7 +57,7 @@ def group_norm(walk: Walk, operation: Operation) -> None:
         return
     (thin,) = thinned(label)
     rows = thin.expand(*thin.shape[:-1], tensor.shape[1]).reshape(-1, groups, tensor.shape[1] // groups)
-    names = np.arange(walk.count)
+    names = np.maximum(np.arange(walk.count), FIXED)  # a zero is one no longer
     moving = walk.nodes(label)
     names[moving] = walk.new(len(moving))
     walk.fix(np.concatenate([moving, names[moving]]), seen=False)

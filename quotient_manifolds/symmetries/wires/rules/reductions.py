@@ -108,7 +108,7 @@ def pool(
     open_ = set(fresh[fixed].tolist())
     for node, row, none in zip(fresh.tolist(), names.tolist(), zero.tolist(), strict=True):
         counted = Counter(n for n in row if n > FIXED)
-        once = whole is None or repeated * max(counted.values()) == 1  # or else there may be more of them
+        once = whole is None or (count > 1 and repeated * max(counted.values()) == 1)  # or there may be more of them
         kind = "number" if none or not (once or whole or any_of) else "pool" if once and not any_of else "mix"
         flows[kind].append((node, [(n, factor * repeated * times) for n, times in counted.items()]))
     for kind, found in flows.items():

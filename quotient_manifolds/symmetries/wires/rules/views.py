@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.record import Operation, tensors
 from quotient_manifolds.symmetries.wires.rules.linear import lookup
 from quotient_manifolds.symmetries.wires.rules.reductions import pool
 from quotient_manifolds.symmetries.wires.rules.sums import total
@@ -19,6 +21,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     rule,
 )
 
+PICKS = ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "unfold")
 SCORES = "group", "hidden", "pending", "normalised"
 
 
@@ -34,17 +37,23 @@ def view(walk: Walk, operation: Operation) -> None:
         made = [walk.label(args[1]).expand(operation.out.shape)]
     else:
         parts = _parts_of_tokens(walk, operation)
-        if parts and name in ("cat", "slice_scatter", "select_scatter"):
+        if name in ("cat", "slice_scatter", "select_scatter"):
             kept = {}
             for place, part in enumerate(operation.inputs):
-                if place in parts and id(part) not in kept:
+                axes = [] if name == "cat" or part.ndim < args[0].ndim else [_assigned_axis(operation)]
+                copy = walk.nth(walk.label(part), axes) if axes else None
+                if (place in parts or copy is not None) and id(part) not in kept:
                     kept[id(part)] = walk.labels[id(part)]
-                    walk.labels[id(part)] = walk.moved(kept[id(part)], place)
+                    walk.labels[id(part)] = walk.moved(kept[id(part)], place, copy=copy)
             made = on_labels(walk, operation)
             walk.labels.update(kept)
         else:
             made = on_labels(walk, operation)
-            made = [walk.moved(label, place) if place in parts else label for place, label in enumerate(made)]
+            copies = _picked(walk, operation)
+            made = [
+                walk.moved(label, place, copy=copy) if place in parts or copy is not None else label
+                for place, (label, copy) in enumerate(zip(made, copies, strict=True))
+            ]
     for out, label in zip(operation.outputs, made, strict=False):
         walk.put(out, label)
     source = args[0]
@@ -58,6 +67,28 @@ def view(walk: Walk, operation: Operation) -> None:
         for kind in SCORES:
             if (kind, id(source)) in walk.notes:
                 _carry(walk, kind, operation)
+
+
+def _picked(walk: Walk, operation: Operation) -> Sequence[Tensor | None]:
+    """Return for entries of what is picked which of its tokens each channel is of, where these stand along one axis."""
+    source, axes = operation.args[0], _axes(operation)
+    whole = operation.name == "slice" and operation.out.shape == source.shape
+    copy = walk.nth(walk.label(source), axes) if axes and not whole else None
+    if copy is None:
+        return [None] * len(operation.outputs)
+    return tensors(operation.func(copy, *operation.args[1:], **operation.kwargs))
+
+
+def _axes(operation: Operation) -> list[int]:
+    """Return the axes along which an operation picks or moves entries."""
+    name, args, kwargs = operation.name, operation.args, operation.kwargs
+    if name == "diagonal":
+        return [int(args[place] if len(args) > place else kwargs.get(f"dim{place - 1}", place - 2)) for place in (2, 3)]
+    if name not in PICKS:
+        return []
+    where = {"split": 2, "split_with_sizes": 2, "roll": 2}.get(name, 1)
+    axes = args[where] if len(args) > where else kwargs.get("dim", [] if name == "roll" else 0)
+    return [axes] if isinstance(axes, int) else axes or [*range(args[0].ndim)]
 
 
 def _carry(walk: Walk, kind: str, operation: Operation) -> None:
@@ -80,11 +111,9 @@ def _carry(walk: Walk, kind: str, operation: Operation) -> None:
 def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
     """Return the places of inputs, of cat, or else of outputs, whose tokens are moved, dropped or put beside others."""
     name, args = operation.name, operation.args
-    if name in ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "unfold"):
-        where = {"split": 2, "split_with_sizes": 2, "roll": 2}.get(name, 1)
-        axes = args[where] if len(args) > where else operation.kwargs.get("dim", 0)
+    if axes := _axes(operation):
         label = walk.label(args[0])
-        for axis in [axes] if isinstance(axes, int) else axes:
+        for axis in axes:
             if label.shape[axis] > 1 and walk.tokens(label, axis):
                 whole = name == "slice" and operation.out.shape[axis] == label.shape[axis]
                 return set() if whole else set(range(len(operation.outputs)))
@@ -104,10 +133,14 @@ def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
     return set()
 
 
+def _assigned_axis(operation: Operation) -> int:
+    return int(operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("dim", 0))
+
+
 def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
     """Return whether what is assigned is at some of the tokens, not at some of the channels or at all of both."""
     base, part = operation.args[:2]
-    axis = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("dim", 0)
+    axis = _assigned_axis(operation)
     if part.ndim == base.ndim and part.shape[axis] == base.shape[axis]:
         return False
     told = [t for t in (base, part) if t.ndim == base.ndim and t.shape[axis] > 1 and walk.moving(t)]
@@ -145,7 +178,8 @@ def pad(walk: Walk, operation: Operation) -> None:
     if not any(sizes):
         walk.put(operation.out, label)
         return
-    made = walk.moved(label, kind="number")
+    cut = [label.ndim - 1 - place // 2 for place, size in enumerate(sizes) if size < 0]
+    made = walk.moved(label, kind="number", copy=walk.nth(label, cut) if cut else None)
     walk.put(operation.out, operation.func(made, sizes, FIXED if value else ZERO))
 
 
@@ -189,5 +223,7 @@ def index(walk: Walk, operation: Operation) -> None:
         return
     chosen = [axis for axis in given if not walk.codes.constant(places[axis]) and not flat(label, axis)]
     label = pool(walk, label, chosen, any_of=True).expand(label.shape) if chosen else label
-    made = operation.func(label, places)
-    walk.put(operation.out, walk.moved(made) if any(walk.tokens(label, axis) for axis in given) else made)
+    made, copy = operation.func(label, places), walk.nth(label, given)
+    copy = None if copy is None else operation.func(copy, places)
+    picked = copy is not None or any(walk.tokens(label, axis) for axis in given)
+    walk.put(operation.out, walk.moved(made, copy=copy) if picked else made)
