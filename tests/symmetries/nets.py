@@ -647,6 +647,12 @@ ALL_TOKENS: dict[str, Body] = {
     "copies crossed, read": lambda s, x: beside(s, x, lambda y: s.b(y)),
     "copies crossed, norm": lambda s, x: beside(s, x, lambda y: y.norm(dim=-1, keepdim=True)),
     "copies crossed, scores": lambda s, x: beside(s, x, lambda y: s.b_5_8(y @ s.k(x).mT)),
+    "scores of halves, crossed": lambda s, x: (
+        crossed(s, x, lambda y, z: y @ z.mT) + (lambda y: y[..., :8] @ y[..., 8:].mT)(s.a_8_16(x))
+    ),
+    "wide scores of itself": lambda s, x: (lambda y: y @ y.mT)(s.a_8_12(x)),
+    "wide scores of halves": lambda s, x: (lambda y: y[..., :12] @ y[..., 12:].mT)(s.a_8_24(x)),
+    "wide scores of a stream": lambda s, x: (lambda y: s.q_12(y) @ s.k_12(y).mT)(s.a_8_12(x)),
 }
 """Nets of which each token is seen."""
 
@@ -746,7 +752,9 @@ idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of al
 diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 144/156; tokens crossed by halves:
 184/216 160/192; tokens rolled: 202 178; tokens rolled by an index: 184 160; tokens masked: 197/213 176/184; tokens
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
-200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257
+200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
+crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
+411 384
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -768,6 +776,7 @@ positions; zero key, own; prelu; read as a number; two writers, crossed; two con
 two constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs; times its
 sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed; one token, sum; diagonal;
 diagonal, positions; tokens crossed; tokens crossed by halves; tokens rolled; tokens rolled by an index; tokens masked;
-tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores
+tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores; scores of halves,
+crossed; wide scores of itself; wide scores of halves; wide scores of a stream
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

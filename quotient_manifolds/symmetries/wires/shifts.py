@@ -483,8 +483,11 @@ class Shifts:
                 yield each, self._seen(rows, answer) if seen else answer
 
     def _seen(self, rows: Sequence[Any], change: Array) -> Array:
-        """Return a change of nodes less what nobody sees of it at any of the uses of a parameter."""
-        if any(self.unseen.all(row) for row in rows):
+        """Return a change of nodes less what nobody sees of it at any of the uses of a parameter.
+
+        What stays unseen only while the other side of a product has no part of it is given as well.
+        """
+        if any(self.unseen.all(row) or self.unseen.sides[row].any() for row in rows):
             return change
         K = self.unseen.common(rows)
         return change - K @ (K.T @ change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +60,31 @@ class Unseen:
         self._some = np.zeros(walk.count, bool)
         """Nodes of which something is seen, and nobody asks any more what."""
         self._past = np.zeros(walk.count, bool)
+        self.sides = np.zeros(walk.count, np.int64)
+        """Of what nodes take part in, where both sides of a product have such directions: 1, 2, or 3 for both."""
         for place, flow in reversed([*enumerate(walk.flows)]):
             self._back(flow)
+            self._face(flow)
             if flow.kind in SUMS:
                 self._forget(flow.outs[unreached.producer[flow.outs] == place])
+
+        uses = [each for each in walk.uses if isinstance(each, Linear) or not each.gain]
+        sides: dict[str, int] = defaultdict(int)
+        for each in uses:
+            sides[each.entries.name] |= int(np.bitwise_or.reduce(self.sides[each.outs], None))
+        for each in uses:
+            if sides[each.entries.name] == 3:
+                self.see(each.outs[self.sides[each.outs] > 0])
+
+    def _face(self, flow: Flow) -> None:
+        """See all of what both sides of a product are made of: the product of two changes is seen."""
+        side = np.bitwise_or.reduce(self.sides[flow.outs]) if len(flow.outs) else 0
+        if not side or flow.kind in ("bias", "dot", "soft"):
+            return
+        terms = flow.terms[0] if flow.kind in SUMS else getattr(flow.terms, "ins", flow.terms)
+        names = np.asarray(terms).reshape(-1)
+        self.sides[names[names > FIXED]] |= side
+        self.see(names[self.sides[names] == 3])
 
     def _forget(self, nodes: Array) -> None:
         """Let go of what is seen of nodes that no parameter writes to and whose terms know it."""
@@ -254,9 +276,10 @@ class Unseen:
                 n = len(row)
                 self.leave(row, np.full((n, 1), n**-0.5)) if n > 1 and len(set(row)) == n else self.see(row)
         elif flow.kind == "dot":
-            if self.any(flow.outs[0]):
-                for one, other in (flow.terms, flow.terms[::-1]):
-                    self._against(one, other)
+            seen = self.any(flow.outs[0])
+            if seen and all([self._against(*flow.terms), self._against(*flow.terms[::-1])]):
+                for side, row in enumerate(flow.terms, 1):
+                    self.sides[[n for n in row if n > FIXED]] |= side
         elif flow.kind == "max":
             self.see(flow.terms[self.seen[flow.outs]])
             for out, pair in zip(flow.outs.tolist(), flow.terms, strict=True):
@@ -264,10 +287,10 @@ class Unseen:
                     self.add(pair, np.array([[1.0, -1.0]]))
                     self.add(pair[:1], self.of([out]))
 
-    def _against(self, row: list[int], other: list[int]) -> None:
-        """See of a row what its products with another take, which may not reach all directions."""
+    def _against(self, row: list[int], other: list[int]) -> bool:
+        """See of a row what its products with another take, which may not reach all directions; return whether so."""
         if self.all(row):
-            return
+            return False
         U, c = self.unreached.of(other)
         V = kernel(c[None]).T @ U if len(c) else U
         if len(V):
@@ -275,6 +298,7 @@ class Unseen:
             self.leave(row, V.T)
         else:
             self.see(row)
+        return len(V) > 0
 
     def _linear(self, linear: Linear, row_in: list[int], row_out: list[int]) -> None:
         """See of what goes into a weight what is seen of its answer, some rows of the weight after others."""

@@ -99,8 +99,8 @@ def contract(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor
 
 
 def _dot(walk: Walk, q: Array, k: Array, place: int) -> Tensor:
-    for rows in (q, k):
-        walk.read_together(rows, "dot", walk.at, place)
+    for side, rows in enumerate((q, k)):
+        walk.read_together(rows, "dot", walk.at, place, side)
         walk.same(moving(rows), rows)
     walk.same(moving(q), moving(k), dual=True, scale=False)
     scores = walk.new(len(q) * len(k))
