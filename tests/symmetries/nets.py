@@ -573,6 +573,7 @@ POOLED: dict[str, Body] = {
     "idle row by the inputs": lambda s, x: (
         lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
     )(F.normalize(s.p_2_8, dim=-1)),
+    "rows twice": lambda s, x: s.b(s.norm(s.p_2_8[None]).mean() + tanh(s.a(x)[:, :2] + s.c(s.p_2_8[None]))),
     "mean of all": lambda s, x: s.r_1_8(s.a(x).mean((1, 2))[:, None]),
     "sum of all": lambda s, x: s.r_1_8(s.a(x).sum((1, 2))[:, None]),
     "mean of all, of two": lambda s, x: (lambda y: tanh(s.o(y)).mean(1) + s.r_1_8(y.mean((1, 2))[:, None]))(
@@ -691,7 +692,7 @@ constants, attn: 244 208; two constants, by steps, attn: 221 185; two constants,
 groupnorm lin: 162/168 136/142; recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed
 too: 104/324 80/288; repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the
 inputs: 144/216 128/192; idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244
-157/220; mean of all, of two: 89/153 65/121
+157/220; mean of all, of two: 89/153 65/121; rows twice: 225/240 192/207
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -710,6 +711,6 @@ where leaky; weight cut to integers; gain cut to integers; keys without some ent
 positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two writers, by
 half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and positions;
 zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn; two
-constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs
+constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs; rows twice
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
