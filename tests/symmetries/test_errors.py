@@ -167,6 +167,7 @@ def test_attention_over_one_token_has_no_queries(name: str, tokens: int) -> None
     assert reasons == ({"softmax over one key is always 1: give inputs of at least 2 tokens"} if tokens == 1 else set())
 
 
+@pytest.mark.filterwarnings("ignore:var")
 def test_a_deviation_of_one_number_is_not_a_number() -> None:
     model = Computed(lambda s, x: s.a(x).var(0), **linear("a", 3, 2))
     assert not propose_symmetries(model.eval(), torch.randn(1, 3)).every
