@@ -597,6 +597,7 @@ POOLED: dict[str, Body] = {
     "idle row by the inputs": lambda s, x: (
         lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
     )(F.normalize(s.p_2_8, dim=-1)),
+    "rows twice": lambda s, x: s.b(s.norm(s.p_2_8[None]).mean() + tanh(s.a(x)[:, :2] + s.c(s.p_2_8[None]))),
     "mean of all": lambda s, x: s.r_1_8(s.a(x).mean((1, 2))[:, None]),
     "sum of all": lambda s, x: s.r_1_8(s.a(x).sum((1, 2))[:, None]),
     "mean of all, of two": lambda s, x: (lambda y: tanh(s.o(y)).mean(1) + s.r_1_8(y.mean((1, 2))[:, None]))(
@@ -754,7 +755,7 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384
+411 384; rows twice: 225/240 192/207
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -777,6 +778,6 @@ two constants, by steps, attn; two constants, crossed, attn; idle token by the i
 sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed; one token, sum; diagonal;
 diagonal, positions; tokens crossed; tokens crossed by halves; tokens rolled; tokens rolled by an index; tokens masked;
 tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores; scores of halves,
-crossed; wide scores of itself; wide scores of halves; wide scores of a stream
+crossed; wide scores of itself; wide scores of halves; wide scores of a stream; rows twice
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

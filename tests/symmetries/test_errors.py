@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries import find_symmetries, propose_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.example_inputs import example_inputs
 from quotient_manifolds.symmetries.wires.walk import Walk
-from tests.symmetries.nets import Computed
+from tests.symmetries.nets import Computed, linear
 from tests.symmetries.small_models import build
 
 RUN = r"^Computed must run on the inputs to show its symmetries\. Found that "
@@ -165,3 +165,9 @@ def test_attention_over_one_token_has_no_queries(name: str, tokens: int) -> None
     reasons = {each.reason for each in found.refused if each.kind == "query/key"}
     assert bool(about) == (tokens > 1)
     assert reasons == ({"softmax over one key is always 1: give inputs of at least 2 tokens"} if tokens == 1 else set())
+
+
+@pytest.mark.filterwarnings("ignore:var")
+def test_a_deviation_of_one_number_is_not_a_number() -> None:
+    model = Computed(lambda s, x: s.a(x).var(0), **linear("a", 3, 2))
+    assert not propose_symmetries(model.eval(), torch.randn(1, 3)).every

@@ -80,9 +80,11 @@ def _vector_norm(x: Tensor, order: float = 2, axes: Any = None, keep: bool = Fal
 def _variance(x: Tensor, axes: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     if not axes:
         return NotImplemented
-    count = math.prod(x.shape[axis] for axis in axes)
+    count = math.prod(x.shape[axis] for axis in axes) - (1 if correction is None else correction)
+    if count <= 0:  # it is not a number
+        return NotImplemented
     squares = (x - x.mean(axes, keepdim=True)).square()
-    return squares.sum(axes, keepdim) / (count - (1 if correction is None else correction))
+    return squares.sum(axes, keepdim) / count
 
 
 @_decomposition("std")

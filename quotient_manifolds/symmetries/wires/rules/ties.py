@@ -87,7 +87,7 @@ def _tie(walk: Walk, one: Any, other: Any) -> bool:
     if alike:
         for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
             if len(a) and len(b):
-                walk.same(moving(a), moving(b))
+                walk.same(*(moving(rows) if isinstance(one, Linear) else rows for rows in (a, b)))
         if isinstance(one, Linear):  # what one of them takes may be zero
             one.takes = other.takes = moving(np.stack([one.takes, other.takes]))
     else:
