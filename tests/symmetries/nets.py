@@ -756,7 +756,7 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; rows twice: 225/240 192/207; squares of a norm: 0 0
+411 384; rows twice: 225/240 192/207; squares of a norm: 86 77
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -177,6 +177,7 @@ class Walk:
         for self.at, operation in enumerate(recording.operations):
             self._step(operation)
         for out in recording.outputs:
+            self._resolve(recording.operations[-1], out)
             for each in self.notes.get(("complex", id(out)), [out]):
                 if self.live(each):
                     self.fix(self.label(each))
@@ -647,8 +648,8 @@ class Walk:
         for each in inputs:
             if id(each) in self.entries:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
-            if ("pending", id(each)) in self.notes and not self._waits(operation, each):
-                RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
+            if not self._waits(operation, each):
+                self._resolve(operation, each)
         if operation.func._schema.is_mutable or not operation.outputs:  # numbers that python reads are seen
             self.opaque(operation)
         elif any(("complex", id(each)) in self.notes for each in inputs):
@@ -669,8 +670,15 @@ class Walk:
         else:
             self.opaque(operation)
 
+    def _resolve(self, operation: Operation, tensor: Tensor) -> None:
+        """Take a square or a mean over channels as what it is by itself."""
+        if ("pending", id(tensor)) in self.notes:
+            RULES["resolve"](self, Operation(operation.func, (tensor,), {}, None))
+
     def _waits(self, operation: Operation, tensor: Tensor) -> bool:
         """Return whether a square or a mean over channels may go on waiting for what it is used for."""
+        if ("pending", id(tensor)) not in self.notes:
+            return True
         if operation.name in (*VIEWS, "_to_copy"):
             return len(operation.inputs) == 1
         if self.notes["pending", id(tensor)][0] == "square":
