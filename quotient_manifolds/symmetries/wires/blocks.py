@@ -60,10 +60,14 @@ def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
     for _, names, *_ in walk.norms if mean else ():  # a norm leaves I + 1 v^T free, of the dual the transposes
         bad[root[names[dual[names]]]] = True
     copy = walk.copies(root)
-    for names, codes, place, row in walk.marks:
-        codes = hashed(codes, copy[names], earlier(root[row][None])[0, place])
+    if walk.marks:
+        marked, codes, places, rows = zip(*walk.marks, strict=True)
+        sizes, names = [*map(len, rows)], np.concatenate(marked)
+        beside = earlier(root[np.concatenate(rows)], np.repeat(np.arange(len(rows)), sizes))
+        first = np.repeat(np.cumsum([0, *sizes[:-1]]), [*map(len, marked)])
+        code = hashed(np.concatenate(codes), copy[names], beside[first + np.concatenate(places)])
         with np.errstate(over="ignore"):
-            np.add.at(total, root[names], codes)
+            np.add.at(total, root[names], code)
         touched[root[names]] = True
     norms, planes, cycles = (
         Norms(walk, classes, copy),

@@ -327,10 +327,11 @@ class Walk:
     def copies(self, root: Array) -> Array:
         """Return for nodes, of classes, a number for which of those of its class that one parameter writes each is."""
         found = np.zeros(self.count, np.int64)
-        for each in self.uses:
-            rows = each.outs if isinstance(each, Linear) else each.outs.reshape(1, -1)
-            if isinstance(each, Linear) or not each.gain:
-                found[rows] = earlier(root[rows])
+        rows = [row for each in self.linears for row in each.outs]
+        rows += [each.outs.reshape(-1) for each in self.vectors if not each.gain]
+        if rows:
+            names = np.concatenate(rows)
+            found[names] = earlier(root[names], np.repeat(np.arange(len(rows)), [*map(len, rows)]))
         for nodes, above in self.above:
             terms = np.where(above > FIXED, found[above], 0)
             one = (above > FIXED).sum(1) < 2
@@ -539,7 +540,9 @@ class Walk:
         for axis in range(len(rest)):
             thin = thin.narrow(axis, 0, 1) if flat(thin, axis) else thin
         names = thin.reshape(math.prod(thin.shape[: len(rest)]), -1).numpy()
-        found = np.where(names > FIXED, earlier(self.turns.find(names)[0]), 0)
+        root = self.turns.find(names)[0].reshape(-1)
+        copy = earlier(root, np.repeat(np.arange(len(names)), names.shape[1])).reshape(names.shape)
+        found = np.where(names > FIXED, copy, 0)
         if not found.any():
             return None
         made = torch.from_numpy(found).view(thin.shape).expand(moved.shape)
@@ -807,13 +810,12 @@ def ragged(rows: Array) -> bool:
     return bool((zero.any(1) & ~zero.all(1)).any())
 
 
-def earlier(rows: Array) -> Array:
-    """Return for names in rows (k, n) how many before them are the same."""
-    order = np.argsort(rows, axis=1, kind="stable")
-    ordered, place = np.take_along_axis(rows, order, 1), np.arange(rows.shape[1])
-    start = np.maximum.accumulate(np.where(np.diff(ordered, axis=1, prepend=-1) != 0, place, 0), axis=1)
-    found = np.empty_like(order)
-    np.put_along_axis(found, order, place - start, 1)
+def earlier(names: Array, segment: Array) -> Array:
+    """Return for names how many before them in the same segment are the same."""
+    order = np.lexsort((names, segment))
+    place, found = np.arange(len(order)), np.empty_like(order)
+    fresh = (np.diff(names[order], prepend=-1) != 0) | (np.diff(segment[order], prepend=-1) != 0)
+    found[order] = place - np.maximum.accumulate(np.where(fresh, place, 0))
     return found
 
 
