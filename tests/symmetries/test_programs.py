@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import propose_symmetries, random_representative
 from tests.symmetries.nets import GIVEN, TOKENS, D, Net, generic
@@ -143,3 +143,22 @@ def test_no_symmetry_of_a_random_program_is_false(program: Program, bias: bool, 
     found = propose_symmetries(model, first)
     moved = random_representative(model, found, log_scale=0.4, seed=3)
     assert max(difference(model, x, moved) for x in (first, *others)) < ROUNDING
+
+
+class Picture(nn.Module):
+    """A convolution, half of whose pixels go on: more of them than there are channels before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(392, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.first(x).flatten(1)[:, ::2].relu())
+        return y
+
+
+def test_pixels_are_told_apart_however_many_there_are() -> None:
+    torch.manual_seed(0)
+    model, x = Picture().double().eval(), torch.randn(3, 1, 14, 14, dtype=torch.float64)
+    found = propose_symmetries(model, x)
+    assert difference(model, x, random_representative(model, found, log_scale=0.4, seed=3)) < ROUNDING
