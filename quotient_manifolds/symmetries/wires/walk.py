@@ -428,12 +428,11 @@ class Walk:
         """
         shape = torch.broadcast_shapes(*(label.shape for label in labels))
         thin = thinned(*labels)
-        key = torch.zeros_like(thin[0])
+        key, size = torch.zeros_like(thin[0]), 1 + max(self.count, *(int(each.max()) for each in thin if each.numel()))
         for each in thin:
-            key = key * self.count + each
+            key = key * size + each
         keys, inverse = key.unique(return_inverse=True)
         rest, columns = keys.numpy(), []
-        size = self.count
         for _ in labels:
             columns.append(rest % size)
             rest = rest // size
