@@ -117,19 +117,20 @@ def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Record:
 
     moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
     from 1, which shows that the changes of the weights are large. changes: for each metric and measure the largest
-    relative change in float64 and in float32. Where float64 misses its target, uncast: the same without the casts to
-    float32 inside the model. Where float32 misses its target, stored: the same in float64, of weights that were stored
-    in float32; spread: standard errors of means over directions, relative to the means.
+    relative change in float64 and in float32; failure: why an element is left out in float32. Where float64 misses its
+    target, uncast: the same without the casts to float32 inside the model. Where float32 misses its target, stored: the
+    same in float64, of weights that were stored in float32; spread: standard errors of means over directions, relative
+    to the means.
     """
     try:
         return {"name": name, **_row(name, moves)}
-    except ValueError as error:  # such as a pair that has lost rank where its weights are stored in float32
+    except ValueError as error:
         return {"name": name, "failure": str(error), "changes": []}
 
 
 def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
     here = Subject.of(name)
-    found, start, ratio = here.symmetries(), here.adaptive(), 1.0
+    found, start, ratio, failure = here.symmetries(), here.adaptive(), 1.0, dict[str, str]()
     before = {precision: _measured(here.to(precision)) for precision in TARGETS}
     changes = pd.DataFrame(np.nan, index=before["float64"].index, columns=[*TARGETS, "uncast", "stored"])
 
@@ -144,11 +145,16 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
         single = there.to("float32")
         if not keep("float64", _measured(there), before["float64"]):
             keep("uncast", _measured(there, uncast_loss), _measured(here, uncast_loss))
-        if not keep("float32", _measured(single), before["float32"]):
+        try:
+            after = _measured(single)
+        except ValueError as error:  # a pair has lost rank where its weights are stored in float32
+            failure = {"failure": str(error)}
+            continue
+        if not keep("float32", after, before["float32"]):
             keep("stored", _measured(single.to("float64")), before["float64"])
     changes["spread"] = before["float32"]["spread"].where(changes["stored"].notna())
     lines = [line.dropna().to_dict() for _, line in changes.reset_index().iterrows()]
-    return {"moved": sum(found.families.values()), "adaptive": ratio, "changes": lines}
+    return {"moved": sum(found.families.values()), "adaptive": ratio, **failure, "changes": lines}
 
 
 def _measured(subject: Subject, function: Callable[[nn.Module, Any], Tensor] = loss) -> pd.DataFrame:

@@ -428,7 +428,8 @@ class Walk:
         """
         shape = torch.broadcast_shapes(*(label.shape for label in labels))
         thin = thinned(*labels)
-        key, size = torch.zeros_like(thin[0]), 1 + max(self.count, *(int(each.max()) for each in thin if each.numel()))
+        size = 1 + max([self.count, *(int(each.max()) for each in thin if each.numel())])
+        key = torch.zeros_like(thin[0])
         for each in thin:
             key = key * size + each
         keys, inverse = key.unique(return_inverse=True)
