@@ -222,6 +222,11 @@ NONE: dict[str, nn.Module] = {
     "rows of one weight": Net(
         lambda net, x: net.b(F.linear(x, net.w.weight.expand(8, 5)).tanh()), w=nn.Linear(5, 1), b=nn.Linear(8, 3)
     ),
+    "halves of one map, pooled": Net(
+        lambda net, x: net.b(F.max_pool1d(net.a(x[..., :4].unflatten(-1, (2, 2))).flatten(-2).abs().mT, 2).mT),
+        a=nn.Linear(2, 4),
+        b=nn.Linear(8, 3),
+    ),
     "overlapping parts": Net(_parts, a=nn.Linear(5, 8), b=nn.Linear(8, 3)),
     "products of pairs of units": Net(lambda net, x: net.a(x).sin().mT @ net.a(x).sin(), a=nn.Linear(5, 8)),
     "a norm of each unit": _two(lambda net, x: F.instance_norm(x.mT).mT.tanh() + x.roll(1, -1)),
