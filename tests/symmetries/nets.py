@@ -194,12 +194,6 @@ def heads(
     return s.o(gate((change(q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)))
 
 
-def own_heads(s: Any, x: Tensor) -> Tensor:
-    """Let tokens of a parameter attend by heads to those of the inputs, and take what they are themselves."""
-    p, y = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (s.p_5_8.expand(x.shape), x))
-    return s.b(((p @ y.mT).softmax(-1) @ p).transpose(1, 2).flatten(2))
-
-
 def one_weight(s: Any, x: Tensor) -> Tensor:  # for both halves
     return (x.unflatten(-1, (2, -1)) @ s.h_4_4).flatten(-2)
 
@@ -354,7 +348,6 @@ POOLED: dict[str, Body] = {
         cat([one_weight(s, s.given[..., :D])[..., [0, 7]], s.o(x)[..., 1:7]], -1)
     ),
     "heads of one map, crossed": lambda s, x: s.b(one_weight(s, x)[..., [0, 5, 2, 7, 4, 1, 6, 3]]),
-    "heads of a parameter": own_heads,
     "gate of heads": lambda s, x: s.b(s.a(x) * one_weight(s, s.given[:, :1, :D]).relu()),
     "gate of numbers": lambda s, x: s.b(sigmoid(s.g_8) * s.a(x)),
     "one more than a gain": lambda s, x: s.b((1 + s.g_8) * s.norm(x)),
@@ -763,7 +756,7 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; rows twice: 225/240 192/207; squares of a norm: 86 77; heads of a parameter: 0 0
+411 384; rows twice: 225/240 192/207; squares of a norm: 86 77
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -162,3 +162,20 @@ def test_pixels_are_told_apart_however_many_there_are() -> None:
     model, x = Picture().double().eval(), torch.randn(3, 1, 14, 14, dtype=torch.float64)
     found = propose_symmetries(model, x)
     assert difference(model, x, random_representative(model, found, log_scale=0.4, seed=3)) < ROUNDING
+
+
+class OwnHeads(nn.Module):
+    """Tokens of a parameter, attending by heads to those of the inputs, and taking what they are themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = heads(self.p.expand_as(x) * 1.0)
+        return joined((p @ heads(x).mT).softmax(-1) @ p)
+
+
+def test_a_parameter_that_is_repeated_may_attend_by_heads() -> None:
+    model, x = OwnHeads().eval(), torch.randn(3, 4, 4, dtype=torch.float64)
+    assert propose_symmetries(model, x).moved == ()
