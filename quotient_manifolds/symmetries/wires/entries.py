@@ -88,7 +88,7 @@ class Entries:
         (first, last), (start, stop) = self.span, other.span
         if last < start or stop < first:
             return False
-        return self.key == other.key or bool(torch.isin(self.index(), other.index()).any())
+        return self.key == other.key or bool(torch.isin(self.index().reshape(-1), other.index().reshape(-1)).any())
 
     def narrowed(self) -> Entries:
         """Return the view without its repetitions: one along every axis that is expanded."""

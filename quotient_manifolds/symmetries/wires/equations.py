@@ -436,7 +436,7 @@ def _index(graph: Equations, operation: Operation) -> list[Field] | None:
         return None
     if all(graph.walk.codes.constant(places[axis]) for axis in given):
         return [field.map(lambda t: operation.func(t, places))]
-    if any(not flat(field.names, axis) for axis in given):
+    if any(not flat(field.names, axis) for axis in given) or _repeats(field.names):
         return None
     names = graph.settle(field.map(lambda t: t[..., None]), -1).names[..., 0]
     codes = [folded(graph.walk.codes(places[axis]).reshape(1, -1)) for axis in given]
@@ -447,7 +447,7 @@ def _pooled(graph: Equations, operation: Operation) -> list[Field] | None:
     """Windows of tokens, channel by channel."""
     field, out = graph.settle(graph.field(operation.args[0]).map(lambda t: t[..., None]), -1), operation.outputs[0]
     axes = range(out.ndim - int(operation.name.partition("d")[0][-1]), out.ndim)
-    if any(not flat(field.names, axis) for axis in axes):
+    if any(not flat(field.names, axis) for axis in axes) or _repeats(field.names):
         return None
     first: tuple[Any, ...] = (..., *[slice(1)] * len(axes), 0)
     names = field.names[first].expand(out.shape)
@@ -464,6 +464,8 @@ def _padded(graph: Equations, operation: Operation) -> list[Field] | None:
     places = operation.func(field.places, sizes, named(("beside", value)))
     if any(not flat(field.names, axis) for axis in axes):
         return [Field(operation.func(field.names, sizes, 0), places)]
+    if _repeats(field.names):
+        return None
     names = field.names
     for axis in axes:
         names = names.narrow(axis, 0, 1)
@@ -519,6 +521,13 @@ def _tokens(names: Tensor, axes: Sequence[int]) -> Tensor:
     """Return places that differ along some axes."""
     shape = [n if axis in axes else 1 for axis, n in enumerate(names.shape)]
     return mixed(torch.arange(math.prod(shape)).view(shape), 3).expand(names.shape)
+
+
+def _repeats(names: Tensor) -> bool:
+    """Return whether one name stands at several channels, as of heads of one weight, which places alone tell apart."""
+    (thin,) = thinned(names)
+    known = thin[thin > 0]
+    return len(known.unique()) < len(known)
 
 
 def _along(beside: Sequence[Tensor], axis: int) -> bool:
