@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -134,12 +134,15 @@ def body(program: Program) -> Callable[[Any, Tensor], Tensor]:
     return run
 
 
+@settings(max_examples=4 * settings().max_examples)
 @given(program=programs, bias=st.booleans(), pooled=st.booleans())
 def test_no_symmetry_of_a_random_program_is_false(program: Program, bias: bool, pooled: bool) -> None:
     torch.manual_seed(0)
     inputs = [scale * torch.randn(size, TOKENS, GIVEN) for size, scale in ((3, 1.0), (4, 1.0), (2, 3.0), (1, 0.3))]
     model = generic(Net(body(program), bias, pooled, words=False), inputs[0])
     first, *others = (each.double() for each in inputs)
+    # What is 0 but for rounding, such as a softmax over tokens less its mean, is nothing to compare with.
+    assume(all(float(model(x).detach().abs().max()) > ROUNDING for x in (first, *others)))
     found = propose_symmetries(model, first)
     moved = random_representative(model, found, log_scale=0.4, seed=3)
     assert max(difference(model, x, moved) for x in (first, *others)) < ROUNDING

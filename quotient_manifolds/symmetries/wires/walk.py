@@ -156,7 +156,7 @@ class Walk:
         self.count = 0
         self._room: dict[str, Array] = {}
         self.marks: list[tuple[Array, Array, Array, Array]] = []
-        """Nodes, codes of what was done to them, places and rows: channels mix only where all of it is one."""
+        """Nodes, codes of what was done to them, their places in what is read together, and that: all has to be one."""
         self.above: list[tuple[Array, Array]] = []
         """Nodes, and what they are made of."""
         self.norms: list[tuple[str, Array, Array, int]] = []
