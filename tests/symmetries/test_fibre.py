@@ -14,6 +14,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
     FibreDimension,
@@ -155,6 +156,33 @@ def cut_off() -> nn.Module:
     return Computed(lambda s, x: s.seen(x) + s.hidden(x).detach(), seen=nn.Linear(3, 2), hidden=nn.Linear(3, 2))
 
 
+def cut_off_scale() -> nn.Module:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = s.first(x).tanh()
+        return s.second(h / h.detach().norm(dim=-1, keepdim=True))
+
+    return Computed(forward, first=nn.Linear(3, 4), second=nn.Linear(4, 2))
+
+
+def rounded_weights() -> nn.Module:
+    """Return a map by rounded weights, with derivatives as if they were not."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        w = s.first.weight
+        return s.second(F.linear(x, w + ((8 * w).round() / 8 - w).detach()).tanh())
+
+    return Computed(forward, first=nn.Linear(3, 4, bias=False), second=nn.Linear(4, 2))
+
+
+def one_expert_each() -> nn.Module:
+    """Return two experts, of which a token takes the one with the larger score."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return torch.where(s.scores(x).argmax(-1, keepdim=True) == 0, s.first(x), s.second(x))
+
+    return Computed(forward, scores=nn.Linear(3, 2), first=nn.Linear(3, 2), second=nn.Linear(3, 2))
+
+
 def gpt_neox(**settings: int) -> nn.Module:
     with torch.device("meta"):
         large = transformers.GPTNeoXModel(transformers.GPTNeoXConfig())
@@ -170,7 +198,10 @@ DOUBTFUL: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
         [x * torch.logspace(0, -24, 25) for x in gaussians(50, 1, 25)],
         "the singular values have no gap",
     ),
-    "gradients cut off": (cut_off, gaussians(20, 1, 3), "the outputs move where"),
+    "gradients cut off": (cut_off, gaussians(20, 1, 3), "the derivatives are not those"),
+    "gradients of a scale cut off": (cut_off_scale, gaussians(40, 1, 3), "the derivatives are not those"),
+    "rounded weights": (rounded_weights, gaussians(40, 1, 3), "the derivatives are not those"),
+    "choices": (one_expert_each, gaussians(40, 1, 3), "the outputs jump"),
     "a norm of zeros": (
         lambda: nn.Sequential(nn.Linear(3, 2, bias=False), nn.LayerNorm(2)),
         [*gaussians(20, 1, 3), torch.zeros(1, 3)],
