@@ -24,13 +24,15 @@ from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating
+from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 
 MOST_PARAMETERS = 5_000  # the rows of J take a few hours above, all else less
 BROKEN, WHOLE = 1e-2, 0.0  # the eps with which near symmetries are far from holding, and that with which they hold
 ROUNDING = 1e-10  # relative to the largest singular value: what lies above is no rounding of float64
 SMALLEST_GAP = 1e3
 SHOWN = 3  # singular values on each side of the gap
-STEP = 1e-6  # relative to the parameters, to see outputs move or not
+STEP = 1e-6  # relative to the parameters, of differences
+WRONG = 1e-4  # relative to J, of what differences are other than J says
 ROWS = 256  # of J, computed at once at most
 
 
@@ -111,9 +113,10 @@ def fibre_dimension(
     is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
-    not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
-    outputs do move along the kernel of J (`detach` or `no_grad` inside the model). It holds at this theta: at special
-    ones, such as gains of 1 and biases of 0, it may differ from what holds almost everywhere.
+    not generic (it grows with noise added to what tables of embeddings give), where there is no gap, where differences
+    of the outputs are others than J says (`detach` or `no_grad` inside the model), and where parameters matter that
+    have no derivatives (a choice by the largest score). It holds at this theta: at special ones, such as gains of 1 and
+    biases of 0, it may differ from what holds almost everywhere.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 4, bias=False)).eval()
     >>> fibre_dimension(model, [torch.randn(1, 3) for _ in range(20)]).dimension  # GL(2) between the two layers
@@ -226,8 +229,11 @@ def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R
                 f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the "
                 "dimension holds on such inputs only; more different words or positions have to reach the layers"
             )
-    if len(fibre.kernel) and jacobian.moves(batches[0], fibre.kernel):
-        yield "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"
+    if jacobian.is_wrong(batches[0], fibre.kernel):
+        yield "the derivatives are not those of the outputs: autograd is told others inside the model (detach, no_grad)"
+    if fibre.unreached and jacobian.jumps(batches, (R == 0).all(dim=0)):
+        names = ", ".join(fibre.unreached)
+        yield f"the outputs jump with {names}: something is chosen by it, or never active, on these inputs"
 
 
 class Jacobian:
@@ -318,18 +324,34 @@ class Jacobian:
         noise = torch.randn(output.shape, generator=self._draw, dtype=output.dtype)
         return output + float(output.detach().std()) * noise.to(output.device)
 
-    def moves(self, batch: Any, kernel: Tensor) -> bool:
-        """Return whether the outputs move to first order along the kernel of J, as where gradients are cut off.
+    def is_wrong(self, batch: Any, kernel: Tensor) -> bool:
+        """Return whether differences of the outputs are others than J says, along the kernel or across.
 
-        A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
+        Central differences are right to about 1e-9.
         """
-        own = torch.nn.utils.parameters_to_vector(self.params.values()).detach()
-        along, across = (torch.randn(n, generator=self._draw, dtype=own.dtype).to(own) for n in kernel.shape)
+        J, own = torch.cat([*self.rows(batch)]), self._own()
+        along, across = (self._gaussian(n) for n in kernel.shape)
+        for direction in (across, along @ kernel) if len(kernel) else (across,):
+            step = STEP * own.norm() * direction / direction.norm()
+            there, here = (self._at(batch, own + side * step) for side in (0.5, -0.5))
+            if (there - here - J @ step).norm() > WRONG * (J @ (STEP * own.norm() * across / across.norm())).norm():
+                return True
+        return False
 
-        def moved(direction: Tensor) -> Tensor:
-            there = own + STEP * own.norm() * direction / direction.norm()
-            parts = there.split([w.numel() for w in self.params.values()])
-            at = {name: part.view_as(w) for (name, w), part in zip(self.params.items(), parts, strict=True)}
-            return (self.outputs(batch, at) - self.outputs(batch, self.params)).norm()
+    def jumps(self, batches: Sequence[Any], zero: Tensor) -> bool:
+        """Return whether outputs change if the parameters move, by about their size, that J says they do not need."""
+        own = self._own()
+        there = own + zero * typical(own) * self._gaussian(len(own))
+        pairs = ((self._at(each, there), self._at(each, own)) for each in batches)
+        return any(bool((y - x).abs().max() > ROUNDING * x.abs().max()) for y, x in pairs)
 
-        return bool(moved(along @ kernel) > 1e-2 * moved(across))
+    def _own(self) -> Tensor:
+        return torch.nn.utils.parameters_to_vector(self.params.values()).detach()
+
+    def _gaussian(self, size: int) -> Tensor:
+        return gaussian(self.no_rows, self._draw, size)
+
+    def _at(self, batch: Any, numbers: Tensor) -> Tensor:
+        """Return the outputs where the parameters are these numbers, one after the other."""
+        parts = zip(self.params.items(), numbers.split([w.numel() for w in self.params.values()]), strict=True)
+        return self.outputs(batch, {name: part.view_as(w) for (name, w), part in parts})
