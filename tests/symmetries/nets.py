@@ -90,6 +90,7 @@ KINDS: dict[str, Callable[[list[int], bool], nn.Module | nn.Parameter]] = {
     "conv": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, bias=bias),
     "deep": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, groups=D, bias=bias),
     "apart": lambda _, bias: nn.Conv1d(D, D, 3, groups=2, bias=bias),
+    "up": lambda sizes, bias: nn.ConvTranspose1d(D, D, *(sizes if len(sizes) > 1 else (3, 2)), bias=bias),
     "round": lambda _, bias: nn.Conv1d(D, D, 3, padding=1, padding_mode="circular", bias=bias),
     "rnn": lambda _, bias: nn.RNN(D, D, bias=bias, batch_first=True),
     "gru": lambda _, bias: nn.GRU(D, D, bias=bias, batch_first=True),
@@ -149,6 +150,14 @@ def positive(s: Any) -> Tensor:
 
 def averaged(x: Tensor, **how: Any) -> Tensor:
     return F.avg_pool1d(x.mT, 3, 2, **how).mT
+
+
+def resized(x: Tensor, size: int = 7, **how: Any) -> Tensor:
+    return F.interpolate(x.mT, size=size, **how).mT
+
+
+def padded(x: Tensor, *sides: int, **how: Any) -> Tensor:
+    return F.pad(x.mT, sides, **how).mT
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
@@ -598,6 +607,43 @@ POOLED: dict[str, Body] = {
         lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
     )(F.normalize(s.p_2_8, dim=-1)),
     "rows twice": lambda s, x: s.b(s.norm(s.p_2_8[None]).mean() + tanh(s.a(x)[:, :2] + s.c(s.p_2_8[None]))),
+    "resized": lambda s, x: s.b(resized(relu(s.a(x)), mode="linear")).tanh(),
+    "resized, positions": lambda s, x: s.b(resized(s.a(x) + s.p_5_8, mode="linear", align_corners=True)).tanh(),
+    "resized, softmax": lambda s, x: s.b(resized(s.a(x), mode="linear").softmax(-1)),
+    "resized to the nearest": lambda s, x: s.b(resized(relu(s.a(x)))).tanh(),
+    "resized, of zeros": lambda s, x: s.b(resized(padded(s.a(x), 1, 1), mode="linear")).tanh(),
+    "resized channels": lambda s, x: s.b_12_8(F.interpolate(s.a(x), size=12)),
+    "resized channels, by lines": lambda s, x: s.b_12_8(F.interpolate(relu(s.a(x)), size=12, mode="linear")),
+    "averaged to three": lambda s, x: s.b(F.adaptive_avg_pool1d(relu(s.a(x)).mT, 3).mT).tanh(),
+    "averaged to three, of zeros": lambda s, x: s.b(F.adaptive_avg_pool1d(padded(s.a(x), 1, 2).mT, 3).mT).tanh(),
+    "averaged to three channels": lambda s, x: s.b_3_8(F.adaptive_avg_pool1d(s.a(x), 3)).tanh(),
+    "reflected": lambda s, x: s.b(normed(s.apart, padded(relu(s.a(x)), 1, 2, mode="reflect"))).tanh(),
+    "repeated at the ends": lambda s, x: s.b(normed(s.apart, padded(s.a(x), 1, 2, mode="replicate"))).tanh(),
+    "padded before a conv": lambda s, x: s.b(normed(s.conv, padded(relu(s.a(x)), 2, 0))).tanh(),
+    "padded before a conv, lin": lambda s, x: s.b(normed(s.conv, padded(s.a(x), 2, 0))).tanh(),
+    "padded before a conv, positions": lambda s, x: normed(s.conv, padded(s.a(x) + s.p_5_8, 0, 2)).tanh(),
+    "padded before a conv, by half": lambda s, x: normed(
+        s.conv, cat([padded(h, *side) for h, side in zip(halves(s.a(x)), ((2, 0), (0, 2)))], -1)
+    ).tanh(),
+    "padded by ones before a conv": lambda s, x: normed(s.conv, padded(s.a(x), 2, 0, value=1.0)).tanh(),
+    "up": lambda s, x: s.b(normed(s.up, relu(s.a(x)))).tanh(),
+    "up, apart": lambda s, x: s.b(normed(s.up_2_3, s.a(x))).tanh(),
+    "up twice": lambda s, x: normed(s.up_3_1_, normed(s.up_3_1, x)).tanh(),
+    "up, norm": lambda s, x: s.norm(normed(s.up, s.a(x))).relu(),
+    "most of windows": lambda s, x: s.b(F.max_pool1d(s.a(x).mT, 2).mT).tanh(),
+    "most of windows, padded": lambda s, x: s.b(F.max_pool1d(relu(s.a(x)).mT, 3, 1, 1).mT).tanh(),
+    "most of windows, positions": lambda s, x: s.b(F.max_pool1d((s.a(x) + s.p_5_8).mT, 2).mT).tanh(),
+    "most of windows of zeros": lambda s, x: s.b(F.max_pool1d(padded(s.a(x), 1, 1).mT, 2).mT).tanh(),
+    "most of windows of channels": lambda s, x: s.b_4_8(F.max_pool1d(s.a(x), 2)).tanh(),
+    "most of three": lambda s, x: s.b(F.adaptive_max_pool1d(s.a(x).mT, 3).mT).tanh(),
+    "most of tokens": lambda s, x: s.b(s.a(x).amax(1)),
+    "most of tokens, at least": lambda s, x: s.b(s.a(x).amin(1)),
+    "most of tokens, and where": lambda s, x: (lambda y: s.b(y.values) + y.indices)(s.a(x).max(1)),
+    "most of tokens, softmax": lambda s, x: s.b(s.a(x).amax(1).softmax(-1)),
+    "most of tokens, norm": lambda s, x: s.b(s.norm(s.a(x).amax(1))),
+    "most of tokens, both": lambda s, x: s.b_16_8(cat([s.a(x).amax(1), s.a(x).amin(1)], -1)),
+    "most of two": lambda s, x: s.b(cat([s.a(x), s.c(x)], 1).amax(1)),
+    "most of tokens and channels": lambda s, x: s.a(x).amax((1, 2))[:, None] + s.b(s.c(x)).mean(1),
     "mean of all": lambda s, x: s.r_1_8(s.a(x).mean((1, 2))[:, None]),
     "sum of all": lambda s, x: s.r_1_8(s.a(x).sum((1, 2))[:, None]),
     "mean of all, of two": lambda s, x: (lambda y: tanh(s.o(y)).mean(1) + s.r_1_8(y.mean((1, 2))[:, None]))(
@@ -756,7 +802,16 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; rows twice: 225/240 192/207; squares of a norm: 86 77
+411 384; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 89 72; resized, positions: 152 128; resized,
+softmax: 166 137; resized to the nearest: 89 72; resized, of zeros: 144 128; resized channels: 248 224; resized
+channels, by lines: 205 168; averaged to three: 89 72; averaged to three, of zeros: 136 128; averaged to three channels:
+134 118; reflected: 133 104; repeated at the ends: 152 128; padded before a conv: 152 136; padded before a conv, lin:
+208 192; padded before a conv, positions: 144 128; padded before a conv, by half: 104 96; padded by ones before a conv:
+128 120; up: 152 136; up, apart: 208 192; up twice: 128 128; up, norm: 170 160; most of windows: 88 72; most of windows,
+padded: 89 72; most of windows, positions: 109 90; most of windows of zeros: 80 72; most of windows of channels: 93 68;
+most of three: 88 72; most of tokens: 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most
+of tokens, softmax: 157 128; most of tokens, norm: 173 144; most of tokens, both: 160 136; most of two: 171 136; most of
+tokens and channels: 255 206
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
