@@ -623,7 +623,7 @@ POOLED: dict[str, Body] = {
     "padded before a conv, lin": lambda s, x: s.b(normed(s.conv, padded(s.a(x), 2, 0))).tanh(),
     "padded before a conv, positions": lambda s, x: normed(s.conv, padded(s.a(x) + s.p_5_8, 0, 2)).tanh(),
     "padded before a conv, by half": lambda s, x: normed(
-        s.conv, cat([padded(h, *side) for h, side in zip(halves(s.a(x)), ((2, 0), (0, 2)))], -1)
+        s.conv, cat([padded(h, *side) for h, side in zip(halves(s.a(x)), ((2, 0), (0, 2)), strict=True)], -1)
     ).tanh(),
     "padded by ones before a conv": lambda s, x: normed(s.conv, padded(s.a(x), 2, 0, value=1.0)).tanh(),
     "up": lambda s, x: s.b(normed(s.up, relu(s.a(x)))).tanh(),
@@ -802,16 +802,17 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 89 72; resized, positions: 152 128; resized,
-softmax: 166 137; resized to the nearest: 89 72; resized, of zeros: 144 128; resized channels: 248 224; resized
-channels, by lines: 205 168; averaged to three: 89 72; averaged to three, of zeros: 136 128; averaged to three channels:
-134 118; reflected: 133 104; repeated at the ends: 152 128; padded before a conv: 152 136; padded before a conv, lin:
-208 192; padded before a conv, positions: 144 128; padded before a conv, by half: 104 96; padded by ones before a conv:
-128 120; up: 152 136; up, apart: 208 192; up twice: 128 128; up, norm: 170 160; most of windows: 88 72; most of windows,
-padded: 89 72; most of windows, positions: 109 90; most of windows of zeros: 80 72; most of windows of channels: 93 68;
-most of three: 88 72; most of tokens: 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most
-of tokens, softmax: 157 128; most of tokens, norm: 173 144; most of tokens, both: 160 136; most of two: 171 136; most of
-tokens and channels: 255 206
+411 384; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 80/89 72; resized, positions: 152 128; resized,
+softmax: 162/166 145; resized to the nearest: 80/89 72; resized, of zeros: 136/144 128; resized channels: 184/248
+160/224; resized channels, by lines: 144/205 128/168; averaged to three: 80/89 72; averaged to three, of zeros: 136 128;
+averaged to three channels: 72/134 64/118; reflected: 120/133 104; repeated at the ends: 144/152 128; padded before a
+conv: 152 136; padded before a conv, lin: 208 192; padded before a conv, positions: 80/144 64/128; padded before a conv,
+by half: 72/104 64/96; padded by ones before a conv: 72/128 64/120; up: 152 136; up, apart: 208 192; up twice: 128 128;
+up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72; most of windows, positions: 96/109
+72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
+160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
+of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
+129/206
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -834,6 +835,11 @@ two constants, by steps, attn; two constants, crossed, attn; idle token by the i
 sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed; one token, sum; diagonal;
 diagonal, positions; tokens crossed; tokens crossed by halves; tokens rolled; tokens rolled by an index; tokens masked;
 tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores; scores of halves,
-crossed; wide scores of itself; wide scores of halves; wide scores of a stream; rows twice
+crossed; wide scores of itself; wide scores of halves; wide scores of a stream; rows twice; averaged to three; averaged
+to three, of zeros; most of three; most of tokens; most of tokens and channels; most of tokens, and where; most of
+tokens, at least; most of tokens, both; most of tokens, norm; most of two; most of windows; most of windows of channels;
+most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
+conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
+resized, positions; up; up twice; up, apart; up, norm
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

@@ -6,6 +6,7 @@ depends on the inputs is known by the operation and the entries it is made of, n
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any
 
@@ -57,6 +58,16 @@ VIEWS = frozenset(
 )
 """Operations that move entries and change none."""
 POINTWISE = torch.Tag.pointwise
+RESIZED = (
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    *(f"{each}_pad{n}d" for n in "123" for each in ("reflection", "replication")),
+)
+"""Operations that make tokens of a picture of others, channel by channel, with numbers that add up to 1."""
+LARGEST = tuple(
+    f"{each}{n}d{some}" for n in "23" for each, some in (("max_pool", "_with_indices"), ("adaptive_max_pool", ""))
+)
+"""Operations that take the largest of tokens of a picture."""
 
 
 class Codes:
@@ -147,6 +158,16 @@ class Codes:
                 code = mixed(code * 1000003 + self._codes[id(each)], 5)
             return code.expand(tensor.shape)
         return self.fresh(tensor.shape)
+
+
+def axes_of(operation: Operation, count: int) -> list[int]:
+    """Return the axes, of so many, that an operation goes over: those of a picture, those that it is given, or all."""
+    picture = re.search(r"(\d)d", operation.name)
+    if picture is not None:
+        return [*range(count - int(picture[1]), count)]
+    given = operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim")
+    axes = range(count) if given is None or given == [] or isinstance(given, bool) else given
+    return [axis % count for axis in ([axes] if isinstance(axes, int) else axes)]
 
 
 def _plain(tree: Any) -> Any:

@@ -19,7 +19,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, distinct, folded, hashed, mixed, named
+from quotient_manifolds.symmetries.wires.codes import (
+    LARGEST,
+    POINTWISE,
+    RESIZED,
+    VIEWS,
+    axes_of,
+    distinct,
+    folded,
+    hashed,
+    mixed,
+    named,
+)
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
@@ -381,13 +392,8 @@ def _by_weight(graph: Equations, field: Field, entries: Entries, shape: Sequence
 
 
 def _reduced(graph: Equations, operation: Operation) -> list[Field] | None:
-    field, args = graph.field(operation.args[0]), operation.args
-    axes = (
-        args[1]
-        if len(args) > 1 and not isinstance(args[1], bool) and args[1] is not None
-        else operation.kwargs.get("dim")
-    )
-    axes = [*range(field.names.ndim)] if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
+    field = graph.field(operation.args[0])
+    axes = axes_of(operation, field.names.ndim)
     made = graph.reduce(field, axes)
     return None if made is None else [made.map(lambda t: t.reshape(operation.out.shape))]
 
@@ -446,7 +452,7 @@ def _index(graph: Equations, operation: Operation) -> list[Field] | None:
 def _pooled(graph: Equations, operation: Operation) -> list[Field] | None:
     """Windows of tokens, channel by channel."""
     field, out = graph.settle(graph.field(operation.args[0]).map(lambda t: t[..., None]), -1), operation.outputs[0]
-    axes = range(out.ndim - int(operation.name.partition("d")[0][-1]), out.ndim)
+    axes = axes_of(operation, out.ndim)
     if any(not flat(field.names, axis) for axis in axes) or _repeats(field.names):
         return None
     first: tuple[Any, ...] = (..., *[slice(1)] * len(axes), 0)
@@ -474,9 +480,10 @@ def _padded(graph: Equations, operation: Operation) -> list[Field] | None:
 
 def _convolution(graph: Equations, operation: Operation) -> list[Field] | None:
     tensor, weight, *_, transposed, _, groups = operation.args[:9]
-    if not graph._is_parameter(weight) or transposed:
+    if not graph._is_parameter(weight) or (transposed and groups > 1):
         return None
-    (entries,) = graph.walk.entries[id(weight)].apply(lambda layout: layout.flatten(2).permute(2, 0, 1))
+    order = (2, 1, 0) if transposed else (2, 0, 1)
+    (entries,) = graph.walk.entries[id(weight)].apply(lambda layout: layout.flatten(2).permute(order))
     field = graph.settle(graph.field(tensor).map(lambda t: t.movedim(1, -1)), -1)
     if any(not flat(field.names, axis) for axis in range(field.names.ndim - 1)):
         return None
@@ -500,12 +507,12 @@ STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
     **dict.fromkeys(STILL, _nothing),
     **dict.fromkeys(["_to_copy", "copy_"], _copy),
     **dict.fromkeys(["mm", "bmm"], _multiply),
-    **dict.fromkeys(["sum", "mean", "amax", "amin", "prod", "logsumexp"], _reduced),
+    **dict.fromkeys(["sum", "mean", "amax", "amin", "max", "min", "prod", "logsumexp"], _reduced),
     **dict.fromkeys(["_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm"], _normalised),
-    **dict.fromkeys(["max_pool2d_with_indices", "avg_pool2d"], _pooled),
+    **dict.fromkeys([*RESIZED, *LARGEST, "avg_pool2d", "avg_pool3d"], _pooled),
     "native_group_norm": _group_norm,
     "embedding": _embedding,
-    "index": _embedding,
+    **dict.fromkeys(["index", "_unsafe_index"], _embedding),
     "constant_pad_nd": _padded,
     "convolution": _convolution,
 }

@@ -300,7 +300,8 @@ class Shifts:
         elif flow.kind == "max":
             seen = flow.terms[self.unseen.partly(flow.outs)]
             self._open(seen)
-            self._constrain(seen, np.array([1.0, -1.0]))
+            for column in seen.T[1:]:
+                self._constrain(np.stack([column, seen[:, 0]], 1), np.array([1.0, -1.0]))
             self._sum(flow.outs, flow.terms[:, :1], np.ones((len(flow.outs), 1)))
 
     def _bias(self, flow: Flow) -> None:

@@ -269,7 +269,7 @@ class Unseen:
             if not self.all(flow.terms) and self.partly(flow.outs).any():
                 F = self.of(flow.outs)
                 self.add(flow.terms, F - F.mean(1, keepdims=True))
-        elif flow.kind == "through":
+        elif flow.kind == "through" or flow.about == "tokens":
             self.see(flow.terms[self.partly(flow.outs)])
         elif flow.kind == "soft":
             for row in flow.terms:

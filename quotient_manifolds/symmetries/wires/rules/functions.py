@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import hashed, named
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import FIXED, MASKED, ZERO, Flow, Walk, rule
 
@@ -83,16 +84,22 @@ def maximum(walk: Walk, operation: Operation) -> None:
     shape = operation.out.shape
     label, names, nodes = walk.combined(walk.label(a).expand(shape), walk.label(b).expand(shape))
     walk.put(operation.out, label)
-    walk.alone(np.concatenate([names.reshape(-1), nodes]))
-    walk.positive(nodes)
+    most(walk, names, nodes)
+
+
+def most(walk: Walk, names: Array, nodes: Array, about: str = "") -> None:
+    """Say that nodes are the largest, or the smallest, of others (m, k); about: "tokens" where these are of several."""
+    both = np.concatenate([names.reshape(-1), nodes])
+    walk.alone(both)
+    walk.positive(both)
     stuck = (names == FIXED).any(1)
     walk.fix(nodes[stuck], seen=False)
     for each in names.T:
         live = each > FIXED
         walk.equal((nodes[live], 1.0), (each[live], -1.0))
-    both = (names > FIXED).all(1)
-    walk.flows.append(Flow("max", nodes[both], names[both]))
-    walk.through(nodes[~both], names[~both])
+    every = (names > FIXED).all(1)
+    walk.flows.append(Flow("max", nodes[every], names[every], about))
+    walk.through(nodes[~every], names[~every])
 
 
 @rule("pointwise")

@@ -196,23 +196,30 @@ def lookup(walk: Walk, weight: Tensor, ids: Tensor, out: Tensor) -> None:
 @rule("convolution")
 def convolution(walk: Walk, operation: Operation) -> None:
     tensor, weight, _, stride, padding, _, transposed, _, groups = operation.args[:9]
-    if id(weight) not in walk.entries or id(weight) in walk.labels or transposed or id(tensor) in walk.entries:
+    plain = id(weight) in walk.entries and id(weight) not in walk.labels and id(tensor) not in walk.entries
+    if not plain or (transposed and groups > 1):
         walk.opaque(operation)
         return
     entries = walk.entries[id(weight)]
-    (entries,) = entries.apply(lambda layout: layout.flatten(2).permute(2, 0, 1))  # (taps, out, in)
+    order = (2, 1, 0) if transposed else (2, 0, 1)
+    (entries,) = entries.apply(lambda layout: layout.flatten(2).permute(order))  # (taps, out, in)
     layout = entries.layout
     label = walk.label(tensor).movedim(1, -1)
     spatial = range(1, label.ndim - 1)
+    alone = weight[0, 0].numel() == 1 and not any(padding) and all(each == 1 for each in stride) and not transposed
     if bool((label <= FIXED).all()):
         label = torch.full((), FIXED).expand(label.shape)
     if any(not walk.tokens(label, axis) for axis in spatial):
-        _by_numbers(walk, operation)
-        return
+        beside = label
+        for axis in spatial:
+            beside = torch.where(beside == ZERO, beside.amax(axis, keepdim=True), beside)
+        if not _flat(beside, spatial) or ragged(walk.rows(label, label.shape[-1])[0]):
+            _by_numbers(walk, operation)
+            return
+        label, alone = beside, False  # zeros beside tokens, as the operation itself puts there
     out, size = operation.out, layout.shape[1] // groups
     parts = []
     shape = [out.shape[0], *out.shape[2:], size]
-    alone = weight[0, 0].numel() == 1 and not any(padding) and all(each == 1 for each in stride)
     taps = None if alone else (tuple(padding), tuple(weight.shape[2:]))
     if not alone and all(flat(label, axis) for axis in spatial):
         for axis in spatial:

@@ -11,24 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.codes import hashed, named
+from quotient_manifolds.symmetries.wires.codes import LARGEST, RESIZED, axes_of, hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.rules.functions import most
 from quotient_manifolds.symmetries.wires.rules.products import resolve
 from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
 
 FEW = 64  # slices that are added one by one
 
 
-@rule("sum", "mean", "sum_to_size")
+@rule("sum", "mean")
 def reduce(walk: Walk, operation: Operation) -> None:
     tensor = operation.args[0]
-    axes = operation.args[1] if len(operation.args) > 1 and operation.args[1] is not None else list(range(tensor.ndim))
+    axes = axes_of(operation, tensor.ndim)
     keep = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("keepdim", False)
-    axes = [axis % tensor.ndim for axis in ([axes] if isinstance(axes, int) else axes)] or list(range(tensor.ndim))
-    count = 1
-    for axis in axes:
-        count *= tensor.shape[axis]
+    count = math.prod(tensor.shape[axis] for axis in axes)
     label = walk.label(tensor)
     channels = [axis for axis in axes if not walk.tokens(label, axis)]
     mean = operation.name == "mean"
@@ -135,6 +133,38 @@ def _lines(label: Tensor, axes: list[int]) -> tuple[Array, Callable[[Array], Ten
         return made
 
     return rows.numpy(), back
+
+
+@rule(*RESIZED)
+def resize(walk: Walk, operation: Operation) -> None:
+    """Make each token a mean of others, with numbers that add up to 1."""
+    label = walk.label(operation.args[0])
+    axes = axes_of(operation, label.ndim)
+    if any(not walk.tokens(label, axis, masked=True) for axis in axes):
+        walk.opaque(operation)
+        return
+    thin = pool(walk, label, axes, 1 / math.prod(label.shape[axis] for axis in axes), any_of=True)
+    walk.put(operation.out, thin.expand(operation.out.shape))
+
+
+@rule("amax", "amin", "max", "min", *LARGEST)
+def most_of_several(walk: Walk, operation: Operation) -> None:
+    """Take the largest of tokens or channels, or the smallest: what may change does not change which one that is."""
+    label, out = walk.label(operation.args[0]), operation.outputs[0]
+    axes = axes_of(operation, label.ndim)
+    names, back = _lines(label, axes)
+    if bool((names == names[:, :1]).all()):
+        names = names[:, :1]
+    nodes = np.minimum(names.max(1), FIXED)
+    moving = (names > FIXED).any(1)
+    nodes[moving] = walk.new(int(moving.sum()))
+    most(walk, names[moving], nodes[moving], "tokens")
+    walk.settle(operation)
+    thin = back(nodes)
+    if out.ndim < label.ndim:
+        for axis in sorted(axes, reverse=True):
+            thin = thin.select(axis, 0)
+    walk.put(out, thin.expand(out.shape))
 
 
 @rule("avg_pool2d", "avg_pool3d")

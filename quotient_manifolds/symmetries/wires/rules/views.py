@@ -209,7 +209,7 @@ def index_add(walk: Walk, operation: Operation) -> None:
     total(walk, operation.out, [(tensor, 1.0), (some, float(operation.kwargs.get("alpha", 1.0)))])
 
 
-@rule("index")
+@rule("index", "_unsafe_index")
 def index(walk: Walk, operation: Operation) -> None:
     source, places = operation.args[:2]
     if id(source) in walk.entries and ("used", id(source)) not in walk.notes and len(places) == 1:
