@@ -673,6 +673,7 @@ ALL_TOKENS: dict[str, Body] = {
     "average of channels": lambda s, x: s.a_4_8(F.avg_pool1d(x, 2)).tanh(),
     "a function of zeros": lambda s, x: s.b_9_8(F.pad(s.a(x), (0, 1)).exp()),
     "group norm of zeros": lambda s, x: s.b(normed(s.group, F.pad(s.a_8_6(x), (0, 2)))),
+    "group norm of positions": lambda s, x: s.b(normed(s.group, s.a(x) + s.p_5_8)),
     "group norm, read": lambda s, x: s.b(normed(s.group, s.a(x))),
     "sum of channels of two kinds": lambda s, x: (lambda y: s.b(s.c(y).mean(1)) + y.sum((1, 2))[:, None])(
         cat([x, s.a(x)], 1)
@@ -812,7 +813,8 @@ up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72
 72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
 of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
-129/206
+129/206; group norm of
+positions: 0 0
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
