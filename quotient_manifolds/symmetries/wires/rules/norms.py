@@ -61,7 +61,8 @@ def group_norm(walk: Walk, operation: Operation) -> None:
     moving = walk.nodes(label)
     names[moving] = walk.new(len(moving))
     walk.fix(np.concatenate([moving, names[moving]]), seen=False)
-    for row in torch.unique(rows.reshape(-1, rows.shape[-1]), dim=0).numpy():
+    for group in rows.unbind(1):  # of all its kinds of tokens
+        row = group.unique().numpy()
         walk.flows.append(Flow("norm", names[row[row > FIXED]].tolist(), row.tolist(), "even"))
     _put(walk, operation, torch.from_numpy(names)[walk.label(tensor)])
 

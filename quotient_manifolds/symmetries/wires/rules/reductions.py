@@ -177,7 +177,7 @@ def averagepool(walk: Walk, operation: Operation) -> None:
     count = int(operation.name[-2])
     sizes, steps, beside = (_each(some, count) for some in (kernel, stride or kernel, padding or 0))
     axes = range(label.ndim - len(sizes), label.ndim)
-    if given.get("ceil_mode") or any(not walk.tokens(label, axis) for axis in axes):
+    if given.get("ceil_mode") or any(not walk.tokens(label, axis, masked=True) for axis in axes):
         walk.opaque(operation)
         return
     for size, step, pad, axis in zip(sizes, steps, beside, axes, strict=True):
