@@ -607,6 +607,10 @@ POOLED: dict[str, Body] = {
         lambda y: s.c_2_8(tanh(s.a(x) @ y.mT)).mean(1) + s.b(tanh(s.v(y[picked(s)])))
     )(F.normalize(s.p_2_8, dim=-1)),
     "rows twice": lambda s, x: s.b(s.norm(s.p_2_8[None]).mean() + tanh(s.a(x)[:, :2] + s.c(s.p_2_8[None]))),
+    "whole numbers beside channels": lambda s, x: s.b_11_8(cat([s.a(x), (s.given[..., :3] > 0).long() + 2], -1)).tanh(),
+    "norms, compared": lambda s, x: (
+        lambda q: s.b((q @ s.plain_(s.k(x)).mT).softmax(-1) @ s.v(x) + torch.where(q > 0, q, q / 2))
+    )(s.plain(s.q(x))),
     "resized": lambda s, x: s.b(resized(relu(s.a(x)), mode="linear")).tanh(),
     "resized, positions": lambda s, x: s.b(resized(s.a(x) + s.p_5_8, mode="linear", align_corners=True)).tanh(),
     "resized, softmax": lambda s, x: s.b(resized(s.a(x), mode="linear").softmax(-1)),
@@ -813,7 +817,8 @@ up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72
 72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
 of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
-129/206; group norm of positions: 170/176 138/144
+129/206; group norm of positions: 170/176 138/144; whole numbers beside channels: 0 0; norms, compared: 0
+0
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
