@@ -34,9 +34,10 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
 from quotient_manifolds.symmetries.reparameterization import together
-from quotient_manifolds.symmetries.wires.constants import FreeDirections, by_entries
+from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
 from quotient_manifolds.symmetries.wires.labels import UNREACHED
+from quotient_manifolds.symmetries.wires.walk import by_entries
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered

@@ -181,10 +181,7 @@ class Copy:
 
     def element(self, A: Tensor, C: Tensor) -> Tensor:
         """Return what A with its inverse C does to the channels that stand here: S A S^-1, or of C^T."""
-        return self._placed(C.mT if self.dual else A)
-
-    def _placed(self, part: Tensor) -> Tensor:
-        weights = self.weights.to(part.dtype)
+        part, weights = C.mT if self.dual else A, self.weights.to(A.dtype)
         return weights[:, None] * part[self.channels][:, self.channels] / weights
 
 

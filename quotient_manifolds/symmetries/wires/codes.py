@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ VIEWS = frozenset(
     [
         "view",
         "_unsafe_view",
-        "reshape",
         "permute",
         "transpose",
         "t",
@@ -45,15 +45,12 @@ VIEWS = frozenset(
         "lift_fresh",
         "unfold",
         "diagonal",
-        "movedim",
-        "contiguous",
         "_reshape_alias",
         "copy",
         "lift",
         "slice_scatter",
         "select_scatter",
         "native_dropout",
-        "dropout",
     ]
 )
 """Operations that move entries and change none."""
@@ -138,22 +135,16 @@ class Codes:
             return self.fresh(tensor.shape)
         operation, place = made
         if operation.name in VIEWS:
-            args, kwargs = tree_map_only(Tensor, lambda t: self._codes[id(t)], (operation.args, operation.kwargs))
-            if operation.name in ("native_dropout", "dropout"):
-                return args[0]
-            if operation.name in ("view", "_unsafe_view", "_reshape_alias"):
-                return args[0].reshape(tensor.shape)
-            if operation.name == "copy":
-                return args[1].expand(tensor.shape)
-            found = tensors(operation.func(*args, **kwargs))[place]
+            several = viewed(operation, lambda t: self._codes[id(t)])
+            found = several[min(place, len(several) - 1)]  # a dropout gives its mask as well
             return found if found.shape == tensor.shape else self.fresh(tensor.shape)
         if operation.name == "embedding":
             table, ids = operation.args[:2]
             columns = folded(self._codes[id(table)].T)
             return mixed(self._codes[id(ids)][..., None] * 31 + columns, 11)
         if passes and len(operation.outputs) == 1:
-            label = zlib.crc32(repr((operation.name, _plain(operation.args), _plain(operation.kwargs))).encode())
-            code = torch.full((), label)
+            plain = tree_map_only(Tensor, lambda _: "tensor", (operation.args, operation.kwargs))
+            code = torch.full((), named((operation.name, *plain)))
             for each in operation.inputs:
                 code = mixed(code * 1000003 + self._codes[id(each)], 5)
             return code.expand(tensor.shape)
@@ -170,8 +161,17 @@ def axes_of(operation: Operation, count: int) -> list[int]:
     return [axis % count for axis in ([axes] if isinstance(axes, int) else axes)]
 
 
-def _plain(tree: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: "tensor", tree)
+def viewed(operation: Operation, beside: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return what a view makes of tensors that stand beside those that it takes, such as labels."""
+    name, args = operation.name, operation.args
+    if name == "native_dropout":
+        return [beside(args[0])]
+    if name in ("view", "_unsafe_view", "_reshape_alias"):
+        return [beside(args[0]).reshape(operation.out.shape)]
+    if name == "copy":
+        return [beside(args[1]).expand(operation.out.shape)]
+    args, kwargs = tree_map_only(Tensor, beside, (args, operation.kwargs))
+    return tensors(operation.func(*args, **kwargs))
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Constants:
         """Return what is unseen and unreached at these parameters."""
         if self._last is not None and self._last.values.hold(params):
             return self._last
-        values = Values(self.walk, params)
+        values = Values(params)
         unreached = Unreached(self.walk, values)
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
@@ -205,12 +205,3 @@ def unreached_basis(at: At, several: Sequence[Linear]) -> Array:
     if not len(c):
         return np.zeros((several[0].shape[2], 0))
     return scipy.linalg.orth((kernel(c[None]).T @ U).T)
-
-
-def by_entries(several: list[Any]) -> list[list[Any]]:
-    """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
-    found: dict[Any, list[Any]] = {}
-    for each in several:
-        if each.shared in ("", "alike"):
-            found.setdefault(each.entries.key, []).append(each)
-    return list(found.values())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +29,7 @@ from quotient_manifolds.symmetries.wires.codes import (
     hashed,
     mixed,
     named,
+    viewed,
 )
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
@@ -332,28 +332,11 @@ def _pointwise(graph: Equations, operation: Operation) -> list[Field] | None:
 
 def _view(graph: Equations, operation: Operation) -> list[Field] | None:
     """Move entries; what is put beside tokens is one with them."""
-    name, args = operation.name, operation.args
-    if name in ("native_dropout", "dropout"):
-        return [graph.field(args[0])] if not args[2] or not args[1] else None
-    if name == "copy":
-        return [graph.field(args[1]).expand(operation.out.shape)]
-    fields = {id(each): graph.field(each) for each in operation.inputs}
-    if name in ("view", "_unsafe_view", "_reshape_alias"):
-        return [fields[id(args[0])].map(lambda t: t.reshape(operation.out.shape))]
-    found = []
-    for side in ("names", "places"):
-        moved, kept = tree_map_only(
-            Tensor,
-            partial(_side, fields, side),
-            (args, operation.kwargs),
-        )
-        made = operation.func(*moved, **kept)
-        found.append([_thin(each) for each in ([made] if isinstance(made, Tensor) else made)])
-    return [Field(*each) for each in zip(*found, strict=True)]
-
-
-def _side(fields: dict[int, Field], side: str, tensor: Tensor) -> Tensor:
-    return getattr(fields[id(tensor)], side) if id(tensor) in fields else tensor
+    if operation.name == "native_dropout" and operation.args[2] and operation.args[1]:
+        return None
+    names = viewed(operation, lambda t: graph.field(t).names)
+    places = viewed(operation, lambda t: graph.field(t).places)
+    return [Field(_thin(name), _thin(place)) for name, place in zip(names, places, strict=True)]
 
 
 def _copy(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -364,14 +347,11 @@ def _copy(graph: Equations, operation: Operation) -> list[Field] | None:
 
 def _multiply(graph: Equations, operation: Operation) -> list[Field] | None:
     a, b = operation.args[:2]
-    made = _product(graph, a, b, operation.out)
-    return None if made is None else [made]
-
-
-def _product(graph: Equations, a: Tensor, b: Tensor, out: Tensor) -> Field | None:
     if graph._is_parameter(b):
-        return _by_weight(graph, graph.field(a), graph.walk.entries[id(b)], out.shape)
-    return graph.contract(graph.field(a), graph.field(b))
+        made = _by_weight(graph, graph.field(a), graph.walk.entries[id(b)], operation.out.shape)
+    else:
+        made = graph.contract(graph.field(a), graph.field(b))
+    return None if made is None else [made]
 
 
 def _by_weight(graph: Equations, field: Field, entries: Entries, shape: Sequence[int]) -> Field | None:

@@ -82,14 +82,10 @@ class Roles:
             normed = self.walk.about("normed")[scaled] | self.walk.about("gated")[scaled]
             kind = "norm gain" if normed.any() else "channel gain"
             return kind if weights else f"{self._of(np.concatenate([each.outs[0] for each in gains]))} {kind}"
-        neurons = self.neuron(nodes, one=True) if self._of(nodes) != QUERY_KEY else ""
-        return neurons or f"{self._of(nodes)} scale"
-
-    def neuron(self, nodes: Array, *, one: bool) -> str:
-        """Return which neurons these channels are, "" if none; one: each of them for itself."""
-        if self.walk.about("positive")[nodes].any():
-            return RELU
-        return GATED if one and self.walk.about("gated")[nodes].any() else ""
+        for name, what in ((RELU, "positive"), (GATED, "gated")):
+            if self._of(nodes) != QUERY_KEY and self.walk.about(what)[nodes].any():
+                return name
+        return f"{self._of(nodes)} scale"
 
     def _of(self, nodes: Array) -> str:
         return next((name for name, there in self._roles if there[nodes].any()), "hidden")
@@ -104,7 +100,6 @@ class Labels:
         self._start = np.cumsum([0, *(len(each.nodes) for each in bundles)])[:-1]
         self._nodes = np.concatenate([np.zeros(0, np.int64), *(each.nodes for each in bundles)])
         self._known: dict[str, list[bool]] = {}
-        self._ordered: dict[object, list[tuple[int, bool]]] = {}
         self._attention = self._modules_that_mix(bundles)
 
     def about(self, bundle: Bundle) -> object:
@@ -115,16 +110,12 @@ class Labels:
     def places(self, bundle: Bundle) -> list[tuple[int, bool]]:
         """Return the parts of a bundle with their sides, the first side first, and weights before biases."""
         turned = self.turned(bundle)
-        about = (turned, *bundle.places)
-        if about in self._ordered:
-            return self._ordered[about]
 
         def rank(key: tuple[int, bool]) -> tuple[bool, int, int, int]:
             part = self.parts[key[0]]
             return key[1] ^ turned, -part.length, part.family, key[0]
 
-        self._ordered[about] = sorted(bundle.places, key=rank)
-        return self._ordered[about]
+        return sorted(bundle.places, key=rank)
 
     def positive(self, bundle: Bundle) -> bool:
         return self._has(bundle, "positive")

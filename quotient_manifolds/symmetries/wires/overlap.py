@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
-from quotient_manifolds.symmetries.wires.constants import At, by_entries
+from quotient_manifolds.symmetries.wires.constants import At
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, span
 from quotient_manifolds.symmetries.wires.shifting import Solved
-from quotient_manifolds.symmetries.wires.walk import Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import Linear, Walk, by_entries
 
 
 def own_dimension(walk: Walk, at: At, found: Solved, block: Block) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import (
     ADAPTER,
@@ -184,7 +185,7 @@ def _obstacle(walk: Walk, constants: Constants, found: Found, owned: dict[str, l
                 return "the middle is wider than an end, so the factors have no full column rank: no manifold"
     for name in dict.fromkeys(pair.names):
         own, count = _held(walk, found, name)
-        if count > np.count_nonzero(own):
+        if count > int(own.sum()):
             return f"parameter {name!r} is used twice in it (see the reparameterizations)"
         for other in owned.get(name, ()):
             if (own & _held(walk, other, name)[0]).any():
@@ -200,14 +201,9 @@ def _reached(at: At, part: Part, view: StridedView) -> int:
     return view.rows - unreached_basis(at, [linear]).shape[1]
 
 
-def _held(walk: Walk, found: Found, name: str) -> tuple[Array, int]:
+def _held(walk: Walk, found: Found, name: str) -> tuple[Tensor, int]:
     """Say of the numbers of a parameter whether they are in the views of a pair, and how many numbers these have."""
-    held, count = np.zeros(walk.shapes[name].numel(), bool), 0
-    for _, view in (*found.views[0], *found.views[1]):
-        if view.name == name:
-            axes = [part for axis in view.axes for part in axis]
-            sizes, strides = [size for size, _ in axes], [stride for _, stride in axes]
-            there = np.lib.stride_tricks.as_strided(held[view.offset :], sizes, strides)
-            there[...] = True
-            count += there.size
-    return held, count
+    held, views = torch.zeros(walk.shapes[name].numel(), dtype=torch.bool), (*found.views[0], *found.views[1])
+    own = Factor(tuple(view for _, view in views if view.name == name))
+    own.write({name: held}, torch.ones(found.pair.heads, own.rows, found.pair.h, dtype=torch.bool))
+    return held, found.pair.heads * own.rows * found.pair.h

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,6 @@ class Recording:
     parameters: Mapping[str, Tensor]
     given: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

@@ -10,14 +10,9 @@ import numpy as np
 
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.blocks import find_blocks
 from quotient_manifolds.symmetries.wires.channels import Bundle
-from quotient_manifolds.symmetries.wires.constants import (
-    Constants,
-    FreeDirections,
-    by_entries,
-    unreached_basis,
-)
+from quotient_manifolds.symmetries.wires.constants import Constants, FreeDirections, unreached_basis
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD, Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
@@ -25,7 +20,7 @@ from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
-from quotient_manifolds.symmetries.wires.walk import Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import Linear, Walk, by_entries
 
 
 def reparameterizations(
@@ -47,8 +42,8 @@ def reparameterizations(
     linear = [block for block in blocks if block.kind == "linear" and block.roots not in gone]
     own = {block.roots: own_dimension(walk, at, found, block) - 1 for block in linear}
     idle = [block for block in linear if own[block.roots] < 0]  # not even a scale is left to them
-    held = _nodes(walk, idle)
-    walk.scales.equal(held[:, None], np.ones((len(held), 1)))
+    held = [root for block in idle for root in block.roots]
+    walk.equal((np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], held)), 1.0))
     by_length: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
     for scale in (scale for each in taken for scale in each.scales()):
         by_length[len(scale[0])].append(scale)
@@ -87,11 +82,6 @@ def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterizatio
     return [*found.values()]
 
 
-def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
-    roots = [root for block in blocks for root in block.roots]
-    return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
-
-
 def _free_offsets(constants: Constants) -> None:
     """Let channels be scaled to which constants are added, where shifts make up for that."""
     walk, params = constants.walk, constants.walk.parameters
@@ -99,9 +89,8 @@ def _free_offsets(constants: Constants) -> None:
     constants.whole = whole_biases(shifts)
     if constants.scaled:
         free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn]]
-        left = np.setdiff1d(walk.offsets(), free)
         walk.scales = walk.loose
-        walk.scales.equal(left[:, None], np.ones((len(left), 1)))
+        walk.equal((np.setdiff1d(walk.offsets(), free), 1.0))
 
 
 def _settle(walk: Walk, found: Sequence[Scaling]) -> None:

@@ -93,7 +93,7 @@ class Classes:
                 size[first],
                 dual_here[first],
             )
-            self._flatten(children)
+            self._flatten()
         odd = np.flatnonzero(turned | (np.abs(found - 1) > SMALL))
         self._cycles.update((int(root_a[i]), bool(turned[i]), float(found[i])) for i in odd)
 
@@ -106,7 +106,7 @@ class Classes:
         back = np.where(dual_b, size_b, 1 / size_b)
         return root_a, root_b, back * np.where(dual_b, 1 / here, here), turned ^ dual_b
 
-    def _flatten(self, changed: Array) -> None:
+    def _flatten(self) -> None:
         """Let every node hang from a root."""
         while True:
             up = self._above[self._above]
@@ -266,7 +266,7 @@ def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
     """
     count = matrix.shape[1]
     left, taken = matrix, []
-    open_rows, waiting = np.arange(matrix.shape[0]), np.ones(count, bool)
+    waiting = np.ones(count, bool)
     while left.shape[0]:
         row, pivot, value = _lonely(left)
         if not len(row):  # tokens ask for the same, each by itself
@@ -277,8 +277,7 @@ def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
             continue
         taken.append((left[row], pivot, value))
         waiting[pivot] = False
-        open_rows = np.setdiff1d(np.arange(left.shape[0]), row)
-        left = left[open_rows]
+        left = left[np.setdiff1d(np.arange(left.shape[0]), row)]
     bound = np.zeros(count, bool)
     bound[left.indices] = True
     free = np.flatnonzero(waiting & ~bound)

@@ -363,8 +363,6 @@ def _scaling(roles: Roles, components: Sequence[Component], touched: _Touched, c
         else:
             (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
             vectors.append(ScaledVector(line, exponents(each.outs.reshape(-1)), False))
-    vectors = [each for each in vectors if each.exponents.nnz]
-    weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
     used = np.concatenate([each.unknowns[np.any(np.abs(each.basis) > NULL, axis=1)] for each in components])
     kind = roles.scaling(used, gains, bool(weights))
     made = Scaling(tuple(weights), tuple(vectors), tuple(components), kind)

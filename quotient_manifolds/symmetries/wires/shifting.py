@@ -271,7 +271,7 @@ class MakeUp:
     def names(self, params: Mapping[str, Tensor]) -> tuple[str, ...]:
         """Return the parameters that shift."""
         found = Solved.at(self.constants, params)
-        return _changed(found, self._size(found, 1 + np.arange(len(self.turned)) / len(self.turned)))
+        return _changed(found, self._size(found, 1 + np.arange(len(self.turned)) / len(self.turned)))[0]
 
     def _size(self, found: Solved, turns: Array) -> Array:
         scattered = np.zeros(len(found.shifts.turns))
@@ -279,11 +279,11 @@ class MakeUp:
         return found.shifts.evaluate((found.turning @ scattered[found.turned])[:, None])[:, 0]
 
 
-def _changed(found: Solved, size: Array) -> tuple[str, ...]:
-    """Return the parameters that change where sources add this."""
+def _changed(found: Solved, size: Array) -> tuple[tuple[str, ...], list[Linear]]:
+    """Return the parameters that change where sources add this, and the weights among them that answer."""
     changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > NOTHING]
     answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > NOTHING]
-    return tuple(dict.fromkeys((*changed, *(each.entries.name for each in answers))))
+    return tuple(dict.fromkeys((*changed, *(each.entries.name for each in answers)))), answers
 
 
 def offset_channels(walk: Walk) -> Iterator[Offsets]:
@@ -525,9 +525,7 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
 def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
     """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
     kind, name, _ = pivots[0]
-    changed = [entries.name for entries, change in found.shifts.biases(size) if float(change.abs().max()) > 1e-12]
-    answers = [each.linear for each, answer in found.shifts.answers(size) if np.abs(answer).max() > 1e-12]
-    changed += [each.entries.name for each in answers]
+    changed, answers = _changed(found, size)
     targets = (0.0,) * len(pivots)
     readers: tuple[tuple[int, Linear], ...] = ()
     if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:

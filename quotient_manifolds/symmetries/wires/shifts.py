@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
-from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk, by_entries
 
 SMALL = 1e-13
 Offsets = Mapping[int, float]
@@ -57,6 +57,7 @@ class Answer:
     linear: Linear
     u: Array
     unknowns: Array
+    uses: list[Linear]
 
 
 class Shifts:
@@ -77,6 +78,7 @@ class Shifts:
     ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
+        self.vectors: list[list[Vector]] = by_entries([each for each in walk.vectors if not each.gain])
         self.unknown = np.zeros(walk.count, np.int64)
         """The unknown that the constant of a node is; 0 if it is none."""
         self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
@@ -126,15 +128,14 @@ class Shifts:
         whole: keys of entries of biases of which nothing is left.
         """
         system = self.system.copy()
-        biases = [each for each in self.walk.vectors if not each.gain]
         several = [
-            (self.total(row), [each.outs[place] for each in _same(vector, biases)])
-            for vector in biases
-            if vector.entries.key not in whole
-            for place, row in enumerate(vector.outs)
+            (self.total(row), [each.outs[place] for each in same])
+            for same in self.vectors
+            if same[0].entries.key not in whole
+            for place, row in enumerate(same[0].outs)
         ]
         for each in self.virtual:
-            several.append((each.unknowns, [use.outs[0] for use in _same(each.linear, self.walk.linears)]))
+            several.append((each.unknowns, [use.outs[0] for use in each.uses]))
         for unknowns, rows in several:
             if (unknowns > 1).all() and not any(self.unseen.all(row) for row in rows):
                 K = scipy.sparse.csr_matrix(self.unseen.common(rows).T)
@@ -221,7 +222,7 @@ class Shifts:
             for each in np.unique(self.made[inner[self.unknown[inner] == 0]]).tolist():
                 if each >= 0 and each not in self._rows and each not in needed:
                     needed.add(each)
-                    waiting += _inputs(self.definitions[each])
+                    waiting.append(self.definitions[each].names)
         for each in sorted(needed):
             self._rows[each] = self._expressed(self.definitions[each])
         return self._known(nodes)
@@ -364,7 +365,7 @@ class Shifts:
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
-        if not self.unseen.any(out):
+        if not self.unseen.partly(out):
             return
         self._open([*flow.terms[0], *flow.terms[1]])
         self.zero(flow.terms[0])
@@ -404,7 +405,7 @@ class Shifts:
 
     def _answer(self, linear: Linear) -> Answer | None:
         """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
-        same = _same(linear, self.walk.linears)
+        same = [each for each in self.walk.linears if each.entries.key == linear.entries.key]
         for each in self.virtual:
             if each.linear is same[0]:
                 return each
@@ -415,7 +416,7 @@ class Shifts:
             if not len(c) or not np.abs(c).max() > 1e-9:
                 return None
             u = c @ U / (c @ c)
-        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1])))
+        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1]), same))
         return self.virtual[-1]
 
     # values
@@ -430,8 +431,8 @@ class Shifts:
         for each in self.definitions:
             value[each.outs] = self._evaluated(each, value, coefficients)
         size = np.zeros(value.shape)
-        for vector in self._vectors():
-            size[vector.outs] = value[vector.outs]
+        for first, *_ in self.vectors:
+            size[first.outs] = value[first.outs]
         for answer in self.virtual:
             size[answer.linear.outs[0]] = coefficients[answer.unknowns]
         for vector in self.walk.vectors:
@@ -451,14 +452,6 @@ class Shifts:
             found += self.values.answer(definition.linear, inner)[definition.rows]
         return found
 
-    def _vectors(self) -> list[Vector]:
-        """Return the vectors that add something, one for all that take the same entries."""
-        found: dict[Any, Vector] = {}
-        for each in self.walk.vectors:
-            if not each.gain and each.shared != "other":
-                found.setdefault(each.entries.key, each)
-        return list(found.values())
-
     def biases(
         self, size: Array, *, seen: bool = False, whole: Collection[Any] = ()
     ) -> Iterator[tuple[Entries, Tensor]]:
@@ -466,21 +459,20 @@ class Shifts:
 
         whole: keys of entries of which all is given.
         """
-        for vector in self._vectors():
-            change = size[vector.outs]
+        for same in self.vectors:
+            entries, change = same[0].entries, size[same[0].outs]
             if change.any():
-                if seen and vector.entries.key not in whole:
-                    same = _same(vector, [each for each in self.walk.vectors if not each.gain])
+                if seen and entries.key not in whole:
                     rows = ([each.outs[place] for each in same] for place in range(len(change)))
                     change = np.stack([self._seen(row, each) for row, each in zip(rows, change, strict=True)])
-                yield vector.entries, torch.from_numpy(change)
+                yield entries, torch.from_numpy(change)
 
     def answers(self, size: Array, *, seen: bool = False) -> Iterator[tuple[Answer, Array]]:
         """Yield what weights answer more to what their inputs have in common where every source adds this."""
         for each in self.virtual:
             answer = size[each.linear.outs[0]]
             if answer.any():
-                rows = [use.outs[0] for use in _same(each.linear, self.walk.linears)]
+                rows = [use.outs[0] for use in each.uses]
                 yield each, self._seen(rows, answer) if seen else answer
 
     def _seen(self, rows: Sequence[Any], change: Array) -> Array:
@@ -494,34 +486,10 @@ class Shifts:
         return change - K @ (K.T @ change)
 
 
-def _same(one: Any, several: Sequence[Any]) -> list[Any]:
-    """Return what takes the same entries in the same way, the first use first."""
-    return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
-
-
-def _inputs(definition: Sum | Image) -> list[Array]:
-    if isinstance(definition, Sum):
-        return [np.unique(definition.names)]
-    return [definition.names]
-
-
 def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
     matrix.data[np.abs(matrix.data) < SMALL] = 0.0
     matrix.eliminate_zeros()
     return matrix
-
-
-def _taken(flow: Flow) -> Array:
-    """Return the nodes that a flow takes, as often as it does."""
-    if flow.kind in SUMS:
-        return flow.terms[0].reshape(-1)
-    if flow.kind in ("linear", "gain"):
-        return np.concatenate([np.unique(row) for row in flow.terms.ins])
-    if flow.kind in ("norm", "centre", "through", "max"):
-        return np.asarray(flow.terms, np.int64).reshape(-1)
-    if flow.kind == "dot":
-        return np.array([*flow.terms[0], *flow.terms[1]])
-    return flow.outs if flow.kind in ("seen", "soft") else np.zeros(0, np.int64)
 
 
 def _before_softmax(walk: Walk) -> Array:
@@ -541,7 +509,7 @@ def _before_softmax(walk: Walk) -> Array:
         elif flow.kind == "gain":
             score[flow.outs] |= score[flow.terms.ins[0]]
     for flow in reversed(walk.flows):
-        names = _taken(flow)
+        names = flow.taken
         known[names] = True
         if flow.kind in ("sum", "token", "offset"):
             alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score, or one of the same query

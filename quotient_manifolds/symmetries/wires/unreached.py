@@ -175,12 +175,8 @@ class Unreached:
 
 def _shared(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """Return the functionals that have one constant in all parts."""
-    U, c = parts[0]
-    for V, d in parts[1:]:
-        N = kernel(np.concatenate([np.concatenate([U, c[:, None]], 1), -np.concatenate([V, d[:, None]], 1)]).T)
-        a = N[: len(U)]
-        U, c = a.T @ U, a.T @ c
-    return U, c
+    W, _ = Unreached._common([(np.column_stack(part), np.zeros(len(part[1]))) for part in parts])
+    return W[:, :-1], W[:, -1]
 
 
 def _numbers(U: Array, c: Array) -> Array:

@@ -81,8 +81,7 @@ class Unseen:
         side = np.bitwise_or.reduce(self.sides[flow.outs]) if len(flow.outs) else 0
         if not side or flow.kind in ("bias", "dot", "soft"):
             return
-        terms = flow.terms[0] if flow.kind in SUMS else getattr(flow.terms, "ins", flow.terms)
-        names = np.asarray(terms).reshape(-1)
+        names = flow.taken
         self.sides[names[names > FIXED]] |= side
         self.see(names[self.sides[names] == 3])
 
@@ -220,9 +219,6 @@ class Unseen:
             K = K @ kernel(K - other @ (other.T @ K), 1.0)
         return K
 
-    def any(self, node: int) -> bool:
-        return bool(self.partly(node))
-
     def partly(self, nodes: Any) -> Array:
         """Say of each of these nodes whether anything of it is seen."""
         names = np.asarray(nodes, np.int64)
@@ -276,7 +272,7 @@ class Unseen:
                 n = len(row)
                 self.leave(row, np.full((n, 1), n**-0.5)) if n > 1 and len(set(row)) == n else self.see(row)
         elif flow.kind == "dot":
-            seen = self.any(flow.outs[0])
+            seen = self.partly(flow.outs[0])
             if seen and all([self._against(*flow.terms), self._against(*flow.terms[::-1])]):
                 for side, row in enumerate(flow.terms, 1):
                     self.sides[[n for n in row if n > FIXED]] |= side

@@ -16,7 +16,7 @@ from quotient_manifolds.sharded import Whole
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector
 
 T = TypeVar("T")
 
@@ -27,8 +27,7 @@ class Values:
     Vectors are kept, weights are read a part at a time.
     """
 
-    def __init__(self, walk: Walk, params: Mapping[str, Tensor]) -> None:
-        self._walk = walk
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
         self._hold(params)
         self._asked: dict[str, int] = {}
         self._kept: dict[int, Array] = {}
@@ -61,18 +60,15 @@ class Values:
 
     def chunks(self, linear: Linear, tap: int = 0) -> Iterator[tuple[int, Array]]:
         """Yield the rows of a weight in parts, each with the place of its first."""
-        _, out, width = linear.shape
-        step = max(width, CHUNK // width, 1)
-        for start in range(0, out, step):
-            (part,) = linear.entries.apply(itemgetter((tap, slice(start, start + step))))
+        (entries,), width = linear.entries.apply(itemgetter(tap)), linear.shape[2]
+        for start, part in entries.parts(0, max(width, CHUNK // width, 1)):
             yield start, self._read(part)
 
     def columns(self, linear: Linear, rows: Array) -> Iterator[Array]:
         """Yield some of the rows of a plain weight, in parts of their columns."""
-        width, first, last = linear.shape[2], int(rows.min()), int(rows.max()) + 1
-        step = max(len(rows) + 1, CHUNK // (last - first), 1)
-        for start in range(0, width, step):
-            (part,) = linear.entries.apply(itemgetter((0, slice(first, last), slice(start, start + step))))
+        first, last = int(rows.min()), int(rows.max()) + 1
+        (entries,) = linear.entries.apply(itemgetter((0, slice(first, last))))
+        for _, part in entries.parts(1, max(len(rows) + 1, CHUNK // (last - first), 1)):
             yield self._read(part)[rows - first]
 
     def answer(self, linear: Linear, x: Array) -> Array:

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, hashed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.record import Operation, Recording, tensors
+from quotient_manifolds.symmetries.wires.record import Operation, Recording
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
@@ -112,6 +111,16 @@ class Flow:
         elif self.kind == "through" and not isinstance(self.terms, np.ndarray):
             self.terms = _padded(self.terms, np.int64)
 
+    @property
+    def taken(self) -> Array:
+        """Return the nodes that it takes."""
+        if self.kind in ("seen", "soft"):
+            return self.outs
+        if self.kind == "dot":
+            return np.concatenate(self.terms)
+        terms = self.terms[0] if self.kind in SUMS else getattr(self.terms, "ins", self.terms)
+        return np.asarray(terms, np.int64).reshape(-1)
+
 
 def _padded(rows: list[list[Any]], kind: Any) -> Array:
     made = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
@@ -177,13 +186,13 @@ class Walk:
         for self.at, operation in enumerate(recording.operations):
             self._step(operation)
         for out in recording.outputs:
-            self._resolve(recording.operations[-1], out)
+            self.resolve(out)
             for each in self.notes.get(("complex", id(out)), [out]):
                 if self.live(each):
                     self.fix(self.label(each))
         RULES["end"](self, recording.operations[-1])
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
-        self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
+        self.equal((self.offsets(), 1.0))
 
     @property
     def uses(self) -> list[Linear | Vector]:
@@ -518,10 +527,7 @@ class Walk:
             return True
         if masked:
             label = torch.where(label == ZERO, label.amax(axis, keepdim=True), label)
-        thin = label
-        for other in range(label.ndim):
-            if other != axis % label.ndim and flat(thin, other):
-                thin = thin.narrow(other, 0, 1)
+        (thin,) = thinned(label)
         return flat(torch.from_numpy(self._relation(thin.numpy())), axis)
 
     def _relation(self, nodes: Array) -> Array:
@@ -652,7 +658,7 @@ class Walk:
             if id(each) in self.entries:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if not self._waits(operation, each):
-                self._resolve(operation, each)
+                self.resolve(each)
         if operation.func._schema.is_mutable or not operation.outputs:  # numbers that python reads are seen
             self.opaque(operation)
         elif any(("complex", id(each)) in self.notes for each in inputs):
@@ -673,10 +679,11 @@ class Walk:
         else:
             self.opaque(operation)
 
-    def _resolve(self, operation: Operation, tensor: Tensor) -> None:
+    def resolve(self, tensor: Tensor) -> None:
         """Take a square or a mean over channels as what it is by itself."""
-        if ("pending", id(tensor)) in self.notes:
-            RULES["resolve"](self, Operation(operation.func, (tensor,), {}, None))
+        _, about = self.notes.get(("pending", id(tensor)), ("", ()))
+        for nodes in about.values() if isinstance(about, dict) else about:
+            self.alone(nodes)
 
     def _waits(self, operation: Operation, tensor: Tensor) -> bool:
         """Return whether a square or a mean over channels may go on waiting for what it is used for."""
@@ -788,16 +795,6 @@ def thinned(*labels: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
-    """Apply a view operation to labels."""
-    args, kwargs = tree_map_only(
-        Tensor,
-        lambda t: walk.label(t) if t.dtype.is_floating_point or walk.live(t) else t,
-        (operation.args, operation.kwargs),
-    )
-    return tensors(operation.func(*args, **kwargs))
-
-
 def moving(rows: Array) -> Array:
     """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
     return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
@@ -827,3 +824,12 @@ def again(rows: Array) -> Array:
     first = np.empty_like(order)
     np.put_along_axis(first, order, np.take_along_axis(order, start, 0), 0)
     return first
+
+
+def by_entries(several: list[Any]) -> list[list[Any]]:
+    """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
+    found: dict[Any, list[Any]] = {}
+    for each in several:
+        if each.shared in ("", "alike"):
+            found.setdefault(each.entries.key, []).append(each)
+    return list(found.values())

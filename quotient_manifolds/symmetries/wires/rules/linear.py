@@ -22,14 +22,10 @@ MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 
 @rule("mm", "bmm")
 def matmul(walk: Walk, operation: Operation) -> None:
-    a, b = operation.args[:2]
-    multiply(walk, operation, a, b, operation.out)
-
-
-def multiply(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> None:
+    (a, b), out = operation.args[:2], operation.out
     still = [each for each in (a, b) if walk.still(each)]
     if len(still) == 1 and id(a if still[0] is b else b) not in walk.entries:
-        walk.as_numbers(still[0], lambda: multiply(walk, operation, a, b, out))
+        walk.as_numbers(still[0], lambda: matmul(walk, operation))
         return
     plain = [id(each) in walk.entries and id(each) not in walk.labels for each in (a, b)]
     if all(plain):
@@ -79,7 +75,6 @@ def contract(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor
     several = any(ragged(walk.rows(each, each.shape[-1])[0]) for each in (first, second))
     if several or (walk.tokens(first, -1) and walk.tokens(second, -1) and first.shape[-1] > 1):
         walk.opaque(operation)
-        walk.put(out, torch.full((), FIXED).expand(out.shape))
         return
     batch, m, c = first.reshape(-1, *first.shape[-2:]).shape
     n = second.shape[-2]
@@ -129,7 +124,7 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
         tokens = folded(torch.from_numpy(walk.made_of(thin.numpy())))[..., None, :]
         codes = mixed(codes * 1000003 + tokens, 5)
     thin = walk.first_kind(label, [label.ndim - 2])
-    known, column = _columns(walk, thin, codes)
+    known, column = _columns(thin, codes)
     made, names, nodes = walk.combined(thin)
     target = (*out.shape[:-2], out.shape[-1], out.shape[-2]) if turned else out.shape
     made = made.expand(*target[:-2], target[-2], made.shape[-1])
@@ -155,7 +150,7 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
         walk.fix(nodes, seen=False)
 
 
-def _columns(walk: Walk, label: Tensor, codes: Tensor) -> tuple[Array, Array]:
+def _columns(label: Tensor, codes: Tensor) -> tuple[Array, Array]:
     shape = torch.broadcast_shapes(label.shape, codes.shape)
     label, codes = thinned(label.expand(shape), codes.expand(shape))
     flat_label = label.reshape(-1).numpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,9 +25,7 @@ from quotient_manifolds.symmetries.wires.walk import (
 def layer_norm(walk: Walk, operation: Operation) -> None:
     tensor, shape = operation.args[:2]
     label = walk.label(tensor)
-    width = 1
-    for size in shape:
-        width *= size
+    width = math.prod(shape)
     wide = label.reshape(*label.shape[: label.ndim - len(shape)], width)
     rows, inverse = walk.rows(wide, width)
     first = walk.alike(rows)
@@ -102,16 +102,15 @@ def softmax(walk: Walk, operation: Operation) -> None:
     if hidden is not None:
         label = torch.where(hidden & ~hidden.all(axis, keepdim=True), ZERO, label)
     group = walk.notes.get(("group", id(tensor)))
+    (thin,) = thinned(label.movedim(axis, -1))
+    rows = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist()
     if walk.tokens(label, axis, masked=True):
         nodes = walk.nodes(label)
         walk.fix(nodes, seen=False)
-        (thin,) = thinned(label.movedim(axis, -1))
-        rows = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist()
         rows = [[n for n in row if n != ZERO] for row in rows]
         walk.flows.append(Flow("soft", nodes.tolist(), rows, group is not None and flat(group, axis)))
     else:
-        (thin,) = thinned(label.movedim(axis, -1))
-        for row in torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist():
+        for row in rows:
             walk.fix(row, seen=FIXED in row)
             if FIXED not in row:
                 walk.flows.append(Flow("norm", [], row, True))

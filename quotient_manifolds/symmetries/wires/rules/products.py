@@ -179,18 +179,3 @@ def square(walk: Walk, operation: Operation, tensor: Tensor) -> None:
     walk.notes["pending", id(operation.out)] = ("square", (nodes, names[:, 0]))
     walk.equal((nodes, 1.0), (names[:, 0], -2.0))
     walk.through(nodes, names)
-
-
-@rule("resolve")
-def _resolve(walk: Walk, operation: Operation) -> None:
-    resolve(walk, operation.args[0])
-
-
-def resolve(walk: Walk, tensor: Tensor) -> None:
-    """Take a square or a mean over channels as what it is by itself."""
-    kind, about = walk.notes["pending", id(tensor)]
-    if kind == "square":
-        walk.alone(np.concatenate(about))
-    else:
-        for row in about.values():
-            walk.alone(row)

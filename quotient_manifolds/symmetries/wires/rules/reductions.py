@@ -15,7 +15,6 @@ from quotient_manifolds.symmetries.wires.codes import LARGEST, RESIZED, axes_of,
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import most
-from quotient_manifolds.symmetries.wires.rules.products import resolve
 from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
 
 FEW = 64  # slices that are added one by one
@@ -41,7 +40,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
             label = walk.first_kind(label, tokens)
         elif tokens:
             if pending is not None:
-                resolve(walk, tensor)
+                walk.resolve(tensor)
                 del walk.notes["pending", id(tensor)]
             size = math.prod(tensor.shape[axis] for axis in tokens)
             label, count = pool(walk, label, tokens, 1 / size if mean else 1.0, whole=mean), count // size
@@ -66,8 +65,7 @@ def _in_slices(walk: Walk, operation: Operation, label: Tensor, axes: list[int],
     (thin,) = thinned(label.movedim(axis, -1))
     if len(torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0)) < 2:  # one channel: what is added is a number
         return False
-    if pending is not None:
-        resolve(walk, tensor)
+    walk.resolve(tensor)
     slices, found = list[Tensor](), label.unbind(axis)
     for each in found:
         slices.append(torch.empty(operation.out.shape, device="meta"))
@@ -208,7 +206,7 @@ def _over_channels(
     pending: Any = walk.notes.get(("pending", id(tensor)))
     squares = pending is not None and pending[0] == "square"
     if pending is not None and not squares:
-        resolve(walk, tensor)
+        walk.resolve(tensor)
     owners: dict[int, list[int]] = {}
     for node, row in zip(nodes.tolist(), rows, strict=True):
         row = row[row != ZERO]
@@ -232,9 +230,6 @@ def _over_channels(
         terms = [inside if squares else [(n, factor) for n in inside]]
         walk.flows.append(Flow("through" if squares else kind, [node], terms, plus=plus))
     if squares:
-        for row in owners.values():
-            walk.alone(_bases(pending[1], np.array(row)))
-        owners = {}
         walk.notes["length", id(operation.out)] = True
     return back(nodes), owners
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.codes import viewed
 from quotient_manifolds.symmetries.wires.record import Operation, tensors
 from quotient_manifolds.symmetries.wires.rules.linear import lookup
 from quotient_manifolds.symmetries.wires.rules.reductions import pool
@@ -16,7 +17,6 @@ from quotient_manifolds.symmetries.wires.walk import (
     ZERO,
     Walk,
     flat,
-    on_labels,
     quantised,
     rule,
 )
@@ -28,38 +28,29 @@ SCORES = "group", "hidden", "pending", "normalised"
 @rule("view")
 def view(walk: Walk, operation: Operation) -> None:
     """Move labels as values are moved. Where tokens are dropped or moved, the channels it happens to are marked."""
-    name, args = operation.name, operation.args
-    if name in ("native_dropout", "dropout"):
-        made = [walk.label(args[0])]
-    elif name in ("view", "_unsafe_view", "_reshape_alias"):
-        made = [walk.label(args[0]).reshape(operation.out.shape)]
-    elif name == "copy":
-        made = [walk.label(args[1]).expand(operation.out.shape)]
+    name, args, parts = operation.name, operation.args, _parts_of_tokens(walk, operation)
+    if name in ("cat", "slice_scatter", "select_scatter"):
+        kept = {}
+        for place, part in enumerate(operation.inputs):
+            axes = [] if name == "cat" or part.ndim < args[0].ndim else [_assigned_axis(operation)]
+            copy = walk.nth(walk.label(part), axes) if axes else None
+            if (place in parts or copy is not None) and id(part) not in kept:
+                kept[id(part)] = walk.labels[id(part)]
+                walk.labels[id(part)] = walk.moved(kept[id(part)], place, copy=copy)
+        made = viewed(operation, walk.label)
+        walk.labels.update(kept)
     else:
-        parts = _parts_of_tokens(walk, operation)
-        if name in ("cat", "slice_scatter", "select_scatter"):
-            kept = {}
-            for place, part in enumerate(operation.inputs):
-                axes = [] if name == "cat" or part.ndim < args[0].ndim else [_assigned_axis(operation)]
-                copy = walk.nth(walk.label(part), axes) if axes else None
-                if (place in parts or copy is not None) and id(part) not in kept:
-                    kept[id(part)] = walk.labels[id(part)]
-                    walk.labels[id(part)] = walk.moved(kept[id(part)], place, copy=copy)
-            made = on_labels(walk, operation)
-            walk.labels.update(kept)
-        else:
-            made = on_labels(walk, operation)
-            copies = _picked(walk, operation)
-            made = [
-                walk.moved(label, place, copy=copy) if place in parts or copy is not None else label
-                for place, (label, copy) in enumerate(zip(made, copies, strict=True))
-            ]
+        made = [
+            walk.moved(label, place, copy=copy) if place in parts or copy is not None else label
+            for place, (label, copy) in enumerate(
+                zip(viewed(operation, walk.label), _picked(walk, operation), strict=False)
+            )
+        ]
     for out, label in zip(operation.outputs, made, strict=False):
         walk.put(out, label)
     source = args[0]
-    if name in ("slice", "split", "split_with_sizes") and not _parts_of_tokens(walk, operation):
-        where = 2 if name != "slice" else 1
-        axis = (args[where] if len(args) > where else operation.kwargs.get("dim", 0)) % source.ndim
+    if name in ("slice", "split", "split_with_sizes") and not parts:
+        axis = _axes(operation)[0] % source.ndim
         for out in operation.outputs:
             if out.shape[axis] == 1 < source.shape[axis]:
                 walk.notes["single", id(out)] = axis  # one of several channels, and no token
@@ -97,15 +88,9 @@ def _carry(walk: Walk, kind: str, operation: Operation) -> None:
         for out in operation.outputs:
             walk.notes[kind, id(out)] = found
         return
-    if operation.name in ("view", "_unsafe_view", "_reshape_alias"):
-        parts = [found.reshape(operation.out.shape)]
-    elif len(operation.inputs) > 1:
-        return
-    else:
-        made = operation.func(found, *operation.args[1:], **operation.kwargs)
-        parts = [made] if isinstance(made, Tensor) else list(made)
-    for out, part in zip(operation.outputs, parts, strict=False):
-        walk.notes[kind, id(out)] = part
+    if len(operation.inputs) == 1:
+        for out, part in zip(operation.outputs, viewed(operation, lambda _: found), strict=False):
+            walk.notes[kind, id(out)] = part
 
 
 def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
