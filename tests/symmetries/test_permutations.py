@@ -183,6 +183,14 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         Net(lambda net, x: net.b(F.pad(net.a(x).tanh(), (1, 0))), a=nn.Linear(5, 8), b=nn.Linear(9, 3)),
         {"tanh neurons of a": 8},
     ),
+    "a transposed convolution": (
+        Net(lambda net, x: net.b(net.a(x).tanh()), a=nn.ConvTranspose1d(4, 6, 2), b=nn.Conv1d(6, 2, 2)),
+        {"tanh neurons of a": 6},
+    ),
+    "the largest of windows, resized": (
+        _two(lambda net, x: F.interpolate(F.max_pool1d(x.mT.tanh(), 2), size=7, mode="linear").mT),
+        {"tanh neurons of a": 8},
+    ),
     "products of all units": (
         Net(lambda net, x: net.a(x).sin() @ net.a(x).sin().mT, a=nn.Linear(5, 8)),
         {"sin neurons of a": 8},
@@ -230,9 +238,6 @@ NONE: dict[str, nn.Module] = {
     "overlapping parts": Net(_parts, a=nn.Linear(5, 8), b=nn.Linear(8, 3)),
     "products of pairs of units": Net(lambda net, x: net.a(x).sin().mT @ net.a(x).sin(), a=nn.Linear(5, 8)),
     "a norm of each unit": _two(lambda net, x: F.instance_norm(x.mT).mT.tanh() + x.roll(1, -1)),
-    "a transposed convolution": Net(
-        lambda net, x: net.b(net.a(x).tanh()), a=nn.ConvTranspose1d(4, 6, 2), b=nn.Conv1d(6, 2, 2)
-    ),
     "idle": Net(_idle, a=nn.Linear(5, 8), b=nn.Linear(8, 3), c=nn.Linear(8, 8)),
     "continuous": nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)),
 }
