@@ -42,6 +42,7 @@ from quotient_manifolds.symmetries import (
     zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.reparameterization import typical
 from quotient_manifolds.symmetries.representatives import canonicalize
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
@@ -298,7 +299,8 @@ def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
         here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
     except ValueError:  # said where the measure begins
         return
-    moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * w.abs().max()).any())}
+    usual = max(typical(w) for w in here.values())  # of what is 0 all along the orbit
+    moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * (w.abs() + usual)).any())}
     if moved:
         worst = max(free, key=lambda each: len(moved.intersection(each.names)) / len(each.names))
         warnings.warn(

@@ -31,9 +31,14 @@ class Reparameterization(ABC):
         """Return whether the group multiplies, so that far along an orbit parameters are ill-conditioned."""
         return False
 
+    @property
+    def by_lengths(self) -> bool:
+        """Return whether lengths tell the canonical point, which other reparameterizations may change."""
+        return False
+
     def determined(self, params: Mapping[str, Tensor]) -> bool:
         """Return False where the canonical point may depend on the point of the orbit it is computed from."""
-        return True
+        return not self.by_lengths
 
     @property
     def name(self) -> str:

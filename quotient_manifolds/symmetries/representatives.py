@@ -18,6 +18,10 @@ from quotient_manifolds.symmetries.checks import (
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
 
+SWEEPS = 9  # of canonical points that depend on each other, at most
+SETTLED = 1e-13  # relative: what a sweep changes at the end
+SLOW = 0.1  # of the change before: where a sweep leaves more than that, it is the last one
+
 
 def random_representative(
     model_or_params: nn.Module | Mapping[str, Tensor],
@@ -73,9 +77,20 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
 
 
 def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> None:
-    """Bring reparameterizations to their canonical point, in place (clone the tensors first)."""
-    for reparameterization in together(reparameterizations):
-        reparameterization.canonicalize(params)
+    """Bring reparameterizations to their canonical point, in place (clone the tensors first).
+
+    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves.
+    """
+    every, last = [*together(reparameterizations)], float("inf")
+    names = {name for each in every for name in each.names} if any(each.by_lengths for each in every) else ()
+    for _ in range(SWEEPS if len(every) > 1 and names else 1):
+        before = {name: params[name].clone() for name in names}
+        for each in every:
+            each.canonicalize(params)
+        change = max((float((params[name] - w).norm() / (w.norm() or 1.0)) for name, w in before.items()), default=0.0)
+        if change <= SETTLED or change > SLOW * last:  # it has converged, or will not
+            return
+        last = change
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:

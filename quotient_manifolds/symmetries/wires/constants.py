@@ -95,12 +95,14 @@ class FreeDirections(Reparameterization):
     """Describe what may be added to parameters: outputs that nobody sees, or answers to inputs that never occur.
 
     In the directions K of a parameter W, orthonormal columns, it is 0 at the one place: K^T W = 0, or W K = 0.
-    parts: uses of the same entries, and the number of directions of these.
+    parts: uses of the same entries, and the number of directions of these. answered: what is unread is so by weights
+    that may change themselves, as not all that they read is reached.
     """
 
     constants: Constants
     kind: str  # UNREAD or UNREACHED
     parts: tuple[tuple[Uses, int], ...]
+    answered: bool = False
     number: int = 1
 
     @property
@@ -112,6 +114,10 @@ class FreeDirections(Reparameterization):
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
         return {self.kind: sum(dimension for _, dimension in self.parts)}
+
+    def determined(self, params: Mapping[str, Tensor]) -> bool:
+        """Return False where what is unread depends on what is unreached, and this on that."""
+        return not self.answered
 
     def canonicalize(self, params: Params) -> None:
         """Go to the one place, in place."""
@@ -146,7 +152,8 @@ class FreeDirections(Reparameterization):
         if not alike or self.constants.facing:
             return None
         assert isinstance(other, FreeDirections)
-        return FreeDirections(self.constants, self.kind, (*self.parts, *other.parts))
+        answered = self.answered or other.answered
+        return FreeDirections(self.constants, self.kind, (*self.parts, *other.parts), answered)
 
     def _to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
         """Return less what is in these directions."""

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -172,6 +173,11 @@ class Scaling(Reparameterization):
         return any(each.gain for each in self.vectors)
 
     @property
+    def by_lengths(self) -> bool:
+        """Return whether gains do not tell all of the place."""
+        return any(basis.size for basis in self.free)
+
+    @cached_property
     def free(self) -> list[Array]:
         """Return for each component the log-scales of which gains tell nothing."""
         gains = [each.exponents for each in self.vectors if each.gain]
