@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import check_new, write_text
+from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
@@ -48,7 +48,7 @@ def descend(
     used: the objective is a bound on the error of rounding to nearest, or the L1 norm of the weights. The directory
     loads like MODEL; its orbit.json records what was minimized and verified.
     """
-    check_new(target)
+    common.check_new(target, model)
     if purpose == "sparsity" and (group_size or clip):
         raise common.BadInput("--group-size and --clip describe a quantiser. Found them with --for sparsity.")
     import torch
@@ -112,7 +112,7 @@ def align(
     channels take the order and the basis of those of B. With --data the loss along the straight path between the two
     is computed before and after. Models from different seeds become closer, not equal; do not average them.
     """
-    check_new(target)
+    common.check_new(target, model, other)
     common.check_output(figure, model, other)
     if data is None and (figure or refine):
         raise common.BadInput("--figure and --refine take the loss along the path. Found no --data to compute it on.")

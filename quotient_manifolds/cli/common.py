@@ -18,6 +18,7 @@ import click
 from rich import progress
 from rich.console import Console
 
+from quotient_manifolds import files
 from quotient_manifolds.messages import Progress, sentence
 
 if TYPE_CHECKING:
@@ -136,8 +137,18 @@ def check_output(file: Path | None, *inputs: str) -> None:
     target = file.resolve()  # a link stays, and what it leads to is written
     if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadInput(f"Cannot write {file}: it must be the name of a file in a directory that can be written.")
-    if any(target.is_relative_to(Path(os.path.expanduser(each)).resolve()) for each in inputs):
-        raise BadInput(f"Cannot write {file}: it must not be in an input.")
+    _check_outside(file, *inputs)
+
+
+def check_new(directory: Path, *inputs: str | Path) -> None:
+    """Raise, before anything is done, for a directory that cannot be made, or that lies in an input."""
+    files.check_new(directory)
+    _check_outside(directory, *inputs)
+
+
+def _check_outside(path: Path, *inputs: str | Path) -> None:
+    if any(path.resolve().is_relative_to(files.expanded(each).resolve()) for each in inputs):
+        raise BadInput(f"Cannot write {path}: it must not be in an input.")
 
 
 # ---- the terminal

@@ -58,12 +58,16 @@ def inspect(
 
     network = load.load_model(model).to(device)
     given = inputs_of(network, inputs, seed=seed)
-    found = symmetries_of(network, symmetries, given)
-    verification = room.verify_symmetries(network, given, found, seed=seed)
-    count = room.count_symmetries(network, found)
-    reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
-    if certify:
-        with common.progress_bars() as progress:
+    with common.progress_bars() as progress:
+        progress("symmetries found", 0, 1)
+        found = symmetries_of(network, symmetries, given)
+        progress("symmetries found", 1, 1)
+        progress("verified", 0, 1)
+        verification = room.verify_symmetries(network, given, found, seed=seed)
+        count = room.count_symmetries(network, found)
+        progress("verified", 1, 1)
+        reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
+        if certify:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
     if out is not None:
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}

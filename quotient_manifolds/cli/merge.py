@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import check_new
 
 
 @common.command
@@ -32,7 +31,7 @@ def merge(adapters: Sequence[str], target: Path, weights: Sequence[float], rank:
 
     For each module the part of the mean that the truncation cuts off is printed (relative, in the Frobenius norm).
     """
-    check_new(target)
+    common.check_new(target, *adapters)
     from quotient_manifolds.merge import merge_adapters
 
     merged = merge_adapters(adapters, weights or None, rank=rank)

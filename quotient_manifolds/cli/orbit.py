@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import check_new, write_text
+from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--scale",
     "scales",
-    type=float,
+    type=click.FloatRange(min=0, min_open=True),
     multiple=True,
     default=(0.01, 0.1, 1.0, 10.0, 100.0),
     show_default=True,
@@ -105,7 +105,13 @@ def orbit(
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--balance", "balanced", is_flag=True, help="Write the canonical representative, not a random one.")
-@click.option("--scale", type=float, default=1.0, show_default=True, help="Scale of the random group element.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Scale of the random group element.",
+)
 @common.seed_option
 @common.more_inputs
 @common.symmetries_option
@@ -127,19 +133,26 @@ def move(
     heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
     Other files in IN, such as a tokenizer, are copied.
     """
-    check_new(target)
+    common.check_new(target, source)
     from quotient_manifolds.cli.subject import all_inputs, load_directory, symmetries_of, write_moved
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
     network = load_directory(source)
     given = all_inputs(network, inputs, seed=seed)
-    found = symmetries_of(network, symmetries, *given.values())
-    holding = verify_symmetries(network, next(iter(given.values())), found, seed=seed).holding(found)
-    if not holding.moved:
-        raise ValueError(f"{source} must have a symmetry that holds. Found none; `inspect` says why.")
-    params = {name: w.detach().double() for name, w in network.named_parameters()}
-    moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
-    change = write_moved(network, moved, given, source, target, seed=seed + 1)
+    with common.progress_bars() as progress:
+        progress("symmetries found", 0, 1)
+        found = symmetries_of(network, symmetries, *given.values())
+        progress("symmetries found", 1, 1)
+        progress("verified", 0, 1)
+        holding = verify_symmetries(network, next(iter(given.values())), found, seed=seed).holding(found)
+        progress("verified", 1, 1)
+        if not holding.moved:
+            raise ValueError(f"{source} must have a symmetry that holds. Found none; `inspect` says why.")
+        progress("moved and compared", 0, 1)
+        params = {name: w.detach().double() for name, w in network.named_parameters()}
+        moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
+        change = write_moved(network, moved, given, source, target, seed=seed + 1)
+        progress("moved and compared", 1, 1)
     common.show(
         f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations transformed; "
         f"the output changed by {change:.1e} of its size."

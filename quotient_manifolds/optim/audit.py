@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_and_labels
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.representatives import group_element
 
@@ -83,6 +84,7 @@ def orbit_audit(
     if of_torch or not callable(make_optimizer):
         kind = getattr(make_optimizer, "__name__", type(make_optimizer).__name__)
         raise TypeError(f"make_optimizer must be a function of the model, as lambda model: {kind}(model.parameters())")
+    check_model(model)
     check_loss(loss)
     given = listed(batches)
     steps = len(given) if steps is None else steps

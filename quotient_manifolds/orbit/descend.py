@@ -113,6 +113,10 @@ def descend_orbit(
     check_eval(model)
     if not callable(objective) and not isinstance(objective, WeightObjective):
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
+    if isinstance(objective, type):
+        raise TypeError(
+            f"objective must be RoundingError(bits=4), Sparsity() or a function. Found the class {objective.__name__}"
+        )
     check_integer("steps", steps, 1)
     check_number("learning_rate", learning_rate, positive=True)
     check_number("tolerance", tolerance)

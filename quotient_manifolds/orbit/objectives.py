@@ -34,18 +34,23 @@ class WeightObjective(ABC):
 
     def on(self, model: nn.Module, group: Group) -> Objective:
         """Return the objective of a model's parameters. ValueError where there is nothing to measure."""
+        return partial(self._measure, self._measured(model, group), group)
+
+    def _measured(self, model: nn.Module, group: Group) -> list[str]:
+        """Return the names of what is measured."""
         own = dict(model.named_parameters())
-        if unknown := [name for name in self.names or () if name not in own]:
+        asked = (self.names,) if isinstance(self.names, str) else self.names
+        if unknown := [name for name in asked or () if name not in own]:
             raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
         tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
         found = [name for name in group.names if own[name].ndim > 1 and id(own[name]) not in tables]
-        names = found if self.names is None else [*self.names]
+        names = found if asked is None else [*asked]
         if not names:
             raise ValueError(
                 f"{type(self).__name__} needs weights that symmetries change, and {type(model).__name__} has none: "
                 "pass names, or an objective of your own."
             )
-        return partial(self._measure, names, group)
+        return names
 
     @abstractmethod
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor: ...
@@ -102,6 +107,16 @@ class RoundingError(WeightObjective):
     def moves(self, record: Record) -> bool:
         """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
         return not isinstance(record, Scaling)
+
+    def _measured(self, model: nn.Module, group: Group) -> list[str]:
+        names, own = super()._measured(model, group), dict(model.named_parameters())
+        widths = sorted({own[name].movedim(self.axis, 0)[0].numel() for name in names})
+        if self.group_size and all(width % self.group_size for width in widths):
+            raise ValueError(
+                f"group_size must divide the channels of some weight, of {', '.join(map(str, widths))} numbers. "
+                f"Found {self.group_size}"
+            )
+        return names
 
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
         p, size = (6 if self.clip and self.group_size else 12), (2 / (2**self.bits - 1)) ** 2 / 12

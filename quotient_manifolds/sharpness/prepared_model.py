@@ -228,8 +228,8 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
     if (reached := parameter_reached(value, objective.model)) is not None:
         raise ValueError(
             f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
-            f"original is reached, past the copy: by a closure in the loss, or a function in the model; use the "
-            f"argument `model` (or self) there"
+            f"original is reached, past the copy: by a closure in the loss, or a function in the model (use the "
+            f"argument `model`, or self, there), or by a tensor that the model keeps from an earlier run (clear it)"
         )
     if hidden := [name for name, module in model.named_modules() if not with_gradients.get(module, True)]:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -213,16 +214,18 @@ def doubled(value: Tensor) -> Tensor:
 
 
 def floating(output: Any) -> list[Tensor]:
-    """Return the floating point tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
+    """Return the floating point tensors of what `tensors` takes apart."""
     return [tensor for tensor in tensors(output) if tensor.is_floating_point()]
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
+    """Return the tensors of a tensor, tuple, list, mapping (as ModelOutput is) or dataclass; no caches."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Mapping):
         return [tensor for item in output.values() for tensor in tensors(item)]
     if isinstance(output, (list, tuple)):
         return [tensor for item in output for tensor in tensors(item)]
+    if is_dataclass(output) and not isinstance(output, type):
+        return [tensor for each in fields(output) for tensor in tensors(getattr(output, each.name))]
     return []

@@ -91,7 +91,8 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
         run = Run(model, batch, evaluate)
     except ModelError as error:
         if evaluate is None:
-            raise ModelError(f"{error}; it is called as {called(batch)}") from error.__cause__
+            how = f"it is called as {called(batch)}: give what the model takes, without targets, or evaluate="
+            raise ModelError(f"{error}; {how}") from error.__cause__
         raise
     yield run
 

@@ -32,6 +32,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "a device without numbers": (("inspect", "BERT", "--device", "meta"), ("meta", "cannot be used here")),
     "no place for the record": (("inspect", "BERT", "--out", "nowhere/x.json"), ("Cannot write nowhere",)),
     "an input as output": (("inspect", "BERT", "--out", "BERT/config.json"), ("must not be in an input",)),
+    "an output inside of an input": (("move", "BERT", "BERT/moved"), ("must not be in an input",)),
+    "a scale of 0": (("orbit", "BERT", "--scale", 0), ("0.0 is not in the range x>0",)),
     "a figure of another kind": (("orbit", "BERT", "--figure", "orbit.gif"), (".svg, .pdf, .png", "orbit.gif")),
     "no inputs": (("orbit", "M:encoder"), ("No example inputs can be made for Sequential", "--inputs")),
     "inputs of another shape": (

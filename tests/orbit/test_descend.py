@@ -180,6 +180,8 @@ REFUSED = [
     ({"objective": lambda params: params["embed.weight"]}, "must return one floating point number as a tensor. Found"),
     ({"objective": lambda params: 1.0}, "Found float"),
     ({"objective": Sparsity(names=("nothing",))}, "Found 'nothing'"),
+    ({"objective": Sparsity(names="nothing")}, "Found 'nothing'"),
+    ({"objective": RoundingError(group_size=5)}, "group_size must divide .* Found 5"),
     ({"steps": 0}, "steps must be an integer of at least 1. Found 0"),
     ({"learning_rate": -1.0}, "learning_rate must be a positive finite number"),
     ({"tolerance": -1.0}, "tolerance must be a finite number of at least 0"),
@@ -193,6 +195,12 @@ def test_bad_input_gets_one_sentence(given: dict[str, Any], why: str) -> None:
     model, x, symmetries = found_in("encoder", True)
     with pytest.raises(ValueError, match=why):
         descend_orbit(model, **{"objective": power(1.0, 0), "inputs": x, "symmetries": symmetries, **given})
+
+
+def test_a_class_is_no_objective() -> None:
+    model, x, symmetries = found_in("encoder", True)
+    with pytest.raises(TypeError, match=r"Sparsity\(\) or a function. Found the class Sparsity"):
+        descend_orbit(model, Sparsity, x, symmetries=symmetries)
 
 
 def test_bits_and_groups_are_checked() -> None:

@@ -36,7 +36,8 @@ def _fails(x: Tensor) -> Tensor:
         (
             middle(torch.tanh, 7),
             RUN + r"addmm in module 'inner\.0' \(Linear\) raises RuntimeError: mat1 and .* \(12x7 and 6x8\); "
-            r"it is called as model\(inputs\), with one argument, a Tensor$",
+            r"it is called as model\(inputs\), with one argument, a Tensor: give what the model takes, "
+            r"without targets, or evaluate=$",
         ),
         (middle(_fails), RUN + r"its forward raises KeyError: 'hidden_states'; it is called as model"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -309,6 +310,14 @@ def test_symmetries_print_as_a_table() -> None:
     text = str(BY_NAME["BERT"].found())
     assert re.search(r"^encoder\.layer\.1\.attention value/output +GL\(4\)\^3 +13 x 4 +12 x 4 +3$", text, re.MULTILINE)
     assert re.search(r"^  encoder\.layer\.\*\.attention\.output\.dense\.bias  \(2\)$", text, re.MULTILINE)
+
+
+def test_symmetries_that_were_used_can_be_pickled() -> None:
+    model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
+    found = find_symmetries(model, x)
+    moved = found.transformed(model, seed=1)
+    again = pickle.loads(pickle.dumps(found)).transformed(model, seed=1)
+    assert all(torch.equal(w, v) for w, v in zip(moved.parameters(), again.parameters(), strict=True))
 
 
 def test_symmetries_are_plain_data() -> None:

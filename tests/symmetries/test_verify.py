@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +257,13 @@ def test_outputs_without_numbers_tell_no_symmetries() -> None:
 
 def test_outputs_in_containers_and_equal_infinities_are_compared() -> None:
     mask = torch.zeros(5, 12).masked_fill(torch.eye(5, 12) > 0, -torch.inf)
-    model = head(lambda out: {"none": None, "list": [out + mask, (out.argmax(-1),)], "cache": object()})
+
+    @dataclass
+    class Output:
+        numbers: list[Any]
+        none: None = None
+
+    model = head(lambda out: {"one": Output([out + mask, (out.argmax(-1),)]), "cache": object()})
     assert verdicts(model, noise(2, 5, 12), claimed(model, "body.0")) == ["holds", "holds"]
 
 

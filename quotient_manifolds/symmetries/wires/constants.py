@@ -70,6 +70,10 @@ class Constants:
         """Let go of what was evaluated last."""
         self._last = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: what was evaluated last is not, which refers to the parameters that it was for."""
+        return self.__dict__ | {"_last": None}
+
     def beside(self, partners: Partners, scaled: Iterable[Offsets] = ()) -> Constants:
         """Return the same with what measures constants, and what is scaled."""
         made = Constants(self.walk, partners)
