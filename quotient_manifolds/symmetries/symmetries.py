@@ -115,9 +115,9 @@ class Symmetries:
     def transformed(self, model: Model, *, scale: float = 1.0, log_scale: float = 1.0, seed: int = 0) -> Model:
         """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
 
-        The parameters are those of `random_representative`, with the same arguments, frozen ones, too (but see `beside`);
-        buffers, ties, mode, hooks and dtype are the model's, which is not changed. Raises what `random_representative` raises, and TypeError for
-        anything but a module.
+        The parameters are those of `random_representative`, with the same arguments, and frozen ones move, too (but see
+        `beside`); buffers, ties, mode, hooks and dtype are the model's, which is not changed. Raises what
+        `random_representative` raises, and TypeError for anything but a module.
         [paper, the invariance test of Sec. 6.2, ICML version]
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
