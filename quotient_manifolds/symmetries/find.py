@@ -39,7 +39,7 @@ def find_symmetries(
 
     batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
     examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs;
-    what is found on the first is kept where it holds on all of them, each whole: the first again for its other examples.
+    what is found on the first is kept where it holds on all of them: give the first again for its other examples.
 
     Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
     computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
