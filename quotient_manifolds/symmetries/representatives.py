@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -81,14 +82,14 @@ def canonicalize(params: Params, reparameterizations: Iterable[Reparameterizatio
 
     One after the other, and where lengths tell the place of one, which the others change, again until nothing moves.
     """
-    every, last = [*together(reparameterizations)], float("inf")
+    every, last = [*together(reparameterizations)], math.inf
     names = {name for each in every for name in each.names} if any(each.by_lengths for each in every) else ()
     for _ in range(SWEEPS if len(every) > 1 and names else 1):
         before = {name: params[name].clone() for name in names}
         for each in every:
             each.canonicalize(params)
         change = max((float((params[name] - w).norm() / (w.norm() or 1.0)) for name, w in before.items()), default=0.0)
-        if change <= SETTLED or change > SLOW * last:  # it has converged, or will not
+        if not SETTLED < change <= SLOW * last or change == math.inf:  # it has converged, or will not
             return
         last = change
 

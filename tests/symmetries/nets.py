@@ -845,6 +845,6 @@ to three, of zeros; most of three; most of tokens; most of tokens and channels; 
 tokens, at least; most of tokens, both; most of tokens, norm; most of two; most of windows; most of windows of channels;
 most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
 conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
-resized, positions; up; up twice; up, apart; up, norm
+resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

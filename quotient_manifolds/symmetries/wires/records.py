@@ -110,9 +110,11 @@ def _settle(walk: Walk, found: Sequence[Scaling]) -> None:
 def _constant(constants: Constants) -> Iterator[Reparameterization]:
     """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     walk, params = constants.walk, constants.walk.parameters
-    at, readers = constants.at(params), by_entries([each for each in walk.linears if not each.table])
+    at = constants.at(params)
+    readers = by_entries([each for each in walk.linears if not each.table])
+    unreached = [unreached_basis(at, same).shape[1] for same in readers]
     answers = [each.linear for each in Solved.at(constants, params).shifts.virtual]
-    answers += [same[0] for same in readers if unreached_basis(at, same).shape[1]]
+    answers += [same[0] for same, count in zip(readers, unreached, strict=True) if count]
     answering = {root for each in answers for root in walk.means.find(each.ins)[0].flat}
     for same in by_entries([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         width = same[0].shape[2] if isinstance(same[0], Linear) else 1
@@ -122,10 +124,10 @@ def _constant(constants: Constants) -> Iterator[Reparameterization]:
             answered = width > 1 and not answering.isdisjoint(written.flat)
             yield FreeDirections(constants, UNREAD, ((tuple(same), size),), answered)
     yield from shifts_of(constants, params)
-    for same in readers:
+    for same, count in zip(readers, unreached, strict=True):
         taps, out, _ = same[0].shape
         free = at.unseen.common([row for each in same for row in each.outs]).shape[1]
-        size = taps * (out - free) * unreached_basis(at, same).shape[1]
+        size = taps * (out - free) * count
         if size:
             yield FreeDirections(constants, UNREACHED, ((tuple(same), size),))
     constants.forget()

@@ -90,6 +90,7 @@ def maximum(walk: Walk, operation: Operation) -> None:
 def most(walk: Walk, names: Array, nodes: Array, about: str = "") -> None:
     """Say that nodes are the largest, or the smallest, of others (m, k); about: "tokens" where these are of several."""
     both = np.concatenate([names.reshape(-1), nodes])
+    both = both[both > FIXED]
     walk.alone(both)
     walk.positive(both)
     stuck = (names == FIXED).any(1)
