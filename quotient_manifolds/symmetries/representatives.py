@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 
@@ -80,18 +81,28 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
 def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> None:
     """Bring reparameterizations to their canonical point, in place (clone the tensors first).
 
-    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves.
+    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves. If
+    that does not converge, what the first sweep led to is left.
     """
-    every, last = [*together(reparameterizations)], math.inf
-    names = {name for each in every for name in each.names} if any(each.by_lengths for each in every) else ()
-    for _ in range(SWEEPS if len(every) > 1 and names else 1):
-        before = {name: params[name].clone() for name in names}
-        for each in every:
-            each.canonicalize(params)
-        change = max((float((params[name] - w).norm() / (w.norm() or 1.0)) for name, w in before.items()), default=0.0)
-        if not SETTLED < change <= SLOW * last or change == math.inf:  # it has converged, or will not
-            return
-        last = change
+    every = [*together(reparameterizations)]
+    for each in every:
+        each.canonicalize(params)
+    if len(every) < 2 or not any(each.by_lengths for each in every):
+        return
+    names = {name for each in every for name in each.names}
+    first, last = {name: params[name].clone() for name in names}, math.inf
+    with contextlib.suppress(RuntimeError):  # false claims may lead to infinity
+        for _ in range(SWEEPS):
+            before = {name: params[name].clone() for name in names}
+            for each in every:
+                each.canonicalize(params)
+            change = max(float((params[name] - w).norm()) / (float(w.norm()) or 1.0) for name, w in before.items())
+            if change <= SETTLED:
+                return
+            if not change <= SLOW * last:
+                break
+            last = change
+    params.update(first)
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:
