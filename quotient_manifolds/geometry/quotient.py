@@ -289,11 +289,16 @@ def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
     measured = set(trained_parameters(model))
     moving = [each for each in symmetries.reparameterizations if measured.issuperset(each.names)]
     free = [each for each in moving if not each.determined(own)]
-    if not free:
+    lengths = [each for each in moving if each.by_lengths]
+    if not free and not lengths:
         return
     symmetries = replace(symmetries, reparameterizations=tuple(moving))
     own = {name: w.to(torch.float64, copy=True) if w.is_floating_point() else w for name, w in own.items()}
     try:
+        if not free:
+            if not canonicalize(own, moving):
+                _warn_of(lengths[0])
+            return
         # Where gains are folded shifts are no larger than what they move, and rounding tells no points apart.
         canonicalize(own, [each for each in moving if each.multiplies])
         here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
@@ -303,11 +308,15 @@ def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
     moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * (w.abs() + usual)).any())}
     if moved:
         worst = max(free, key=lambda each: len(moved.intersection(each.names)) / len(each.names))
-        warnings.warn(
-            f"measures of this model are not constant on the whole orbit: {worst.name} ({worst.group}) has no unique "
-            "canonical point. They are invariant under all other symmetries",
-            stacklevel=2,
-        )
+        _warn_of(worst)
+
+
+def _warn_of(free: Reparameterization) -> None:
+    warnings.warn(
+        f"measures of this model are not constant on the whole orbit: {free.name} ({free.group}) has no unique "
+        "canonical point. They are invariant under all other symmetries",
+        stacklevel=3,
+    )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:

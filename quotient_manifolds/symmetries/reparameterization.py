@@ -38,7 +38,7 @@ class Reparameterization(ABC):
 
     def determined(self, params: Mapping[str, Tensor]) -> bool:
         """Return False where the canonical point may depend on the point of the orbit it is computed from."""
-        return not self.by_lengths
+        return True
 
     @property
     def name(self) -> str:

@@ -78,17 +78,17 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movab
     return _rounded(moved, stored, symmetries, "balancing")
 
 
-def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> None:
+def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> bool:
     """Bring reparameterizations to their canonical point, in place (clone the tensors first).
 
-    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves. If
-    that does not converge, what the first sweep led to is left.
+    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves.
+    Return whether that converges; if not, what the first sweep led to is left.
     """
     every = [*together(reparameterizations)]
     for each in every:
         each.canonicalize(params)
     if len(every) < 2 or not any(each.by_lengths for each in every):
-        return
+        return True
     names = {name for each in every for name in each.names}
     first, last = {name: params[name].clone() for name in names}, math.inf
     with contextlib.suppress(RuntimeError):  # false claims may lead to infinity
@@ -98,11 +98,12 @@ def canonicalize(params: Params, reparameterizations: Iterable[Reparameterizatio
                 each.canonicalize(params)
             change = max(float((params[name] - w).norm()) / (float(w.norm()) or 1.0) for name, w in before.items())
             if change <= SETTLED:
-                return
+                return True
             if not change <= SLOW * last:
                 break
             last = change
     params.update(first)
+    return False
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:
