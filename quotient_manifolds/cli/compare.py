@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
+from quotient_manifolds.files import expanded
 
 if TYPE_CHECKING:
     import torch
@@ -180,9 +181,9 @@ def measure(
     measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
     if "draw" in given:
         given["seed"] = given.pop("draw")
-    path = Path(model).expanduser()
+    path = expanded(model)
     function = ":" in model and not path.exists()
-    checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.name, path, "huggingface")
+    checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.absolute().name, path, "huggingface")
     spec = Spec((checkpoint,), data_of(data, given), measures, loss=loss, dtype=dtype, name=checkpoint.name)
     if failures := _measured(spec, out, device=device):
         raise common.BadInput(failures[0])

@@ -94,12 +94,14 @@ def _rankings(
 ) -> Iterator[dict[str, Any]]:
     """Yield correlations over the models that have both values; of fewer than five models nothing is claimed.
 
-    What these columns gave before is found in the store: resampling takes seconds for a zoo.
+    A score that no model has is left out. What these columns gave before is found in the store: resampling takes
+    seconds for a zoo.
     """
-    wanted = [(label, target) for label in spec.labels for target in targets]
+    wanted = [(label, target) for label in spec.labels for target in targets if target in frame]
+    held = [name for name in spec.given if name in frame]
     for done, (label, target) in enumerate(wanted, 1):
         x, y = frame[label].tolist(), frame[target].tolist()
-        asked = [*((kind, "") for kind in COEFFICIENTS), *(("kendall-b", name) for name in spec.given)]
+        asked = [*((kind, "") for kind in COEFFICIENTS), *(("kendall-b", name) for name in held)]
         for kind, name in asked:
             given = {name: frame[name].tolist()} if name else {}
             key = task_key({"what": "correlation", "columns": repr((kind, x, y, given)), "version": VERSION})

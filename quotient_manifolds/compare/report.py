@@ -13,9 +13,7 @@ from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Panel, scatter_figure
 from quotient_manifolds.report import Table, render
-from quotient_manifolds.statistics import Correlation
-
-LEAST = 5  # models that a ranking takes
+from quotient_manifolds.statistics import FEWEST_MODELS, Correlation
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -39,7 +37,7 @@ def conclusion(comparison: Comparison) -> str:
     """Return what may be concluded on whether measures predict the first score they are correlated with."""
     models, ranking = len(comparison.scores), comparison.ranking()
     ranking = ranking[ranking["value"].notna()]
-    if models < LEAST or not len(ranking):
+    if models < FEWEST_MODELS or not len(ranking):
         return (
             f"{models} models, {len(comparison.measures)} measures. There is no ranking: it takes five models with a "
             "score on which they differ (test data, or scores)."
@@ -88,7 +86,7 @@ def comparison_page(
         notes=comparison.notes,
         cautions=comparison.cautions,
         ranking=_ranking_table(rankings) if len(rankings) else None,
-        resamples=next(iter(rankings["resamples"]), 0),
+        resamples=rankings["resamples"].max(),  # one that is undefined has none
         confidence=f"{next(iter(rankings['confidence']), 0.0):.0%}",
         scatter={target: _scatter(comparison, target) for target in rankings["against"].unique()},
         all_values=_value_table(comparison),

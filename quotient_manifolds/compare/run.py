@@ -118,24 +118,22 @@ def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tupl
     It is suggested on the first checkpoint and its first batch, once: a store keeps it for all runs. Raises ValueError
     where that checkpoint cannot be measured.
     """
-    if not any(each.suggested for each in spec.measures):
-        return spec, ()
-    job, measures, said = jobs_of(spec, device)[0], list[MeasureEntry](), list[str]()
+    first, measures, said = spec.checkpoints[0], list[MeasureEntry](), list[str]()
     loaded: Loaded | None = None
     for entry in spec.measures:
         if not entry.suggested:
             measures.append(entry)
             continue
-        key = repr(("suggested radius", entry.measure.geometry, spec.loss, spec.dtype, VERSION))
+        key = repr(("suggested radius", entry.measure.geometry, spec.loss, spec.dtype, VERSION, MEANING))
         known = None if store is None else store.recall(key)
         if known is None:
             if loaded is None:
-                loaded = load(job)
+                loaded = load(Job(spec, first, device, fingerprint=""))
             batches = loaded.batches["data"][:1]
             prepared = PreparedModel.of(
                 loaded.model, spec.loss_of(), batches, entry.measure.geometry, known=loaded.known
             )
-            known = {"radius": suggested(prepared), "checkpoint": job.checkpoint.name}
+            known = {"radius": suggested(prepared), "checkpoint": first.name}
             if store is not None:
                 store.remember(key, known)
         own: Any = entry.measure  # a worst case, which has a radius
@@ -252,7 +250,8 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     """Count the tasks of a comparison, finished (those in out/store.sqlite) and left, and time the first checkpoint.
 
     On its first batch one pass is timed in every geometry, whose symmetries are verified there, as they will be for
-    every other. One that was never loaded is taken to have as many batches as the first. Nothing is measured or kept.
+    every other. One that was never loaded is taken to have as many batches as the first. Nothing is measured, nor kept
+    but a radius that is suggested, where there is a store.
     """
     place = Path(out) / "store.sqlite"
     with ExitStack() as stack:

@@ -50,12 +50,12 @@ def read_spec(path: str | Path) -> Spec:
     patterns, loader = _listed(found.get("paths", [])), str(found.get("loader", "huggingface"))
     for key, reference in (("loss", top.get("loss")), ("checkpoints", loader if ":" in loader else None)):
         if reference is not None:  # found now, not once for every checkpoint
-            about(key, load_object, reference, "a function")
+            about(key, load_object, str(reference), "a function")
     checkpoints = about("checkpoints", find_checkpoints, patterns, loader, base)
     settings: dict[str, Any] = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
     asked = enumerate(_listed(top["measures"]))
     measures = [each for number, section in asked for each in about(f"measures.{number}", _measures, section)]
-    scores = about("scores", read_scores, base / expanded(top["scores"])) if "scores" in top else {}
+    scores = about("scores", lambda: read_scores(base / expanded(top["scores"]))) if "scores" in top else {}
     settings |= {key: top[key] for key in ("loss", "dtype") if key in top}
     settings |= {key: _listed(top[key]) for key in ("against", "given") if key in top}
     return about(

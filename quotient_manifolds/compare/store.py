@@ -106,7 +106,7 @@ class Store:
         found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
         return json.loads(found[0][0]) if found else None
 
-    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    def _rows(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         with self._sentences():
             return self._connection.execute(sql, parameters).fetchall()
 

@@ -261,8 +261,8 @@ def batch_hash(batch: Any) -> str:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder, not below, in the order of their names."""
-    return sorted(each for each in folder.iterdir() if each.is_file())
+    """Return the files in a folder, not below, in the order of their names; none if there is no folder."""
+    return sorted(each for each in folder.iterdir() if each.is_file()) if folder.is_dir() else []
 
 
 def files_fingerprint(path: Path | None, listed: Callable[[Path], list[Path]] = files_in) -> str:

@@ -106,9 +106,12 @@ class Quotient(Geometry):
 
     def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
         start, every = measured_parameters(model), dict[str, Tensor](model.named_parameters())
-        make = partial(self._canonical, model, start, every)
-        pairs, reparameterizations, point = (known or KnownSymmetries()).once(make, "canonical", model, self.symmetries)
-        return self._space(pairs, reparameterizations, stored(point, start), start)
+
+        def make() -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
+            pairs, others, point = self._canonical(model, start, every)
+            return pairs, others, stored(point, start)
+
+        return self._space(*(known or KnownSymmetries()).once(make, "canonical", model, self.symmetries), start)
 
     def over(self, model: ShardedModel) -> ShardedSpace:
         start = model.original

@@ -14,7 +14,7 @@ from torch import Tensor
 from quotient_manifolds.geometry.pair_block import Gradients, PairBlock, address
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.linalg import FullPrecision, full_precision
-from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, gathered
+from quotient_manifolds.sharded import Ownership, ShardedModel, from_all
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
 Norm = Literal["l2", "linf"]
@@ -244,8 +244,7 @@ class ShardedSpace(TangentSpace):
         return [each for each in self._numbers(math.nan if number is None else number) if not math.isnan(each)]
 
     def _numbers(self, number: float) -> list[float]:
-        numbers = torch.tensor([number], dtype=torch.float64, device=self.model.device)
-        return [float(each) for each in gathered(numbers).flatten()]
+        return self.model.values(torch.tensor(number, dtype=torch.float64, device=self.model.device)).tolist()
 
 
 def drawn(shape: Sequence[int], generator: torch.Generator, norm: Norm = "l2") -> Tensor:

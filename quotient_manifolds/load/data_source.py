@@ -87,9 +87,12 @@ class DataSource:
         suffix = Path(self.path).suffix.lower()
         if suffix not in (*SUFFIXES, ".npz"):
             raise ValueError(f"Data must be in a {', '.join(SUFFIXES)} or .npz file. Found {self.path}.")
-        for name in ("batch_size", "max_batches", "max_examples", "max_length"):
+        for name in ("batch_size", "max_batches", "max_examples", "max_length", "seed"):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), 0 if name == "seed" else 1)
+        for name in ("labels", "columns"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise ValueError(f"{name} must be a mapping. Found {getattr(self, name)!r}.")
         if self.task not in (None, CLASSIFICATION, CAUSAL):
             raise ValueError(f"task must be {CLASSIFICATION} or {CAUSAL}. Found {self.task!r}.")
         for name in SETTINGS["npz" if self.kind == "text" else "text"]:

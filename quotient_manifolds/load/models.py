@@ -71,21 +71,18 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
     for pattern in map(os.path.expanduser, patterns):
         literal = (folder / pattern).exists()  # a name may hold brackets
         names = [pattern] if literal else glob.glob(pattern, root_dir=folder, recursive=True)
-        paths = {Path(os.path.normpath(folder / name)) for name in names}
+        paths = {Path(os.path.abspath(folder / name)) for name in names}
         if loader == HUGGING_FACE:
             paths = {path for path in paths if path.is_dir()}
         if not paths:
             what = f"no directory: it matches files, such as {names[0]}," if names else "nothing"
             raise ValueError(f"The pattern {pattern!r} matches {what} in {folder}.")
         found |= paths
-    places = sorted((os.path.relpath(path, folder) for path in found), key=_natural)
-    short = [Path(place).stem if (folder / place).is_file() else Path(place).name for place in places]
+    places = sorted(((os.path.relpath(path, folder), path) for path in found), key=_natural)
+    short = [path.stem if path.is_file() else path.name for _, path in places]
     once = Counter(short)
-    named = [name if once[name] == 1 else place for name, place in zip(short, places, strict=True)]
-    return tuple(
-        Checkpoint(name, Path(os.path.normpath(folder / place)), loader)
-        for name, place in zip(named, places, strict=True)
-    )
+    named = zip(short, places, strict=True)
+    return tuple(Checkpoint(name if once[name] == 1 else place, path, loader) for name, (place, path) in named)
 
 
 def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
@@ -172,7 +169,7 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     return found
 
 
-def _natural(place: str) -> list[list[str | int]]:
+def _natural(found: tuple[str, Path]) -> tuple[list[list[str | int]], str]:
     """Return a sort key in which numbers count as numbers: words and numbers take turns, so like meets like."""
-    parts = [re.split(r"([0-9]+)", part) for part in Path(place).parts]
-    return [[int(piece) if index % 2 else piece for index, piece in enumerate(pieces)] for pieces in parts]
+    parts = [re.split(r"([0-9]+)", part) for part in Path(found[0]).parts]
+    return [[int(piece) if index % 2 else piece for index, piece in enumerate(pieces)] for pieces in parts], found[0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load.huggingface import load_tokenizer, transformers_library
 from quotient_manifolds.load.text import PLAIN, LabelledText, drawn, read_examples
-from quotient_manifolds.messages import brief
+from quotient_manifolds.messages import brief, first_line
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
 NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
@@ -171,7 +171,10 @@ def _rows(path: Path, encoder: TextEncoder, columns: Mapping[str, str] | None, m
 def _blocks(path: Path, encoder: TextEncoder, most: int | None) -> list[Row]:
     """Return blocks of max_length tokens, one behind the other, at most so many."""
     length = encoder.max_length
-    text = path.read_text(encoding="utf-8")[: None if most is None else LETTERS * (most + 1) * length]
+    try:
+        text = path.read_text(encoding="utf-8-sig")[: None if most is None else LETTERS * (most + 1) * length]
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not readable as UTF-8 text ({first_line(error)}).") from error
     tokens = encoder.tokenizer(text, verbose=False)["input_ids"]
     blocks = (tokens[start : start + length] for start in range(0, len(tokens), length))
     return [(block, False) for block in blocks if len(block) > 1][:most]

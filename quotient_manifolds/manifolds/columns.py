@@ -89,7 +89,7 @@ class DiagonalQuotient(QuotientManifold):
         self.metric, self.t = metric, self._real.t
 
     def _space(self, x: Tensor, dtype: torch.dtype) -> DiagonalSpace:
-        return DiagonalSpace(self._real._space(DiagonalSpace._there(x), torch.float64), self.t, dtype)
+        return DiagonalSpace(self._real._space(DiagonalSpace._there(x), torch.float64), dtype)
 
     def _element(self, x: Tensor) -> tuple[int, ...]:
         return x.shape[-1:]
@@ -141,10 +141,6 @@ class DiagonalQuotient(QuotientManifold):
 class DiagonalSpace(_ColumnSpace):
     """Represent the horizontal space of d pairs of one row each, (d, 2, 1): in float64, which holds |u v|^t."""
 
-    def __init__(self, real: FixedRankSpace, t: float, dtype: torch.dtype) -> None:
-        super().__init__(real, dtype)
-        self._t = t
-
     @staticmethod
     def _there(x: Tensor) -> Tensor:
         return x.double().mT[..., None]
@@ -158,7 +154,7 @@ class DiagonalSpace(_ColumnSpace):
         return super().relative_speed(z).amax(dim=-1)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        t, b = self._t, self._back(self._real.vector(self._there(z))) / self.point
+        t, b = self._real._t, self._back(self._real.vector(self._there(z))) / self.point
         if t == 0:
             return (self.point * b.exp()).to(z.dtype), torch.ones(b.shape[:-2], dtype=z.dtype, device=z.device)
         # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.

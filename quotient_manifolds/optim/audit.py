@@ -12,7 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_and_labels
+from quotient_manifolds.check import check_integer
+from quotient_manifolds.sharpness.losses import Loss, check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.checks import check_model
@@ -86,6 +87,7 @@ def orbit_audit(
         raise TypeError(f"make_optimizer must be a function of the model, as lambda model: {kind}(model.parameters())")
     check_model(model)
     check_loss(loss)
+    check_integer("moves", moves, 1)
     given = listed(batches)
     steps = len(given) if steps is None else steps
     found = find_symmetries(copy.deepcopy(model).eval(), _inputs(given[0])) if symmetries is None else symmetries
@@ -143,4 +145,4 @@ def _inputs(batch: Any) -> Any:
     """Return what the model is called with: a batch of inputs and targets without its targets."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key != "labels"}
-    return inputs_and_labels(batch)[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch

@@ -75,9 +75,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         groups: list[Any] = [dict(each) if isinstance(each, Mapping) else each for each in params]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
-        self._settings, self._ready, self._clipped = {*defaults, "metric"}, False, 0
+        self._settings, self._clipped = {*defaults, "metric"}, 0
         super().__init__(groups, self._plain.defaults | {"metric": metric})
-        self._ready = True
         self._batches = self._batched()
 
     @property
@@ -102,7 +101,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         group = self.param_groups[-1]
         names = set(group.get("param_names", ()))
         group["pairs"] = [pair.name for pair in self._symmetries.pairs if not names.isdisjoint(pair.names)]
-        if self._ready:
+        if hasattr(self, "_batches"):  # made already
             try:
                 self._batches = self._batched()
             except ValueError:
@@ -293,7 +292,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return [(place[batch.pairs[0].names[0]], batch) for batch in in_batches(chosen, apart)]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_clipped", "_symmetries", "_max_norm", "_plain", "_ready", "_settings")
+        own = ("_clipped", "_symmetries", "_max_norm", "_plain", "_settings")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

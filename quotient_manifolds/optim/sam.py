@@ -103,6 +103,7 @@ class SAM(torch.optim.Optimizer):
         stepped = {id(p) for group in self.base.param_groups for p in group["params"]}
         named = dict(self._model.named_parameters())
         grads = {name: named[name].grad if id(named[name]) in stepped else None for name in params}
+        grads = {name: None if grad is None else grad.to_dense() for name, grad in grads.items()}
         if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
             return
         space = self._geometry.around(self._model)

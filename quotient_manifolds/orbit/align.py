@@ -32,7 +32,7 @@ from quotient_manifolds.symmetries import (
     zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
-from quotient_manifolds.symmetries.outputs import answer, doubled, output_change
+from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, doubled, relative_change
 from quotient_manifolds.symmetries.reparameterization import together
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
@@ -147,7 +147,8 @@ def same_function(
     models in float64; in float32 rounding alone may exceed it, so give 1e-4. options: of `align`.
     """
     check_alike(a, b)
-    change = output_change(a, inputs, parameters(a), parameters(b))
+    here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
+    change = relative_change(there, here)
     if change > tolerance:
         return "different", change
     found = align(b, a, inputs, **options)
@@ -217,7 +218,7 @@ class _Aligner:
         self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
         self._scalings = [each for each in free if isinstance(each, Scaling)]
         mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
-        lengths = [each for each in self._scalings if any(basis.size for basis in each.free)]
+        lengths = [each for each in self._scalings if each.by_lengths]
         self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
         self._added = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
 

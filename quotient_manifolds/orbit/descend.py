@@ -17,7 +17,7 @@ from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
 from quotient_manifolds.orbit.path import parameters
-from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_symmetries, check_weights
@@ -111,12 +111,9 @@ def descend_orbit(
     """
     check_model(model)
     check_eval(model)
-    if not callable(objective) and not isinstance(objective, WeightObjective):
-        raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {objective!r}")
-    if isinstance(objective, type):
-        raise TypeError(
-            f"objective must be RoundingError(bits=4), Sparsity() or a function. Found the class {objective.__name__}"
-        )
+    if isinstance(objective, type) or not (callable(objective) or isinstance(objective, WeightObjective)):
+        given = f"the class {objective.__name__}" if isinstance(objective, type) else repr(objective)
+        raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {given}")
     check_integer("steps", steps, 1)
     check_number("learning_rate", learning_rate, positive=True)
     check_number("tolerance", tolerance)
@@ -191,7 +188,8 @@ def mean_loss(
         return value.to(dtype) if value.is_floating_point() else value
 
     def term(place: Callable[[Params], Params], batch: Any, params: Params) -> Tensor:
-        return loss(replica(model, place(params), cast), private_batch(batch, cast)) / (len(places) * len(given))
+        with TrueGradients():
+            return loss(replica(model, place(params), cast), private_batch(batch, cast)) / (len(places) * len(given))
 
     return [partial(term, place, batch) for place in places for batch in given]
 
@@ -230,6 +228,8 @@ def minimize(
 ) -> tuple[GroupElement, list[float], float]:
     """Return the group element with the least value met, in float64, the values on the way, and the least."""
     numbers = group.zeros(values.dtype)
+    if not numbers:  # the identity alone
+        return group.element(()), [], math.inf
     optimizer = torch.optim.Adam(numbers, lr=learning_rate)
     path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
     for step in range(steps):

@@ -68,7 +68,7 @@ def loss_along_path(
     losses = []
     with torch.no_grad():
         for t in ts:
-            model = replica(a, {name: w.lerp(last[name], t) for name, w in first.items()})
+            model = replica(a, {name: w.lerp(last[name].to(w), t) for name, w in first.items()})
             losses.append(sum(float(loss(model, private_batch(batch))) for batch in given) / len(given))
     return PathLosses(tuple(ts), tuple(losses))
 

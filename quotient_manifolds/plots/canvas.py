@@ -67,7 +67,7 @@ class Plot:
 
     def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
         """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png; whole or not at all."""
-        form = Path(path).suffix.removeprefix(".") or None
+        form = Path(path).suffix.removeprefix(".")
         told = {"metadata": {"Date": None, "Title": self.alt}} if form == "svg" else {}
         with _settings(), whole(Path(path)) as unfinished:
             self.figure.savefig(unfinished, dpi=dots_per_inch, format=form, **told)

@@ -65,7 +65,7 @@ class Hessian:
         off, size = apart(near, exact), norm(near)
         wrong = off > DISAGREE * size and off > 4 * apart(near, self._difference(v, 0.125))
         self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
-        return f"is off by {off / size:.0%}" if wrong else ""
+        return f"is off by {off / (size or off):.0%}" if wrong else ""
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}

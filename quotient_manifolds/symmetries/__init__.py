@@ -14,7 +14,7 @@ from quotient_manifolds.symmetries.representatives import balance, random_repres
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
-from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
+from quotient_manifolds.symmetries.symmetries import HOW_TO, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.verify import (
     SymmetryCheck,
@@ -39,7 +39,6 @@ __all__ = [
     "FibreDimension",
     "FreeDirections",
     "Gauge",
-    "Match",
     "Params",
     "Permutation",
     "Refused",

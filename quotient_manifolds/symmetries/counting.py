@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.linalg import rank_floor
 from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
@@ -93,5 +94,4 @@ def singular_values(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor
         return (torch.linalg.vector_norm(G, dim=(1, 2)) * torch.linalg.vector_norm(H, dim=(1, 2)))[:, None]
     R_G, R_H = (torch.linalg.qr(part, mode="r").R for part in (G, H))
     s = torch.linalg.svdvals(R_G @ R_H.mT)
-    floor = (pair.n + pair.m) * torch.finfo(s.dtype).eps * s[:, :1]
-    return torch.where(s > floor, s, 0.0)
+    return torch.where(s > rank_floor(pair.n, pair.m) * s[:, :1], s, 0.0)

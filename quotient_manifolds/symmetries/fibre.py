@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.replica import TrueGradients, private_batch, replica
@@ -183,10 +183,11 @@ def distinct(batches: Any) -> list[Any]:
     """Return the batches, repeated ones once, for these lift no rank."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
-    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}
-    if not distinct:
+    flat = ((batch, *tree_flatten(batch)) for batch in batches)
+    found = {(str(names), *map(_content, leaves)): batch for batch, leaves, names in flat}
+    if not found:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
-    return list(distinct.values())
+    return list(found.values())
 
 
 def _content(leaf: Any) -> Any:

@@ -60,7 +60,6 @@ class ModelOutputs:
         if index not in self._own:
             check_eval(self.model)
             outputs, again = ([each.detach() for each in self.at({}, index)] for _ in range(2))
-            check_outputs(outputs)
             shapes = [each.shape for each in outputs]
             if any(bool(output.isnan().any()) for output in outputs):
                 raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
@@ -121,8 +120,7 @@ class ModelOutputs:
         precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
         with torch.inference_mode(False), torch.enable_grad(), TrueGradients(), precise:
             outputs = floating(self.evaluate(copy, batch))
-        if not outputs:
-            raise ValueError("the model's output must hold floating point tensors: found none that could be compared.")
+        check_outputs(outputs)
         return outputs
 
 
@@ -131,9 +129,9 @@ def _number(outputs: Sequence[Tensor]) -> Tensor:
     if sum(output.numel() for output in outputs) == 1:
         return torch.cat([output.reshape(-1) for output in outputs])[0].double()
     generator = torch.Generator().manual_seed(0)
-    weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
+    weights = (gaussian(each, generator) for each in outputs)
     finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
-    return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
+    return torch.stack([(w * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
 
 
 def rounded(params: Mapping[str, Tensor], precision: float, generator: torch.Generator) -> Params:

@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
 )
 from quotient_manifolds.symmetries.outputs import Evaluate, called, first_examples
-from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
+from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
@@ -103,16 +103,18 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     why = "this use of the operation is not understood, so its inputs are held fixed"
     unknown = [Refused(f"{module} {name}".strip(), "operation", why) for module, name in run.walk.unknown]
     run.walk.forget_run()
-    pairs = pairs_of(run.walk, run.constants)
-    match = Match(pairs.pairs, pairs.refused).beside(declared)
-    free = reparameterizations(run.walk, pairs.bundles, match.pairs, run.constants)
+    found = pairs_of(run.walk, run.constants)
+    known = {pair.name for pair in declared.pairs}
+    pairs = (*declared.pairs, *(pair for pair in found.pairs if set(declared.moved).isdisjoint(pair.names)))
+    refused = (each for each in found.refused if each.name not in known)
+    free = reparameterizations(run.walk, found.bundles, pairs, run.constants)
     singular = [each for each in free if isinstance(each, Gauge) and each.is_singular(params)]
     why = "a gain of its norm is 0, so that no weight that follows can undo it"
     unknown += [Refused(each.name, each.kind, why) for each in singular]
     free = [each for each in free if each not in singular]
     run.constants.forget()
     run.walk.forget()
-    touched = {name for pair in match.pairs for name in pair.names}
+    touched = {name for pair in pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
-    return Symmetries(match.pairs, rest, (*match.refused, *unknown), tuple(free))
+    return Symmetries(pairs, rest, (*refused, *unknown), tuple(free))

@@ -1,4 +1,4 @@
-"""Hold what was found in a model, or in one module: pairs, reparameterizations, and what is refused, and why."""
+"""Hold what was found in a model: pairs, reparameterizations, and what is refused, and why."""
 
 from __future__ import annotations
 
@@ -40,23 +40,6 @@ class Refused:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Match:
-    """Hold pairs, and what only looks like one."""
-
-    pairs: tuple[SymmetricPair, ...] = ()
-    refused: tuple[Refused, ...] = ()
-
-    def beside(self, declared: Symmetries) -> Match:
-        """Return these and, first, what is declared, in the place of pairs that have parameters in common with it."""
-        kept = tuple(pair for pair in self.pairs if set(declared.moved).isdisjoint(pair.names))
-        others = {pair.name for pair in declared.pairs}
-        return Match(
-            (*declared.pairs, *kept),
-            tuple(each for each in self.refused if each.name not in others),
-        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -148,7 +148,6 @@ def verify_symmetries(
     generator_of(seed)
     if not symmetries.moved:
         return Verification((), seed)
-    check_eval(model)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     batches, function = (inputs, *others), evaluate or answer

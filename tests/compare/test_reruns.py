@@ -209,6 +209,14 @@ def test_checkpoints_of_another_group_are_named(zoo: Path) -> None:
 # What fails.
 
 
+def test_where_no_checkpoint_loads_each_is_a_failure(zoo: Path) -> None:
+    for path in (zoo / "models").iterdir():
+        path.write_text("exit load")
+    found = run(write_spec(zoo, SLOPE, head=SMALL, tail="against: error\ngiven: loss"))
+    assert len(set(found.failures["checkpoint"])) == len([*(zoo / "models").iterdir()])
+    assert found.rankings.empty
+
+
 @pytest.mark.parametrize(
     ("trouble", "words", "what"),
     [

@@ -139,6 +139,9 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     # Values.
     ("batch_size: 8", "batch_size: many", "data: batch_size must be an integer of at least 1. Found 'many'"),
+    ("batch_size: 8", "batch_size: 8\n  seed: a", "data: seed must be an integer of at least 0. Found 'a'"),
+    ("scores: scores.csv", "scores: 3", "scores: "),
+    ("dtype: float64", "loss: 3", "loss: "),
     ("float64", "float16", "dtype must be one of float32, float64. Found 'float16'"),
     ("path: train.npz", "path: train.csv.gz", "data: Data must be in a "),
     # Checkpoints, data, scores, functions.

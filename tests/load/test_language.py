@@ -70,6 +70,12 @@ def test_a_causal_model_reads_blocks_one_behind_the_other(causal: Path, tmp_path
         assert torch.allclose(next_token_cross_entropy(model, batch), own_loss(model, batch))
     few = DataSource(file, **settings, max_batches=1).batches(model)
     assert unpadded(few) == blocks[:2]
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # which some editors put before UTF-8
+    assert unpadded(DataSource(file, **settings).batches(model)) == blocks
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"text\.txt"):
+        DataSource(file, **settings).batches(model)
+    file = plain(tmp_path)
     drawn = unpadded(DataSource(file, **settings, max_examples=3, seed=1).batches(model))
     assert len(drawn) == 3
     assert drawn != blocks[:3]

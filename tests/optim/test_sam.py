@@ -81,6 +81,21 @@ def test_weights_come_back_whatever_happens() -> None:
         assert same(weights(model), before)
 
 
+def test_gradients_of_tables_may_be_sparse() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
+    optimizer = qm.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, radius=0.01, geometry="euclidean")
+    before = model[0].weight.detach().clone()
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.tensor([1, 2])).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert (model[0].weight != before).any(1).tolist() == [False, True, True, False, False]
+
+
 def test_its_state_is_that_of_the_optimizer_below() -> None:
     model, inputs, targets, found = made("low rank")
 

@@ -185,6 +185,20 @@ def test_whether_two_models_are_one_function() -> None:
     assert left > 1e-5
 
 
+def test_statistics_of_a_norm_are_part_of_a_function() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double().eval()
+    other, x = copy.deepcopy(model), torch.randn(5, 4, dtype=torch.float64)
+    other[1].get_buffer("running_mean").add_(1.0)
+    assert same_function(model, other, (x, 0), evaluate=lambda model, batch: model(batch[0]))[0] == "different"
+
+
+def test_a_path_takes_models_of_two_precisions() -> None:
+    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    wide = copy.deepcopy(model).double()
+    path = loss_along_path(model, wide, lambda model, x: model(x).square().mean(), [x])
+    assert path.barrier < 1e-6
+
+
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_the_distance_on_the_quotient_is_that_of_the_orbits(metric: Any) -> None:
     model, near = pre_norm(), copy.deepcopy(pre_norm())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quotient_manifolds.orbit import Descent, RoundingError, Sparsity, descend_orbit
+from quotient_manifolds.orbit.descend import mean_loss
 from quotient_manifolds.symmetries import Params
 from tests.models import BY_NAME
 from tests.symmetries.nets import NETS
@@ -195,6 +196,14 @@ def test_bad_input_gets_one_sentence(given: dict[str, Any], why: str) -> None:
     model, x, symmetries = found_in("encoder", True)
     with pytest.raises(ValueError, match=why):
         descend_orbit(model, **{"objective": power(1.0, 0), "inputs": x, "symmetries": symmetries, **given})
+
+
+def test_a_word_for_padding_has_its_slope() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3, padding_idx=0), nn.Linear(3, 2)).double().eval()
+    (term,) = mean_loss(lambda model, x: model(x).square().sum(), model, [torch.tensor([[0, 1]])], torch.float64)
+    own = {name: w.detach().requires_grad_() for name, w in model.named_parameters()}
+    (slope,) = torch.autograd.grad(term(dict(own)), own["0.weight"])
+    assert bool(slope[0].any())
 
 
 def test_a_class_is_no_objective() -> None:

@@ -128,6 +128,16 @@ def test_a_tied_parameter_counts_once() -> None:
     assert (found.parameters, found.dimension) == (9, 0)
 
 
+def test_inputs_of_other_names_are_others() -> None:
+    model = Computed(
+        lambda s, x=None, y=None: s.a(x) if y is None else s.b(y),
+        a=nn.Linear(3, 1, bias=False),
+        b=nn.Linear(3, 1, bias=False),
+    )
+    inputs = [{name: x} for x in gaussians(9, 1, 3) for name in "xy"]
+    assert counts(fibre_dimension(make_generic(model), inputs))[:1] == (0,)
+
+
 def test_frozen_parameters_are_held_fixed_and_reported() -> None:
     model = make_generic(nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False)))
     model[0].weight.requires_grad_(False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import balance, find_symmetries, random_representative
+from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
 from tests.symmetries.nets import FOUND, NETS, PLACES, net
 
 CHANGE, PLACE = 1e-8, 1e-6
@@ -20,11 +22,16 @@ def shown(name: str, x: Tensor) -> Tensor:
     return x[:, :3] if name.startswith("short") else -x.abs() if name.startswith("idle") else x
 
 
+@cache
+def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
+    model, x = net(name, bias)
+    return model, x, find_symmetries(model, shown(name, x))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", NETS)
 def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bool) -> None:
-    model, x = net(name, bias)
-    found = find_symmetries(model, shown(name, x))
+    model, x, found = found_in(name, bias)
     moved = random_representative(model, found, log_scale=0.5, seed=3)
     assert difference(model, x, moved) < CHANGE
     names = [each.name for each in found.every]
