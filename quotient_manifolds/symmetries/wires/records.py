@@ -118,10 +118,12 @@ def _constant(constants: Constants) -> Iterator[Reparameterization]:
     answering = {root for each in answers for root in walk.means.find(each.ins)[0].flat}
     for same in by_entries([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
         width = same[0].shape[2] if isinstance(same[0], Linear) else 1
-        size = width * sum(K.shape[1] for K in FreeDirections(constants, UNREAD, ()).bases(tuple(same), params))
+        bases = FreeDirections(constants, UNREAD, ()).bases(tuple(same), params)
+        size = width * sum(K.shape[1] for K in bases)
+        mean = all(K.shape[1] == 1 and np.ptp(K) < 1e-9 for K in bases)  # a norm takes it away, whatever weights are
         if size and same[0].entries.key not in constants.whole:
             written = walk.means.find(np.concatenate([each.outs for each in same]))[0]
-            answered = width > 1 and not answering.isdisjoint(written.flat)
+            answered = width > 1 and not mean and not answering.isdisjoint(written.flat)
             yield FreeDirections(constants, UNREAD, ((tuple(same), size),), answered)
     yield from shifts_of(constants, params)
     for same, count in zip(readers, unreached, strict=True):
