@@ -287,7 +287,7 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
 
 
 def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
-    """Warn of changes of basis from which no canonical point is the same: a measure then depends on the basis."""
+    """Warn where a canonical point depends on the point of the orbit it is sought from, and so does a measure."""
     own = {name: w.detach() for name, w in model.named_parameters()}
     measured = set(trained_parameters(model))
     moving = [each for each in symmetries.reparameterizations if measured.issuperset(each.names)]

@@ -99,8 +99,8 @@ class FreeDirections(Reparameterization):
     """Describe what may be added to parameters: outputs that nobody sees, or answers to inputs that never occur.
 
     In the directions K of a parameter W, orthonormal columns, it is 0 at the one place: K^T W = 0, or W K = 0.
-    parts: uses of the same entries, and the number of directions of these. answered: what is unread is so by weights
-    that may change themselves, as not all that they read is reached.
+    parts: uses of the same entries, and the number of directions of these. answered: weights on the same channels may
+    change themselves, as not all that they read is reached.
     """
 
     constants: Constants
