@@ -122,7 +122,12 @@ def told(*_: object) -> list[Chapter]:
     return [Chapter("A heading", "A sentence.", table=Table("t", "A caption", ["a", "b"], [["c", "1"]]))]
 
 
-def test_an_orbit_and_a_certificate_say_what_was_found(data: Path, tmp_path: Path) -> None:
+def test_an_orbit_and_a_certificate_say_what_was_found(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(story, "STEPS", 3)
+    monkeypatch.setattr(story, "SCALES", (0.1, 10.0))
+    monkeypatch.setattr(story, "certify", functools.partial(story.certify, hidden_size=4, intermediate_size=3))
     trained(tmp_path / "models", data, {"a": RECIPES["a"]}, architecture=SMALL)
     with np.load(data) as points:
         images, labels = (torch.from_numpy(points[name][:8]) for name in ("images", "labels"))

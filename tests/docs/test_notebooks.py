@@ -5,6 +5,7 @@ The solutions to its exercises run too, after its cells.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FAST = "QUOTIENT_MANIFOLDS_FAST"  # set: notebooks whose full run takes long run on something small
+# What a notebook leaves behind, before the next one runs in the same process: names, the default dtype, filters.
+FORGET = "import torch, warnings\ntorch.set_default_dtype(torch.float32)\nwarnings.resetwarnings()\n%reset -f"
 LARGEST = 1_500_000  # bytes
 CODE = re.compile(r"^```python\n(?!# not run by the tests\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLDED = re.compile(r"^<details><summary>(\d)\. [^<]+</summary>\n\n.+?\n\n</details>$", re.MULTILINE | re.DOTALL)
@@ -26,15 +30,26 @@ ABSOLUTE = re.compile(r"(?<![\w.)/])/\w[\w.-]*/[\w.-]|\b[A-Z]:\\\w")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelManager]:
+    """One process for all notebooks: to import torch and transformers takes longer than most cells."""
+    manager = KernelManager()
+    manager.start_kernel(cwd=NOTEBOOKS[0].parent, env={**os.environ, "MPLBACKEND": "agg", FAST: "1"})
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @every_notebook
 @pytest.mark.filterwarnings("ignore")  # those of the machinery that runs notebooks
-def test_it_runs_and_so_do_the_solutions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setenv(FAST, "1")
-    place = {"metadata": {"path": path.parent}}
+def test_it_runs_and_so_do_the_solutions(path: Path, kernel: KernelManager) -> None:
     notebook = read(path)
-    notebook.cells += [nbformat.v4.new_code_cell(block) for block in CODE.findall(notebook.cells[-1].source)]
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    forget, *solutions = map(nbformat.v4.new_code_cell, [FORGET, *CODE.findall(notebook.cells[-1].source)])
+    notebook.cells = [forget, *notebook.cells, *solutions]
+    client = NotebookClient(notebook, timeout=300, km=kernel)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
 
 
 @every_notebook

@@ -294,8 +294,8 @@ def observed(written: bool) -> nn.Module:
 
 
 def switch() -> nn.Module:
-    """A SwitchTransformers with 32 experts in a layer of the encoder and one of the decoder."""
-    sizes = {"vocab_size": 40, "d_model": 12, "d_kv": 4, "d_ff": 6, "num_heads": 3, "num_experts": 32}
+    """A SwitchTransformers with 9 experts in a layer of the encoder and one of the decoder."""
+    sizes = {"vocab_size": 40, "d_model": 12, "d_kv": 4, "d_ff": 6, "num_heads": 3, "num_experts": 9}
     layers = {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
     make = hugging_face(
         "SwitchTransformersModel", "SwitchTransformersConfig", **sizes, **layers, expert_capacity=64, pad_token_id=0
