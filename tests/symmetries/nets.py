@@ -120,6 +120,12 @@ def channels(x: Tensor) -> Tensor:
     return torch.arange(float(D)).to(x) / 4
 
 
+def integers(x: Tensor) -> Tensor:
+    made = torch.zeros(x.shape, dtype=torch.long)
+    made[:] = 9 * x.detach()
+    return made.to(x)
+
+
 def own(s: Any, x: Tensor) -> Tensor:  # a token that is a parameter
     return s.p_1_8.expand(len(x), 1, D)
 
@@ -426,6 +432,15 @@ POOLED: dict[str, Body] = {
     "ln heads": lambda s, x: s.b(tanh(s.a(s.norm_4(x.unflatten(-1, (2, 4))).flatten(2)))),
     "centre only": lambda s, x: tanh(s.a(centred(x))),
     "mean used": lambda s, x: tanh(s.a(centred(x))) + mean(x),
+    "less half its mean": lambda s, x: s.b(tanh(s.c((lambda y: y.sub(mean(y), alpha=0.5))(s.a(x))))),
+    "less another's mean": lambda s, x: (lambda y: s.b(tanh(s.e(y))) + s.c(x) - mean(y))(s.a(x)),
+    "less the mean of the turned pair": lambda s, x: (lambda z: s.b(tanh(s.c(z - mean(z).transpose(1, 2)))).mean(2))(
+        s.a(x[:, :, None] - 2 * x[:, None])
+    ),
+    "squares of tokens": lambda s, x: s.b((s.a(x) ** 2).mean(1, keepdim=True) + x),
+    "squares without some tokens": lambda s, x: (
+        lambda y: s.b(x[:, 1:]) * (y**2)[:, 1:].sum(-1, keepdim=True) + s.c(y)[:, 1:]
+    )(s.a(x)),
     "norm masked": lambda s, x: s.b(tanh(s.a(s.norm(x) * (x[..., :1] > 0)))),
     "norm masked by inputs": lambda s, x: s.b(tanh(s.a(s.norm(x) * (s.given[..., :1] > 0)))),
     "norm in two places": lambda s, x: s.b(s.norm(s.a(s.norm(x)).tanh())),
@@ -588,6 +603,8 @@ POOLED: dict[str, Body] = {
     "sum and difference, by half": lambda s, x: s.b(
         (lambda y, z: cat([(y - z)[..., :4], (y + z)[..., 4:]], -1))(s.c(x), s.e(x))
     ),
+    "sum cut to integers": lambda s, x: s.b((9 * s.a(x)).detach().sum(1, keepdim=True, dtype=torch.long) + x),
+    "assigned to integers": lambda s, x: s.b(integers(s.a(x))) + s.c(x),
     "cut to 8 bits": lambda s, x: s.b(relu(s.a(x)).to(torch.float8_e4m3fn).to(x.dtype)),
     "two writers, crossed": lambda s, x: s.b(torch.where(CROSSED, s.c(x), s.e(x))),
     "two constants, crossed": lambda s, x: s.b(x.new_ones(1, TOKENS) @ torch.where(CROSSED, s.p_1_8, s.t_1_8)) + s.o(x),
@@ -817,7 +834,10 @@ up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72
 72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
 of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
-129/206; group norm of positions: 170/176 138/144; whole numbers beside channels: 144 128; norms, compared: 170 144
+129/206; group norm of positions: 170/176 138/144; less half its mean: 153/216 129/192; less another's
+mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
+some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128; assigned to integers: 152/224 128/192;
+whole numbers beside channels: 144 128; norms, compared: 170 144
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -845,6 +865,7 @@ to three, of zeros; most of three; most of tokens; most of tokens and channels; 
 tokens, at least; most of tokens, both; most of tokens, norm; most of two; most of windows; most of windows of channels;
 most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
 conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
-resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels
+resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
+without some tokens; assigned to integers
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

@@ -75,6 +75,12 @@ def _parts(net: Net, x: Tensor) -> Tensor:
     return found
 
 
+def _half_of_integers(x: Tensor) -> Tensor:
+    made = torch.zeros(x.shape, dtype=torch.long)
+    made.copy_(9 * x)
+    return torch.cat([9 * x[..., :4], made[..., 4:].to(x)], -1)
+
+
 class First(nn.Module):
     """A token that is a parameter before the others, of which it is added to each."""
 
@@ -211,6 +217,11 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         _two(lambda net, x: torch.cat([x[..., :4].sin(), (9 * x[..., 4:].sin()).int()], -1)),
         {"sin neurons of a": 4, "sin neurons of a (2)": 4},
     ),
+    "half of them assigned to integers": (
+        _two(lambda net, x: _half_of_integers(x.sin())),
+        {"sin neurons of a": 4, "sin neurons of a (2)": 4},
+    ),
+    "the largest of tokens": (_two(lambda net, x: x.tanh().max(1).values), {"tanh neurons of a": 8}),
     "constants of two kinds": (
         _two(lambda net, x: torch.tanh(net.pairs * x)),
         {"tanh neurons of a": 4, "tanh neurons of a (2)": 4},
