@@ -342,7 +342,7 @@ def _view(graph: Equations, operation: Operation) -> list[Field] | None:
 def _copy(graph: Equations, operation: Operation) -> list[Field] | None:
     if not operation.out.dtype.is_floating_point:
         return _pointwise(graph, operation)
-    return [graph.field(operation.args[0])]
+    return [graph.field(operation.inputs[-1])]
 
 
 def _multiply(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -375,7 +375,7 @@ def _reduced(graph: Equations, operation: Operation) -> list[Field] | None:
     field = graph.field(operation.args[0])
     axes = axes_of(operation, field.names.ndim)
     made = graph.reduce(field, axes)
-    return None if made is None else [made.map(lambda t: t.reshape(operation.out.shape))]
+    return None if made is None else [made.map(lambda t: t.reshape(operation.outputs[0].shape))]
 
 
 def _normalised(graph: Equations, operation: Operation) -> list[Field] | None:
@@ -485,7 +485,7 @@ def _nothing(graph: Equations, operation: Operation) -> list[Field] | None:
 
 STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
     **dict.fromkeys(STILL, _nothing),
-    **dict.fromkeys(["_to_copy", "copy_"], _copy),
+    **dict.fromkeys(["_to_copy", "copy"], _copy),
     **dict.fromkeys(["mm", "bmm"], _multiply),
     **dict.fromkeys(["sum", "mean", "amax", "amin", "max", "min", "prod", "logsumexp"], _reduced),
     **dict.fromkeys(["_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm"], _normalised),

@@ -8,6 +8,8 @@ import scipy.linalg
 Array = np.ndarray
 RELATIVE = 1e-11
 SURE = 1e-6  # a condition that leaves no doubt
+SMALL = 1e-9
+ROWS_AT_ONCE = 64
 EVEN = 1e-3  # sizes of columns that differ by no more
 
 
@@ -70,3 +72,40 @@ def span(matrix: Array) -> Array:
 def outside(K: Array) -> Array:
     """Return functionals of which orthonormal columns are the null space: all that is not along them."""
     return np.eye(len(K)) - K @ K.T
+
+
+def reduced(basis: Array) -> Array:
+    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
+    count, width = basis.shape
+    most = SMALL * max(1.0, float(np.abs(basis).max()))
+    large = np.abs(basis).max(1) > most
+    first = np.flatnonzero(large)[:width]
+    if invertible(basis[first]):
+        found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
+        found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
+        return _begun(found, first, large)
+    places, Q = list[int](), np.zeros((width, 0))
+    for start in range(0, count, ROWS_AT_ONCE):
+        rest = basis[start : start + ROWS_AT_ONCE]
+        rest = rest - (rest @ Q) @ Q.T  # what the rows before do not span
+        if Q.shape[1] + len(rest) <= width:
+            more, R = np.linalg.qr(rest.T)
+            if np.abs(np.diag(R)).min() > SURE * most / SMALL:  # all of them are new
+                places += range(start, start + len(rest))
+                Q = np.concatenate([Q, more - Q @ (Q.T @ more)], 1)
+                continue
+        while len(places) < width and (new := np.flatnonzero(np.abs(rest).max(1) > most)).size:
+            row = rest[new[0]] - Q @ (Q.T @ rest[new[0]])
+            places.append(start + int(new[0]))
+            Q = np.concatenate([Q, (row / np.linalg.norm(row))[:, None]], 1)
+            rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
+    chosen = basis[places]
+    if len(chosen) < width:
+        return basis @ np.linalg.pinv(chosen)
+    return _begun(np.linalg.solve(chosen.T, basis.T).T, np.array(places), large)
+
+
+def _begun(basis: Array, places: Array, large: Array) -> Array:
+    """Return a basis without what rounding leaves in large rows before the place at which each direction begins."""
+    before = np.arange(len(basis))[:, None] < places
+    return np.where(before & large[:, None], 0.0, basis)

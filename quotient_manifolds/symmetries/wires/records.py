@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.wires.labels import UNREACHED, UNREAD, Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Partners
+from quotient_manifolds.symmetries.wires.relations import parts_of
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.walk import Linear, Walk, by_entries
@@ -52,7 +53,7 @@ def reparameterizations(
     for block in (*linear, *mixed):  # it scales its channels against each other
         first, rest = block.roots[0], np.array(block.roots[1:])
         walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    scaled = scalings(walk, roles, walk.scales.components(), partners, constants)
+    scaled = scalings(walk, roles, parts_of(*walk.scales.solutions()), partners, constants)
     scales = sorted(scaled, key=lambda each: (not each.tells, any(basis.size for basis in each.free)))
     _settle(walk, scales)
     left = [block for block in find_blocks(walk) if block.roots not in gone]

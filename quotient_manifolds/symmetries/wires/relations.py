@@ -191,10 +191,6 @@ class Scales:
         good[left.col[np.abs(left.data) > SMALL]] = False
         return good
 
-    def components(self) -> list[Component]:
-        """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
-        return list(parts_of(*self.solutions()))
-
     def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
         """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         matrix = self._matrix()

@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
-from quotient_manifolds.symmetries.wires.linear_algebra import Array, invertible
+from quotient_manifolds.symmetries.wires.linear_algebra import SURE, Array, reduced
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Offsets, Shifts
@@ -27,8 +27,6 @@ SMALL = 1e-9
 TINY = 1e-13
 NOTHING = 1e-12  # what folding leaves of a constant
 TOGETHER = 16  # directions that are evaluated at once
-ROWS_AT_ONCE = 64
-SURE = 1e-6
 SWEEPS = 20
 SETTLED = 1e-14
 SHARE = 0.5  # of what readers without a bias take, that a move may take away
@@ -446,7 +444,7 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
     parts = [(unknowns[single.row[kept]], single.col[kept], single.data[kept])]
     width = single.shape[1]
     for component in parts_of(unknowns, solutions[:, ~lone].tocsr()):
-        basis = _reduced(component.basis / np.abs(component.basis).max(0))
+        basis = reduced(component.basis / np.abs(component.basis).max(0))
         row, column = np.nonzero(np.abs(basis) > TINY)
         parts.append((component.unknowns[row], width + column, basis[row, column]))
         width += basis.shape[1]
@@ -457,43 +455,6 @@ def _echelon(unknowns: Array, solutions: scipy.sparse.csr_matrix, count: int) ->
     first = found.indices[found.indptr[:-1]]
     order = np.argsort(first)
     return found[:, order], first[order]
-
-
-def _reduced(basis: Array) -> Array:
-    """Return a basis (k, d) of the same space whose columns have the first places that they can to themselves."""
-    count, width = basis.shape
-    most = SMALL * max(1.0, float(np.abs(basis).max()))
-    large = np.abs(basis).max(1) > most
-    first = np.flatnonzero(large)[:width]
-    if invertible(basis[first]):
-        found, rest = np.zeros_like(basis), np.delete(np.arange(count), first)
-        found[first], found[rest] = np.eye(width), np.linalg.solve(basis[first].T, basis[rest].T).T
-        return _begun(found, first, large)
-    places, Q = list[int](), np.zeros((width, 0))
-    for start in range(0, count, ROWS_AT_ONCE):
-        rest = basis[start : start + ROWS_AT_ONCE]
-        rest = rest - (rest @ Q) @ Q.T  # what the rows before do not span
-        if Q.shape[1] + len(rest) <= width:
-            more, R = np.linalg.qr(rest.T)
-            if np.abs(np.diag(R)).min() > SURE * most / SMALL:  # all of them are new
-                places += range(start, start + len(rest))
-                Q = np.concatenate([Q, more - Q @ (Q.T @ more)], 1)
-                continue
-        while len(places) < width and (new := np.flatnonzero(np.abs(rest).max(1) > most)).size:
-            row = rest[new[0]] - Q @ (Q.T @ rest[new[0]])
-            places.append(start + int(new[0]))
-            Q = np.concatenate([Q, (row / np.linalg.norm(row))[:, None]], 1)
-            rest = rest - np.outer(rest @ Q[:, -1], Q[:, -1])
-    chosen = basis[places]
-    if len(chosen) < width:
-        return basis @ np.linalg.pinv(chosen)
-    return _begun(np.linalg.solve(chosen.T, basis.T).T, np.array(places), large)
-
-
-def _begun(basis: Array, places: Array, large: Array) -> Array:
-    """Return a basis without what rounding leaves in large rows before the place at which each direction begins."""
-    before = np.arange(len(basis))[:, None] < places
-    return np.where(before & large[:, None], 0.0, basis)
 
 
 def whole_biases(shifts: Shifts) -> frozenset[Any]:

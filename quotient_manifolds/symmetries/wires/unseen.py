@@ -33,10 +33,6 @@ class Cell:
     def functionals(self) -> Array:
         return self.matrix if self.seen else outside(self.matrix)
 
-    @property
-    def directions(self) -> Array:
-        return kernel(self.matrix) if self.seen else self.matrix
-
     def at(self, places: Array) -> Array:
         """Return the directions of some of the nodes, where all others are 0."""
         if self.seen:

@@ -27,6 +27,7 @@ from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 ZERO, FIXED = 0, 1
 MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
+COMPARISONS = ("gt", "lt", "ge", "le")
 NAMED = ("native_layer_norm", "native_group_norm")  # what they give has channels, even of inputs
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
@@ -150,12 +151,11 @@ _ABOUT = (
 class Walk:
     """Hold what the operations of a recording allow."""
 
-    def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
-        """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
-
+    def __init__(self, recording: Recording, parameters: Mapping[str, Tensor]) -> None:
+        """Walk through a recording; parameters: with the numbers to go by, which may be others than those that ran."""
         self.recording: Any = recording
         self.codes: Any = Codes(recording)
-        self.parameters = recording.parameters if values is None else values
+        self.parameters = parameters
         self.shapes = {name: w.shape for name, w in recording.parameters.items()}
         self.ran: dict[str, list[Entries]] = {}
         """What operations took of each parameter."""
@@ -381,17 +381,15 @@ class Walk:
         found = label.unique().numpy()
         return found[found > FIXED]
 
-    def live(self, tensor: Any) -> bool:
-        if not isinstance(tensor, Tensor):
-            return False
+    def live(self, tensor: Tensor) -> bool:
         return id(tensor) in self.labels or id(tensor) in self.entries or ("complex", id(tensor)) in self.notes
 
-    def moving(self, tensor: Any) -> bool:
+    def moving(self, tensor: Tensor) -> bool:
         return self.live(tensor) and bool((thinned(self.label(tensor))[0] > FIXED).any())
 
-    def still(self, tensor: Any) -> bool:
+    def still(self, tensor: Tensor) -> bool:
         """Return whether nothing in a tensor changes, though its channels have names; who asks sees it."""
-        if not isinstance(tensor, Tensor) or id(tensor) not in self.labels:
+        if id(tensor) not in self.labels:
             return False
         nodes = self.nodes(self.labels[id(tensor)])
         return bool(len(nodes)) and bool(self.dead[nodes].all())
@@ -667,6 +665,8 @@ class Walk:
             self.opaque(operation)
         elif self.idle(operation):
             self.opaque(operation, known=True)
+        elif quantised(operation.outputs[0]) and name not in (*COMPARISONS, "view_as_complex"):
+            self.opaque(operation)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
             still = not plain and not any(self.moving(each) for each in inputs)
@@ -681,7 +681,7 @@ class Walk:
 
     def resolve(self, tensor: Tensor) -> None:
         """Take a square or a mean over channels as what it is by itself."""
-        _, about = self.notes.get(("pending", id(tensor)), ("", ()))
+        about = self.notes.get(("pending", id(tensor)), ("", ()))[1]
         for nodes in about.values() if isinstance(about, dict) else about:
             self.alone(nodes)
 

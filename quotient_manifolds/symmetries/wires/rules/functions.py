@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import FIXED, MASKED, ZERO, Flow, Walk, rule
+from quotient_manifolds.symmetries.wires.walk import COMPARISONS, FIXED, MASKED, ZERO, Flow, Walk, rule
 
 
-@rule("gt", "lt", "ge", "le")
+@rule(*COMPARISONS)
 def comparison(walk: Walk, operation: Operation) -> None:
     """Against zero, a positive scale changes nothing."""
     tensor, other = operation.args[:2]

@@ -32,6 +32,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
     if operation.name == "sum" and axes == channels and _in_slices(walk, operation, label, axes, keep=bool(keep)):
         return
     if not channels:
+        walk.resolve(tensor)
         thin = pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
         tokens = [axis for axis in axes if axis not in channels and tensor.shape[axis] > 1]
@@ -46,7 +47,10 @@ def reduce(walk: Walk, operation: Operation) -> None:
             label, count = pool(walk, label, tokens, 1 / size if mean else 1.0, whole=mean), count // size
         thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
         if mean and all(axis in channels or tensor.shape[axis] == 1 for axis in axes):
-            walk.notes["pending", id(operation.out)] = ("mean", owners)
+            numbers = walk.codes(operation.out)
+            for axis in sorted(axes) if not keep else ():
+                numbers = numbers.unsqueeze(axis)
+            walk.notes["pending", id(operation.out)] = ("mean", owners, tensor, numbers)
         else:
             for row in owners.values():
                 walk.alone(row)
@@ -204,8 +208,8 @@ def _over_channels(
     rows, back = _lines(label, axes)
     nodes = walk.new(len(rows))
     pending: Any = walk.notes.get(("pending", id(tensor)))
-    squares = pending is not None and pending[0] == "square"
-    if pending is not None and not squares:
+    squares = pending is not None and pending[0] == "square" and np.isin(walk.nodes(label), pending[1][0]).all()
+    if not squares:  # or squares of some of the tokens
         walk.resolve(tensor)
     owners: dict[int, list[int]] = {}
     for node, row in zip(nodes.tolist(), rows, strict=True):
@@ -244,8 +248,11 @@ def _bases(pending: tuple[Array, Array], nodes: Array) -> Array:
 def centred(walk: Walk, operation: Operation, tensor: Tensor, mean: Tensor) -> bool:
     """x - mean(x): the mean may take up anything, for nobody sees it."""
     pending = walk.notes.get(("pending", id(mean)))
-    if pending is None or pending[0] != "mean":
+    if pending is None or pending[0] != "mean" or pending[2] is not tensor:
         return False
+    shape = operation.out.shape
+    if tensor.shape != shape or not torch.equal(walk.codes(mean).expand(shape), pending[3].expand(shape)):
+        return False  # means of other tokens
     label, names, nodes = walk.combined(walk.label(tensor), walk.label(mean))
     rows: dict[int, tuple[Array, Array]] = {
         m: (names[names[:, 1] == m, 0], nodes[names[:, 1] == m]) for m in np.unique(names[:, 1]).tolist()

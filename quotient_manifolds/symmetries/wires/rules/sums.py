@@ -32,8 +32,10 @@ def add(walk: Walk, operation: Operation) -> None:
         tensor, number, factor = (a, b, first) if isinstance(a, Tensor) else (b, a, second)
         add_number(walk, operation, tensor, factor, number * (second if isinstance(a, Tensor) else first))
         return
-    if operation.name == "sub" and centred(walk, operation, a, b):
-        return
+    if operation.name == "sub":
+        if alpha == 1 and centred(walk, operation, a, b):
+            return
+        walk.resolve(b)
     total(walk, operation.out, [(a, first), (b, second)])
 
 

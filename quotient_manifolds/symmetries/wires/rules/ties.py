@@ -30,12 +30,17 @@ def end(walk: Walk, operation: Operation) -> None:
     _ties(walk)
 
 
+def _uses(walk: Walk) -> dict[str, list[Any]]:
+    """Return the uses of each parameter."""
+    found: dict[str, list[Any]] = {}
+    for each in walk.uses:
+        found.setdefault(each.entries.name, []).append(each)
+    return found
+
+
 def _spare_rows(walk: Walk) -> None:
     """Rows of a table that nobody asks for change as those that somebody does: longer inputs will ask for them."""
-    uses: dict[str, list[Any]] = {}
-    for each in walk.uses:
-        uses.setdefault(each.entries.name, []).append(each)
-    for name, several in uses.items():
+    for name, several in _uses(walk).items():
         shape = walk.shapes[name]
         width = shape[-1] if len(shape) > 1 else 0
         if not all(isinstance(each, Vector) and not each.gain and each.entries.shape[-1] == width for each in several):
@@ -64,10 +69,7 @@ def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
 
 def _ties(walk: Walk) -> None:
     """A parameter used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
-    uses: dict[str, list[Any]] = {}
-    for each in walk.uses:
-        uses.setdefault(each.entries.name, []).append(each)
-    for several in uses.values():
+    for several in _uses(walk).values():
         if len(several) == 2 and _transposed(*several):
             _turn(walk, *several)
             continue

@@ -17,7 +17,6 @@ from quotient_manifolds.symmetries.wires.walk import (
     ZERO,
     Walk,
     flat,
-    quantised,
     rule,
 )
 
@@ -134,9 +133,6 @@ def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
 
 @rule("_to_copy")
 def to_copy(walk: Walk, operation: Operation) -> None:
-    if quantised(operation.out):
-        walk.opaque(operation)
-        return
     source = operation.args[0]
     walk.put(operation.out, walk.label(source))
     for kind in SCORES:
