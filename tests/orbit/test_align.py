@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.orbit import Alignment, align, loss_along_path, quotient_distance, same_function
+from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.orbit.closest import _labels
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
 from tests.handwritten_models import handwritten
@@ -68,6 +69,26 @@ def without_biases(model: nn.Module) -> nn.Module:
     return model
 
 
+class GroupedQueries(nn.Module):
+    """Four query heads to two key and value heads, and a convolution in groups: units that are some of a pair's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, n) for n in (WIDTH, WIDTH // 2, WIDTH // 2, WIDTH))
+        self.first, self.last = nn.Conv1d(WIDTH, 12, 3, groups=2), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        x = x + self.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.last(self.first(x.mT).relu().mT)
+
+
+def grouped_queries() -> nn.Module:
+    torch.manual_seed(0)
+    return GroupedQueries().double().eval()
+
+
 TOKENS = torch.randint(WORDS, (4, 10), generator=torch.Generator().manual_seed(3))
 ONE_LAYER = {
     "BERT": hugging_face("BertModel", "BertConfig", **{**TEXT, "num_hidden_layers": 1}),
@@ -78,6 +99,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "pre-norm without biases": (lambda: pre_norm(bias=False), TOKENS),
     "rotary, grouped queries": (lambda: llama().double(), IDS),
     "BERT, biases 0": (lambda: without_biases(ONE_LAYER["BERT"]().eval()), BY_NAME["BERT"].inputs),
+    "units in groups": (grouped_queries, torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(0)).double()),
     "head by head": (lambda: handwritten()["HeadByHead"][0].eval(), handwritten()["HeadByHead"][1]),
     **{name: (replace(BY_NAME[name], make=make).build, BY_NAME[name].inputs) for name, make in ONE_LAYER.items()},
 }
@@ -102,6 +124,7 @@ def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
         *((name, by) for name in [*MODELS][:3] for by in ("weights", "activations")),
         *(("BERT", "activations"), ("GPT-2", "weights"), ("BERT, biases 0", "weights")),
         ("head by head", "weights"),
+        ("units in groups", "weights"),
     ],
 )
 def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
@@ -233,7 +256,7 @@ def test_models_of_different_architectures_are_refused() -> None:
         align(a, b, x)
     with pytest.raises(ValueError, match=r"'1.weight' has \(2, 4\) and no such parameter"):
         loss_along_path(a, nn.Sequential(nn.Linear(3, 4)), lambda model, batch: model(batch).sum(), [x])
-    with pytest.raises(ValueError, match="by must be 'activations' or 'weights'"):
+    with pytest.raises(ValueError, match=r"by must be one of activations, weights. Found 'both'"):
         align(a, a, x, by="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="points must be an integer of at least 3"):
         loss_along_path(a, a, lambda model, batch: model(batch).sum(), [x], points=2)
@@ -249,3 +272,55 @@ def test_labels_of_units_stand_where_their_numbers_do() -> None:
     order = torch.arange(1.0, 9, dtype=torch.float64)
     assert torch.equal(labels["a.weight"], order[:, None].expand(8, 5))
     assert torch.equal(labels["b.weight"], order.expand(3, 8))
+
+
+A, X = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval(), torch.randn(2, 3).double()
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps must be an integer of at least 1. Found 0"),
+    ({"learning_rate": -1.0}, "learning_rate must be a positive finite number. Found -1.0"),
+    ({"condition": "much"}, "bound on the condition number must be a number above 1. Found 'much'"),
+    ({"loss": nn.MSELoss()}, "must be called as loss.model, batch.. Found torch's MSELoss"),
+    ({"loss": lambda model, x: A(x).sum(), "batches": [X]}, "Found that it depends on none: use 0.weight"),
+    ({"loss": lambda model, x: model(x).sum()}, "at least one batch"),
+    ({"batches": [X]}, "batches must come with a loss"),
+    ({"held_out": X}, "held_out must be a list of inputs. Found one Tensor"),
+    ({"held_out": [X[:, :2]]}, "the model must run on inputs number 2. Found: RuntimeError"),
+    ({"to": {}}, "model must be a torch.nn.Module. Found an object of type dict"),
+    ({"to": copy.deepcopy(A).train()}, "eval mode"),
+    ({"to": copy.deepcopy(A).to("meta")}, "'0.weight' must have values"),
+]
+
+
+@pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_bad_input_gets_one_sentence(given: dict[str, Any], why: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=why):
+        align(A, **{"to": copy.deepcopy(A), "inputs": X, **given})
+
+
+@pytest.mark.parametrize("other", [3, copy.deepcopy(A).train(), copy.deepcopy(A).to("meta")])
+def test_every_comparison_refuses_what_cannot_run(other: Any) -> None:
+    for compare in (same_function, quotient_distance):
+        with pytest.raises((ValueError, TypeError), match=r"Module\. Found|eval mode|must have values"):
+            compare(A, other, X)
+    with pytest.raises((ValueError, TypeError), match=r"Module\. Found|eval mode|must have values"):
+        loss_along_path(A, other, lambda model, x: model(x).sum(), [X])
+    with pytest.raises(ValueError, match="tolerance must be a finite number of at least 0"):
+        same_function(A, A, X, tolerance=-1.0)
+
+
+def test_a_loss_that_is_no_number_somewhere_is_no_barrier_of_0() -> None:
+    assert math.isnan(PathLosses((0, 0.5, 1), (1.0, math.nan, 1.0)).barrier)
+
+
+def test_no_model_is_changed() -> None:
+    (a, loss, batches), b = trained(0, 1), trained(1, 1)[0]
+    b.get_parameter("0.weight").requires_grad_(False)
+    handle = b.register_forward_hook(lambda module, args, output: None)
+    before = [(copy.deepcopy(each.state_dict()), [w.requires_grad for w in each.parameters()]) for each in (a, b)]
+    state = torch.get_rng_state()
+    align(b, a, batches[0][0], loss=loss, batches=iter(batches), steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [*b._forward_hooks] == [handle.id]
+    for each, (tensors, wanted) in zip((a, b), before, strict=True):
+        assert all(torch.equal(w, tensors[name]) for name, w in each.state_dict().items())
+        assert [w.requires_grad for w in each.parameters()] == wanted

@@ -188,6 +188,11 @@ REFUSED = [
     ({"tolerance": -1.0}, "tolerance must be a finite number of at least 0"),
     ({"condition": 0.5}, "condition number must be a number above 1"),
     ({"batches": []}, "at least one batch"),
+    ({"batches": [0], "objective": Sparsity()}, r"batches must come with a loss\(model, batch\). Found Sparsity"),
+    ({"objective": lambda params: nn.Linear(2, 2).weight.sum()}, "Found that it depends on none"),
+    ({"objective": Sparsity(names=["no.bias"])}, "Found 'no.bias'"),
+    ({"objective": RoundingError(names=["norm.weight"])}, r"along axis 0.*Found 'norm.weight' of shape \(8,\)"),
+    ({"objective": RoundingError(axis=2)}, "channels along axis 2"),
 ]
 
 
@@ -217,6 +222,30 @@ def test_bits_and_groups_are_checked() -> None:
         RoundingError(bits=1)
     with pytest.raises(ValueError, match="group_size must be an integer of at least 1"):
         RoundingError(group_size=0)
+    with pytest.raises(ValueError, match="axis must be an integer of at least 0"):
+        RoundingError(axis=-1)
+    with pytest.raises(ValueError, match=r"fraction must be a number from 0 to 1. Found 1.5"):
+        Sparsity.prune({}, [], 1.5)
+    assert not Sparsity.prune({"w": torch.ones(2, 2)}, "w", 1.0)["w"].any()
+
+
+def test_the_unit_of_an_objective_is_no_matter() -> None:
+    model, x, symmetries = found_in("narrow", True)
+    found = [
+        descend_orbit(model, objective, x, symmetries=symmetries, steps=20)
+        for objective in (RoundingError(bits=4), RoundingError(bits=24))
+    ]
+    assert found[1].after / found[1].before == pytest.approx(found[0].after / found[0].before, rel=1e-3)
+
+
+def test_one_batch_in_place_of_a_list_is_refused() -> None:
+    model, x, symmetries = found_in("encoder", True)
+    with pytest.raises(TypeError, match=r"held_out must be a list of inputs. Found one Tensor"):
+        descend_orbit(model, Sparsity(), x, symmetries=symmetries, held_out=x)
+    with pytest.raises(TypeError, match="Found torch's MSELoss"):
+        descend_orbit(model, nn.MSELoss(), x, symmetries=symmetries, batches=[x])
+    with pytest.raises(TypeError, match=r"names must be a list of names of parameters. Found 3"):
+        descend_orbit(model, Sparsity(names=3), x, symmetries=symmetries)  # type: ignore[arg-type]
 
 
 def test_a_model_without_symmetries_and_a_false_symmetry_are_refused() -> None:
