@@ -1,4 +1,4 @@
-"""Choose a point of a model's orbit: where weights round or prune best, or nearest to another model."""
+"""Choose a point of a model's orbit: where weights round or prune better, or nearer to another model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ out_option = click.option(
 def descend(
     model: str, purpose: str, group_size: int | None, clip: bool, steps: int, target: Path, inputs: tuple[str, ...]
 ) -> None:
-    """Write the model in MODEL at the point of its orbit where its weights round or prune best.
+    """Write the model in MODEL at a point of its orbit where its weights round or prune better.
 
     MODEL is a Hugging Face directory. The function stays the same up to rounding to the dtype of the weights, which is
     verified on inputs made from the model's configuration, with and without optional ones, and on --inputs. No data is
@@ -51,8 +51,6 @@ def descend(
     common.check_new(target, model)
     if purpose == "sparsity" and (group_size or clip):
         raise common.BadInput("--group-size and --clip describe a quantiser. Found them with --for sparsity.")
-    import torch
-
     from quotient_manifolds.cli.subject import all_inputs, load_directory
     from quotient_manifolds.orbit import RoundingError, Sparsity, descend_orbit
 
@@ -62,8 +60,7 @@ def descend(
     given = all_inputs(network, inputs, seed=0)
     first, *others = given.values()
     with common.progress_bars() as progress:
-        how: dict[str, Any] = {"steps": steps, "dtype": torch.float32, "progress": progress}
-        found = descend_orbit(copy.deepcopy(network).double(), objective, first, held_out=others, **how)
+        found = descend_orbit(network, objective, first, held_out=others, steps=steps, progress=progress)
     objectives = {"before": found.before, "after": found.after, "path": found.path}
     change = _written(network, found, given, model, target, {"for": purpose, "objective": objectives})
     common.show(
@@ -106,7 +103,7 @@ def align(
     target: Path,
     **settings: Any,
 ) -> None:
-    """Write the model in A at the point of its orbit that is nearest to the model in B.
+    """Move the model in A along its orbit towards the model in B, and write it.
 
     A and B are Hugging Face directories of one architecture. The function of A stays the same; its heads, neurons and
     channels take the order and the basis of those of B. With --data the loss along the straight path between the two
@@ -154,9 +151,13 @@ def _written(
     network: nn.Module, found: Moved, given: dict[str, Any], source: str, target: Path, record: dict[str, Any]
 ) -> float:
     """Write the model and a record of it, and return how much its output changed."""
+    import torch
+
     from quotient_manifolds.cli.subject import write_moved
 
-    change = write_moved(network, found.params, given, source, target, seed=1)
+    # What rounding to the dtype of the weights changes is no matter of the function: it is compared before.
+    own = {name: w.detach() for name, w in network.named_parameters()}
+    change = write_moved(network, found.element.apply(own, torch.float64), given, source, target, seed=1)
     record |= {"model": source, "version": VERSION, "command": common.command_line()}
     record |= {"condition": found.condition, "change": change, "verified_on": list(given)}
     write_text(target / RECORD, json.dumps(record, indent=1) + "\n")

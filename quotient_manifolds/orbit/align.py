@@ -1,4 +1,4 @@
-"""Align two models: the element of the symmetry group that brings the weights of one nearest to those of the other."""
+"""Align two models: an element of the symmetry group that brings the weights of one near to those of the other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, unit
-from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, verified
-from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted
+from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
+from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.sharpness.losses import check_loss
+from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import (
     Evaluate,
     Gauge,
@@ -31,7 +34,7 @@ from quotient_manifolds.symmetries import (
     find_permutations,
     zeros_of,
 )
-from quotient_manifolds.symmetries.checks import check_eval, check_model, check_weights
+from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, doubled, relative_change
 from quotient_manifolds.symmetries.reparameterization import together
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
@@ -45,13 +48,15 @@ SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than tha
 EXACT = 1e-13
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 TURNED = ("orthogonal", "centred", "complex")
+By: TypeAlias = Literal["activations", "weights"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment(Moved):
-    """Hold a model where it is nearest to another on its orbit, by the distance of all parameters.
+    """Hold a model that was moved along its orbit towards another, by the distance of all parameters.
 
-    before, distance: of the model as it was and as it is from the other, relative to the norm of that: 0 on one orbit.
+    before, distance: of the model as it was and as it is from the other, relative to the norm of that: 0, up to
+    rounding, where the element that leads to the other was found.
     path: of the loss along the path, where the alignment was refined.
     """
 
@@ -65,7 +70,7 @@ def align(
     to: nn.Module,
     inputs: Any,
     *,
-    by: Literal["activations", "weights"] = "activations",
+    by: By = "activations",
     symmetries: Symmetries | None = None,
     permutations: Sequence[Permutation] | None = None,
     held_out: Sequence[Any] = (),
@@ -77,14 +82,14 @@ def align(
     learning_rate: float = 0.01,
     progress: Progress | None = None,
 ) -> Alignment:
-    """Move `model` along its symmetry orbit to where its weights are nearest to those of another model.
+    """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
 
-    Both have the same architecture: parameters of the same names and shapes. Gains of norms are absorbed first, and
-    biases, means and what else shifts go to their canonical points. Then streams are rotated (orthogonal Procrustes, on
-    the activations of both models on the inputs or on weights), units that `find_permutations` finds are assigned to
-    each other, pairs (GL(h), complex planes) and scales brought together, and where no order changes any more,
-    Gauss-Newton fits the continuous group at once; last, gains and shifts go to where they are in the other model.
-    Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    Both have the same architecture, of which only the names and shapes of parameters are checked. Gains of norms are
+    absorbed first, and biases, means and what else shifts go to their canonical points. Then streams are rotated
+    (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units that
+    `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) and scales brought together, and
+    where no order changes any more, Gauss-Newton fits the continuous group at once; last, gains and shifts go to where
+    they are in the other model. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -92,19 +97,24 @@ def align(
 
     Two points of one orbit are aligned up to rounding. In 14 of 400 small networks and 3 of 51 models that were tried,
     mostly by weights, they are not: where a weight without a bias reads a norm whose bias is 0 or another place that
-    has no unique canonical point, channels whose gains differ in sign change places, or units along both axes of one
-    weight do.
-    Two models that were trained from different seeds get nearer, and the path between them lower; their mean is in
-    general worse than either, so this is no way to average models.
+    has no unique canonical point (so may the first factor of a LoRA adapter), channels whose gains differ in sign
+    change places, or units along both axes of one weight do.
+    Two models that were trained from different seeds get nearer, and in our studies the path between them lower; their
+    mean is in general worse than either, so this is no way to average models.
 
-    ValueError for models of different architectures, and where the function changes on any of the inputs.
+    ValueError for models whose parameters differ in name or shape, and where the function changes on any of the inputs.
     """
-    for network in (model, to):
-        check_model(network)
-        check_eval(network)
-    if by not in ("activations", "weights"):
-        raise ValueError(f"by must be 'activations' or 'weights'. Found {by!r}.")
     check_alike(model, to)
+    check_one_of("by", by, get_args(By))
+    check_condition(condition)
+    check_integer("steps", steps, 1)
+    check_number("learning_rate", learning_rate, positive=True)
+    if loss is not None:
+        check_loss(loss)
+        batches = listed(batches)
+    elif batches:
+        raise ValueError("batches must come with a loss(model, batch), which is lowered along the path. Found no loss.")
+    tried = tried_on(inputs, held_out)
     own, other = (parameters(each) for each in (model, to))
     for each in (own, other):
         check_weights(each, each)
@@ -128,7 +138,7 @@ def align(
         path = (first, *met, min(first, least))
         if least < first:
             element = GroupElement(element.steps + found.steps)
-    moved = moved_by(model, element, (inputs, *held_out), evaluate)
+    moved = moved_by(model, element, tried, evaluate)
     return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
 
 
@@ -139,7 +149,7 @@ def _between(other: Params, t: float, params: Params) -> Params:
 def same_function(
     a: nn.Module, b: nn.Module, inputs: Any, *, tolerance: float = 1e-6, **options: Any
 ) -> tuple[Literal["same", "different", "same outputs here, no element found"], float]:
-    """Return whether two models of one architecture are one function, and how far apart they are.
+    """Return whether two models of one architecture are one function, as far as is found, and how far apart they are.
 
     "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
     number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the
@@ -147,6 +157,7 @@ def same_function(
     models in float64; in float32 rounding alone may exceed it, so give 1e-4. options: of `align`.
     """
     check_alike(a, b)
+    check_number("tolerance", tolerance)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)
     if change > tolerance:
@@ -175,7 +186,7 @@ def quotient_distance(
 
     `GeodesicError` where a pair is so far from the other that no geodesic is found: the distance is for models that are
     near, as before and after fine-tuning. NotImplementedError for rotary pairs, which have no logarithm. ValueError for
-    models of different architectures, and for pairs that have lost rank.
+    models whose parameters differ in name or shape, and for pairs that have lost rank.
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)

@@ -147,7 +147,10 @@ def _products(pairs: Sequence[SymmetricPair], params: Params, mark: Tensor, unit
 
     mark: the unit to which a row (heads, n + m) belongs, from 1, and 0 for none.
     """
-    pair, x = pairs[0], torch.cat([each.read(params).double() for each in pairs])
+    pair, x, moving = pairs[0], torch.cat([each.read(params).double() for each in pairs]), mark.any(1)
+    if not bool(moving.any()):
+        return
+    x, mark = x[moving], mark[moving]  # other heads of the pair hold no unit
     G, H = (torch.view_as_complex(x)[..., None] if pair.acts == "GL(1, C)" else x).split([pair.n, pair.m], 1)
     products = G @ H.mH
     if products.is_complex():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer, check_number
-from quotient_manifolds.messages import Progress
+from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
 from quotient_manifolds.orbit.path import parameters
 from quotient_manifolds.replica import TrueGradients, private_batch, replica
+from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_model, check_symmetries, check_weights
-from quotient_manifolds.symmetries.outputs import ModelOutputs
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 
 Model = TypeVar("Model", bound=nn.Module)
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
@@ -86,7 +87,6 @@ def descend_orbit(
     learning_rate: float = 0.02,
     tolerance: float = 1e-4,
     condition: float = CONDITION,
-    dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Descent:
     """Find the parameters of the same function at which an objective is least, over the symmetry orbit of a model.
@@ -97,8 +97,8 @@ def descend_orbit(
     `verify_symmetries` does not confirm are left out. held_out: more inputs, on which the function is verified too.
     Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
     the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
-    group element. dtype: of the descent, float64 for models in float64 and float32 else; the element that is found is
-    applied in float64. progress(what, done, total) is called after every step.
+    group element. The descent computes in float64 for models in float64 and in float32 else; the element that is found
+    is applied in float64. progress(what, done, total) is called after every step.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
     >>> x = torch.randn(3, 5)
@@ -106,14 +106,20 @@ def descend_orbit(
     >>> found.after < found.before, torch.allclose(found.model(x), model(x), atol=1e-5)
     (True, True)
 
-    ValueError for a model without symmetries, in train mode, or whose outputs cannot be verified; for an objective that
-    is not a finite number or not differentiable; where the function changes on any of the inputs.
+    ValueError for a model in train mode, whose outputs cannot be verified, or that no scale, matrix or rotation leaves
+    the same function; for an objective that is not a finite number or not differentiable in what these change; where
+    the function changes on any of the inputs.
     """
     check_model(model)
     check_eval(model)
     if isinstance(objective, type) or not (callable(objective) or isinstance(objective, WeightObjective)):
         given = f"the class {objective.__name__}" if isinstance(objective, type) else repr(objective)
         raise TypeError(f"objective must be RoundingError(bits=4), Sparsity() or a function. Found {given}")
+    if batches is not None:
+        if isinstance(objective, WeightObjective):
+            raise ValueError(f"batches must come with a loss(model, batch). Found {objective!r}, which takes none.")
+        check_loss(objective)
+    tried = tried_on(inputs, held_out)
     check_integer("steps", steps, 1)
     check_number("learning_rate", learning_rate, positive=True)
     check_number("tolerance", tolerance)
@@ -123,8 +129,11 @@ def descend_orbit(
     moves = objective.moves if isinstance(objective, WeightObjective) else None
     group = Group(symmetries, own, condition=condition, fold=moves is not None, moves=moves)
     if not group.records:
-        raise ValueError(f"{type(model).__name__} has no continuous symmetry: its orbit is one point.")
-    dtype = dtype or precision(own)
+        raise ValueError(
+            f"{type(model).__name__} must have a symmetry along which the objective can descend: a pair, scale or "
+            "rotation. Found no continuous symmetry of these kinds that changes it."
+        )
+    dtype = precision(own)
     if isinstance(objective, WeightObjective):
         terms = [objective.on(model, group)]
     else:
@@ -132,9 +141,16 @@ def descend_orbit(
     values = Terms(terms, own, dtype)
     first, _ = values(own)
     found, path, least = minimize(group, values, steps, learning_rate, tolerance, progress)
-    moved = moved_by(model, found if least < first else GroupElement(), (inputs, *held_out), evaluate)
+    moved = moved_by(model, found if least < first else GroupElement(), tried, evaluate)
     last, _ = values(moved.params)
     return Descent(**vars(moved), path=(first, *path, last))
+
+
+def tried_on(inputs: Any, held_out: Iterable[Any]) -> list[Any]:
+    """Return the inputs and those held out, on all of which the function is verified."""
+    if isinstance(held_out, (Tensor, Mapping, str)) or not isinstance(held_out, Iterable):
+        raise TypeError(f"held_out must be a list of inputs. Found one {type(held_out).__name__}: wrap it in a list.")
+    return [inputs, *held_out]
 
 
 def precision(params: Params) -> torch.dtype:
@@ -160,6 +176,10 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
         change, stored = 0.0, 0.0
         for number, batch in enumerate(batches, 1):
             outputs = ModelOutputs(model, [batch], evaluate)
+            try:
+                outputs.own()
+            except RUN_ERRORS as error:
+                raise ValueError(f"the model must run on inputs number {number}. Found: {sentence(error)}") from error
             noise, here = outputs.noise(), outputs.change({name: wide[name].clone() for name in element.names})
             if not here <= HOLDS * noise * max(1.0, element.condition):
                 raise ValueError(
@@ -206,20 +226,22 @@ class Terms:
         """Return the value at these parameters and its gradient in those of these names."""
         leaves = self.own | {name: w.detach().to(self.dtype) for name, w in params.items()}
         chosen = [leaves[name].requires_grad_() for name in names]
-        total, grads = 0.0, [torch.zeros_like(w) for w in chosen]
+        total, grads, depends = 0.0, [torch.zeros_like(w) for w in chosen], not names
         for term in self.terms:
             value: Any = term(dict(leaves))
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"the objective must return one floating point number as a tensor. Found {found}.")
-            if names and not value.requires_grad:
-                raise ValueError(
-                    "the objective must be differentiable in the parameters that symmetries change. Found a number "
-                    f"without a graph: use {', '.join(names[:2])} by torch operations, without detach or no_grad."
-                )
             total += float(value.detach())
-            slopes = torch.autograd.grad(value, chosen, allow_unused=True) if names else ()
-            grads = [g if new is None else g + new for g, new in zip(grads, slopes, strict=True)]
+            if names and value.requires_grad:
+                slopes = torch.autograd.grad(value, chosen, allow_unused=True)
+                depends = depends or any(new is not None for new in slopes)
+                grads = [g if new is None else g + new for g, new in zip(grads, slopes, strict=True)]
+        if not depends:
+            raise ValueError(
+                "the objective must be differentiable in the parameters that symmetries change. Found that it depends "
+                f"on none: use {', '.join(names[:2])} as given, by torch operations, without detach or no_grad."
+            )
         return total, grads
 
 
@@ -244,6 +266,9 @@ def minimize(
             break
         optimizer.zero_grad()
         torch.autograd.backward([moved[name] for name in names], grads)
+        if not step:  # Adam's eps is small beside the slope, whatever the unit of the objective
+            slope = torch.cat([s.grad.flatten() for s in numbers if s.grad is not None])
+            optimizer.param_groups[0]["eps"] = 1e-8 * min(1.0, float(slope.square().mean().sqrt())) or 1e-8
         optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
         optimizer.step()
         path.append(value)

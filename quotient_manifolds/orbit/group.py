@@ -117,6 +117,12 @@ def acted(record: Record, value: Tensor, params: Params) -> Params | None:
     return moved
 
 
+def check_condition(bound: object) -> None:
+    """Raise ValueError unless a bound on a condition number is a finite number above 1."""
+    if not isinstance(bound, (int, float)) or not 1 < bound < math.inf:
+        raise ValueError(f"The bound on the condition number must be a number above 1. Found {bound!r}.")
+
+
 def _condition(value: Tensor) -> float:
     if value.is_complex():  # a plane's z: by how much it scales
         return float((value.abs().log().abs().max() * 2).exp())
@@ -147,8 +153,7 @@ class Group:
         fold: bool = False,
         moves: Callable[[Record], bool] | None = None,
     ) -> None:
-        if not isinstance(condition, (int, float)) or not 1 < condition < math.inf:
-            raise ValueError(f"The bound on the condition number must be a number above 1. Found {condition!r}.")
+        check_condition(condition)
         self.condition = float(condition)
         free = symmetries.reparameterizations
         scalings = [each for each in free if isinstance(each, Scaling) and each.offsets is None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,12 +39,12 @@ class WeightObjective(ABC):
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
         """Return the names of what is measured."""
         own = dict(model.named_parameters())
-        asked = (self.names,) if isinstance(self.names, str) else self.names
+        asked = None if self.names is None else listed_names(self.names)
         if unknown := [name for name in asked or () if name not in own]:
             raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
         tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
         found = [name for name in group.names if own[name].ndim > 1 and id(own[name]) not in tables]
-        names = found if asked is None else [*asked]
+        names = found if asked is None else asked
         if not names:
             raise ValueError(
                 f"{type(self).__name__} needs weights that symmetries change, and {type(model).__name__} has none: "
@@ -54,6 +54,13 @@ class WeightObjective(ABC):
 
     @abstractmethod
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor: ...
+
+
+def listed_names(names: Collection[str]) -> list[str]:
+    """Return names of parameters, each once; one alone is a name, too."""
+    if not isinstance(names, Iterable):
+        raise TypeError(f"names must be a list of names of parameters. Found {names!r}.")
+    return [names] if isinstance(names, str) else [*dict.fromkeys(names)]
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,10 @@ class Sparsity(WeightObjective):
     @staticmethod
     def prune(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
         """Return the parameters with this fraction of each weight, the smallest numbers, set to 0."""
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be a number from 0 to 1. Found {fraction!r}.")
         pruned = dict(params)
-        for name in names:
+        for name in listed_names(names):
             size = params[name].abs()
             count = int(fraction * size.numel())
             if count:
@@ -89,8 +98,9 @@ class RoundingError(WeightObjective):
     or 1 where none is known. [Lin et al., AWQ, 2306.00978, and Liu et al., SpinQuant, 2405.16406, learn scales and
     rotations for the same purpose.]
 
-    p, of the norm in place of the maximum, is 12, and 6 where `clip` says that ranges are chosen by the least squared
-    error and may cut off the largest numbers of a group. axis: of the stored weight that counts channels.
+    bits scales the bound and does not change where it is least; `round` depends on it. p, of the norm in place of the
+    maximum, is 12, and 6 where `clip` says that ranges are chosen by the least squared error and may cut off the
+    largest numbers of a group. axis: of the stored weight that counts channels.
     """
 
     bits: int = 4
@@ -103,6 +113,7 @@ class RoundingError(WeightObjective):
         check_integer("bits", self.bits, 2)
         if self.group_size is not None:
             check_integer("group_size", self.group_size, 1)
+        check_integer("axis", self.axis, 0)
 
     def moves(self, record: Record) -> bool:
         """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
@@ -110,6 +121,13 @@ class RoundingError(WeightObjective):
 
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
         names, own = super()._measured(model, group), dict(model.named_parameters())
+        for name in names:
+            if not own[name].ndim > max(1, self.axis):
+                shape = tuple(own[name].shape)
+                raise ValueError(
+                    f"RoundingError must have weights with channels along axis {self.axis}, and others. "
+                    f"Found {name!r} of shape {shape}."
+                )
         widths = sorted({own[name].movedim(self.axis, 0)[0].numel() for name in names})
         if self.group_size and all(width % self.group_size for width in widths):
             raise ValueError(
@@ -143,7 +161,7 @@ class RoundingError(WeightObjective):
         Groups that do not divide a channel are left out: it has one range.
         """
         rounded, top = dict(params), 2 ** (self.bits - 1) - 1
-        for name in names:
+        for name in listed_names(names):
             rows = self._channels(params[name])
             most = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
             best, least = rows, torch.full_like(most, torch.inf)

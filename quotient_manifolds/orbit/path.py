@@ -18,7 +18,7 @@ from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params, Symmetries
-from quotient_manifolds.symmetries.checks import check_eval
+from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model
 
 if TYPE_CHECKING:
     from quotient_manifolds.plots import Plot
@@ -35,11 +35,13 @@ class PathLosses:
     def barrier(self) -> float:
         """Return by how much the loss exceeds the straight line between those of the ends, at most (0 or more).
 
+        NaN where a loss is NaN.
         [Frankle et al., 1912.05671]
         """
         first, last = self.losses[0], self.losses[-1]
         line = [(1 - t) * first + t * last for t in self.t]
-        return max(loss - there for loss, there in zip(self.losses, line, strict=True))
+        above = [loss - there for loss, there in zip(self.losses, line, strict=True)]
+        return math.nan if any(map(math.isnan, above)) else max(above)
 
     def plot(self, label: str = "straight path") -> Plot:
         """Draw the losses against t. Raises ImportError without matplotlib."""
@@ -55,12 +57,11 @@ def loss_along_path(
 
     Parameters are interpolated; buffers are those of a. The models are not changed.
 
-    ValueError for models of different architectures or in train mode, fewer than 3 points, and no batches.
+    ValueError for models whose parameters differ in name or shape, models in train mode, fewer than 3 points, and no
+    batches.
     """
     check_alike(a, b)
     check_integer("points", points, 3)
-    for each in (a, b):
-        check_eval(each)
     check_loss(loss)
     given = listed(batches)
     first, last = parameters(a), parameters(b)
@@ -105,7 +106,12 @@ def along_orbit(
 
 
 def check_alike(a: nn.Module, b: nn.Module) -> None:
-    """Raise ValueError naming the first parameter in which two models differ in name or shape."""
+    """Raise ValueError for models that cannot run, or naming the first parameter in which two differ in name or shape.
+
+    Two models that use the same parameters in different ways, as with another activation, are not told apart.
+    """
+    for each in (a, b):
+        check_model(each)
     here, there = ({name: tuple(w.shape) for name, w in each.named_parameters()} for each in (a, b))
     for name in dict.fromkeys((*here, *there)):
         if here.get(name) != there.get(name):
@@ -114,6 +120,9 @@ def check_alike(a: nn.Module, b: nn.Module) -> None:
                 f"both models must have one architecture. Found that {name!r} has {shapes}: build both from one "
                 "configuration."
             )
+    for each in (a, b):
+        check_eval(each)
+        check_loaded(each)
 
 
 def parameters(model: nn.Module) -> Params:
