@@ -20,6 +20,7 @@ from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.symmetries import (
     Params,
     Symmetries,
+    find_permutations,
     find_symmetries,
     random_representative,
     verify_symmetries,
@@ -219,6 +220,12 @@ def test_a_model_without_attention_may_have_no_pairs() -> None:
     assert (found.pairs, found.rest) == ((), ("0.weight", "0.bias", "2.weight", "2.bias"))
     assert found.within("pairs") == Symmetries((), found.rest, refused=found.refused)
     assert str(found).startswith("symmetries of 0 dimensions")
+
+
+def test_a_model_that_returns_its_inputs_has_no_symmetries() -> None:
+    x = torch.ones(2, 3)
+    assert not find_symmetries(nn.Identity(), x).every
+    assert find_permutations(nn.Identity(), x) == ()
 
 
 def test_a_module_used_twice_is_one_pair() -> None:
