@@ -190,7 +190,8 @@ class Walk:
             for each in self.notes.get(("complex", id(out)), [out]):
                 if self.live(each):
                     self.fix(self.label(each))
-        RULES["end"](self, recording.operations[-1])
+        for last in recording.operations[-1:]:  # none where a model returns what it is given
+            RULES["end"](self, last)
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
         self.equal((self.offsets(), 1.0))
 
