@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.entries import Entries
-from quotient_manifolds.symmetries.wires.linear_algebra import Array, reduced
+from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.relations import Component, alone
 from quotient_manifolds.symmetries.wires.relations import parts_of as components_of
 from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Vector, Walk, moving
@@ -214,16 +214,31 @@ def _of_component(component: Component, written: Array, gains: Array) -> Iterato
     """Yield solutions in which one row that is written is free, no gain changes, and all change by as much or not."""
     if component.dimension > MOST:
         return
-    order = np.argsort(np.where(gains, 0, np.where(written, 1, 2))[component.unknowns], kind="stable")
-    names = component.unknowns[order]
-    basis = reduced(component.basis[order])
-    begin = names[(np.abs(basis) > SMALL).argmax(0)]
-    for vector in basis[:, written[begin] & ~gains[begin]].T:
+    names, basis = component.unknowns, component.basis
+    first = np.flatnonzero(gains[names])
+    for vector in _reduced(basis, [*first, *np.flatnonzero(written[names] & ~gains[names])], len(first)):
         there = np.abs(vector) > SMALL
-        if bool((np.abs(np.abs(vector[there]) - 1) < SMALL).all()):
-            nodes, sign = names[there], np.sign(vector[there])
-            ascending = np.argsort(nodes)
-            yield Bundle("scale", 1, nodes[ascending], np.zeros(len(nodes), np.int64), sign[ascending])
+        if there.any() and bool((np.abs(np.abs(vector[there]) - 1) < SMALL).all()):
+            nodes = names[there]
+            yield Bundle("scale", 1, nodes, np.zeros(len(nodes), np.int64), np.sign(vector[there]))
+
+
+def _reduced(basis: Array, order: Iterable[int], skipped: int) -> list[Array]:
+    """Return solutions that are 1 at one of these places and 0 at those where others are 1; not of those skipped."""
+    left, found = basis.T.copy(), list[Array]()
+    pivots: list[int] = []
+    for number, place in enumerate(order):
+        if not len(left):
+            break
+        best = int(np.abs(left[:, place]).argmax())
+        if abs(left[best, place]) < SMALL:
+            continue
+        row = left[best] / left[best, place]
+        left = np.delete(left, best, 0)
+        left = left - left[:, [place]] * row
+        found = [each - each[place] * row for each in found] + [row]
+        pivots.append(number)
+    return [each for each, number in zip(found, pivots, strict=True) if number >= skipped]
 
 
 def _place(walk: Walk, bundles: list[Bundle], parts: list[Part], weight: Array | None = None) -> None:
