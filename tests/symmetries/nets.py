@@ -604,6 +604,7 @@ POOLED: dict[str, Body] = {
         (lambda y, z: cat([(y - z)[..., :4], (y + z)[..., 4:]], -1))(s.c(x), s.e(x))
     ),
     "sum cut to integers": lambda s, x: s.b((9 * s.a(x)).detach().sum(1, keepdim=True, dtype=torch.long) + x),
+    "whole numbers of its shape": lambda s, x: (lambda y: s.b(relu(y) * torch.ones_like(y, dtype=torch.long)))(s.a(x)),
     "assigned to integers": lambda s, x: s.b(integers(s.a(x))) + s.c(x),
     "cut to 8 bits": lambda s, x: s.b(relu(s.a(x)).to(torch.float8_e4m3fn).to(x.dtype)),
     "two writers, crossed": lambda s, x: s.b(torch.where(CROSSED, s.c(x), s.e(x))),
@@ -836,7 +837,7 @@ up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72
 of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
 129/206; group norm of positions: 170/176 138/144; less half its mean: 153/216 129/192; less another's
 mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
-some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128; assigned to integers: 152/224 128/192;
+some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128; whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
 whole numbers beside channels: 144 128; norms, compared: 170 144
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
