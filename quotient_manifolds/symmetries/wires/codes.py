@@ -55,6 +55,9 @@ VIEWS = frozenset(
 )
 """Operations that move entries and change none."""
 POINTWISE = torch.Tag.pointwise
+STILL = frozenset(  # take nothing of a tensor but its shape
+    ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty"]
+)
 RESIZED = (
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
     *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),

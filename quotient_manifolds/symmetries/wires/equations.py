@@ -22,6 +22,7 @@ from quotient_manifolds.symmetries.wires.codes import (
     LARGEST,
     POINTWISE,
     RESIZED,
+    STILL,
     VIEWS,
     axes_of,
     distinct,
@@ -37,9 +38,6 @@ from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import Walk, flat, thinned
 
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
-STILL = frozenset(
-    ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "empty_like", "new_empty"]
-)
 
 
 @dataclass(frozen=True, eq=False)

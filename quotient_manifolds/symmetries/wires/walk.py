@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.codes import POINTWISE, VIEWS, Codes, hashed, named, segments
+from quotient_manifolds.symmetries.wires.codes import POINTWISE, STILL, VIEWS, Codes, hashed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation, Recording
@@ -666,7 +666,7 @@ class Walk:
             self.opaque(operation)
         elif self.idle(operation):
             self.opaque(operation, known=True)
-        elif quantised(operation.outputs[0]) and name not in (*COMPARISONS, "view_as_complex"):
+        elif quantised(operation.outputs[0]) and name not in (*COMPARISONS, *STILL, "view_as_complex"):
             self.opaque(operation)
         elif name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
