@@ -837,7 +837,8 @@ up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72
 of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
 129/206; group norm of positions: 170/176 138/144; less half its mean: 153/216 129/192; less another's
 mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
-some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128; whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
+some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;
+whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
 whole numbers beside channels: 144 128; norms, compared: 170 144
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
@@ -867,6 +868,6 @@ tokens, at least; most of tokens, both; most of tokens, norm; most of two; most 
 most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
 conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
 resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
-without some tokens; assigned to integers
+without some tokens; assigned to integers; whole numbers of its shape
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
