@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
-from tests.symmetries.nets import FOUND, NETS, PLACES, net
+from quotient_manifolds.symmetries.representatives import canonicalize
+from tests.symmetries.nets import FOUND, GIVEN, NETS, PLACES, TOKENS, Body, Net, generic, net
 
 CHANGE, PLACE = 1e-8, 1e-6
 COUNTS = dict(each.split(": ") for each in " ".join(FOUND.split()).split("; "))
@@ -51,3 +54,91 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
 def difference(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
     answer = model(x)
     return float((torch.func.functional_call(model, params, (x,)) - answer).abs().max() / answer.abs().max())
+
+
+@pytest.mark.parametrize("name", ["pos", "positions first"])
+def test_rows_of_weights_may_be_of_sizes_far_apart(name: str) -> None:
+    """What rounding leaves of large rows is not taken for what small ones say."""
+    model, x = net(name, True)
+    with torch.no_grad():
+        for w in model.parameters():
+            if w.ndim == 2:
+                w *= torch.logspace(-4, 3, len(w), dtype=w.dtype)[:, None]
+    found = find_symmetries(model, x[:2])
+    assert any("redundant bias" in each.name for each in found.reparameterizations)
+    assert difference(model, x, random_representative(model, found, seed=3)) < CHANGE
+
+
+AFTER_A_GAIN: dict[str, tuple[Body, int]] = {
+    "of channels of a mean": (lambda s, x: s.b(s.p_8 * s.o(x)) + s.v(s.norm(s.o(x)).tanh()), 161),
+    "of turned channels": (lambda s, x: s.b(s.p_8 * F.rms_norm(s.o(x), (8,))) + s.v(s.o(x)), 160),
+    "of channels that read turned ones": (
+        lambda s, x: s.b(F.rms_norm(s.o(x), (8,))) + s.v((s.p_8 * s.c(s.o(x))).tanh()),
+        188,
+    ),
+}
+"""Nets with a gain, and dimensions where some of it is 0."""
+
+
+@pytest.mark.parametrize("name", AFTER_A_GAIN)
+def test_a_gain_of_zero_takes_away_what_mixes_its_own_channels_alone(name: str) -> None:
+    body, dimensions = AFTER_A_GAIN[name]
+    torch.manual_seed(0)
+    x = torch.randn(24, TOKENS, GIVEN)
+    model, x = generic(Net(body, True, True, False), x[:2]), x.double()
+    with torch.no_grad():
+        model.p_8[[1, 4]] = 0.0
+    found = find_symmetries(model, x[:2])
+    assert difference(model, x, random_representative(model, found, seed=3)) < CHANGE
+    assert sum(found.families.values()) == dimensions
+
+
+@pytest.mark.parametrize("answer", ["nothing", "alone"])
+def test_where_readers_answer_nothing_to_a_mean_or_nothing_else_balancing_keeps_the_function(answer: str) -> None:
+    """Rounding is no answer: weights that read a stream may be centred, or see nothing but its mean."""
+    model, x = net("norm and head", False)
+    with torch.no_grad():
+        mean = model.c.weight.mean(1, keepdim=True)
+        model.c.weight.copy_(model.c.weight - mean if answer == "nothing" else mean.expand(8, 8))
+    found = find_symmetries(model, x[:2])
+    moved = random_representative(model, found, log_scale=0.5, seed=3)
+    for params in (model, moved):
+        assert difference(model, x, balance(params, found)) < CHANGE
+
+
+def of_two_uses(s: Any, x: Tensor) -> Tensor:
+    (x * s.p_8) @ s.h_8_8.relu()  # which scales follow, though nothing reads it
+    return s.o_12_8(s.q_8_12((x * s.g_1) @ F.normalize(s.h_8_8, dim=0)).relu())
+
+
+def test_where_lengths_do_not_follow_scales_balancing_keeps_the_function() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, TOKENS, GIVEN)
+    model, x = generic(Net(of_two_uses, True, True, False), x[:2]), x.double()
+    found = find_symmetries(model, x[:2])
+    params = {name: w.detach().clone() for name, w in model.named_parameters()}
+    assert not canonicalize(params, found.reparameterizations)
+    assert difference(model, x, params) < CHANGE
+    assert difference(model, x, balance(model, found)) < CHANGE
+
+
+def of_scores(s: Any, x: Tensor) -> Tensor:
+    y = s.o_2_8(s.q_8_2(x))
+    z = s.c(y)
+    s.group(z.mT)  # which sees all of its channels, though nothing reads it
+    y = ((s.q(z) @ s.k(y).mT * s.g_1).softmax(-1) @ s.v(y)).mT
+    return s.o_2_8(s.q_8_2(s.deep(y).mT))
+
+
+def test_where_readers_and_writers_meet_in_rounding_alone_balancing_keeps_the_function() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, TOKENS, GIVEN)
+    model, x = generic(Net(of_scores, True, True, False), x[:2]), x.double()
+    with torch.no_grad():
+        for w in model.parameters():
+            if w.ndim == 2:
+                w[-1] = w[0]
+    found = find_symmetries(model, x[:2])
+    moved = random_representative(model, found, log_scale=0.5, seed=3)
+    for params in (model, moved):
+        assert difference(model, x, balance(params, found)) < CHANGE
