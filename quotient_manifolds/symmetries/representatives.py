@@ -87,7 +87,7 @@ def canonicalize(params: Params, reparameterizations: Iterable[Reparameterizatio
     every = [*together(reparameterizations)]
     for each in every:
         each.canonicalize(params)
-    if len(every) < 2 or not any(each.by_lengths for each in every):
+    if not any(each.by_lengths for each in every):
         return True
     names = {name for each in every for name in each.names}
     first, last = {name: params[name].clone() for name in names}, math.inf

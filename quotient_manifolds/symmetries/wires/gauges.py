@@ -24,6 +24,7 @@ from quotient_manifolds.symmetries.wires.walk import Walk
 SWEEPS, SETTLED = 50, 1e-14
 FOLDED = 1e-13  # of log-scales: gains are 1 up to rounding
 RANK = 1e-10  # relative, of singular values of what readers make of writers
+ROUNDING = 16 * torch.finfo(torch.float64).eps  # of these, relative to the sizes of both
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
 
 
@@ -116,6 +117,7 @@ class Gauge(Reparameterization):
     weights: Tensor
     partners: Partners
     dimension: int  # but for what is unseen, unreached or shifted as well
+    gains: tuple[Entries, ...] = ()  # that multiply these channels
     number: int = 1
 
     @property
@@ -147,9 +149,9 @@ class Gauge(Reparameterization):
         return max(self.dimension, self.n**2 - 1) if self.acts == "linear" else self.dimension
 
     def is_singular(self, params: Mapping[str, Tensor]) -> bool:
-        """Return whether channels are rotated whose gain is 0, which no weight that follows can make up for."""
-        gains = (each.entries.read(params) for scaling in self.scalings for each in scaling.vectors if each.gain)
-        return self.acts != "mean" and any(bool(g.abs().min() <= RELATIVE * g.abs().max()) for g in gains)
+        """Return whether channels are mixed whose gain is 0, which no weight that follows can make up for."""
+        gains = (each.read(params) for each in self.gains)
+        return any(bool(g.abs().min() <= RELATIVE * g.abs().max()) for g in gains)
 
     def act(self, params: Params, A: Tensor, C: Tensor, *, control: bool = False) -> None:
         """Act with A (n, n) of the group and its inverse C, in place; as a control on one parameter alone.
@@ -250,19 +252,19 @@ class Gauge(Reparameterization):
                 read += [v.cpu() for v, dual in part.vectors(params, numbers) if dual]
         if not read:
             return None
-        W = torch.cat(read)
-        along = W @ one
-        size = along.square().sum()
-        if not size:
-            return None
-        S = self.weights
+        W = torch.cat(read) / self.weights  # in coordinates in which 1 is the vector of ones
+        along = W.sum(1)
+        size, rounding = along.square().sum(), RELATIVE * W.norm()
+        if not size > rounding**2:
+            return None  # they answer nothing to a mean
         P = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
-        rest = (W / S) @ P  # in coordinates in which 1 is the vector of ones
-        v = P @ ((W / S).mT @ along) / size
+        rest = W @ P
+        v = P @ (W.mT @ along) / size
         rest = rest - torch.outer(along, v)
-        length = torch.linalg.vector_norm(rest) / n**0.5 or torch.ones(())
+        left = rest.norm()
+        length = left / n**0.5 if left > rounding else torch.ones(())
         v = v + (1 - length / size.sqrt()) / n
-        inverse = torch.eye(n, dtype=torch.float64) - torch.outer(one, v * S)
+        inverse = torch.eye(n, dtype=torch.float64) - torch.outer(one, v * self.weights)
         return torch.linalg.inv(inverse), inverse
 
     def _balance(self, params: Params) -> tuple[Tensor, Tensor] | None:
@@ -287,9 +289,9 @@ class Gauge(Reparameterization):
             return None
         written, read = _triangle(W), _triangle(R)
         U, values, V = torch.linalg.svd(read @ written.mT)
-        kept = values > RANK * values[0]
+        kept = _present(values, read, written)
         every = torch.linalg.svdvals(meeting[True] @ meeting[False].mT)
-        if int(kept.sum()) < int((every > RANK * every[0]).sum()):  # others meet in more channels
+        if int(kept.sum()) < max(1, int(_present(every, *meeting.values()).sum())):  # others meet in more channels
             return None
         values, U, V = values[kept], U[:, kept], V[kept]
         A, C = (U / values.sqrt()).mT @ read, written.mT @ V.mT / values.sqrt()
@@ -310,6 +312,11 @@ class Gauge(Reparameterization):
 
 def _distinct(values: Tensor) -> bool:
     return len(values) < 2 or bool((values.diff() > DISTINCT * values[-1]).all())
+
+
+def _present(values: Tensor, read: Tensor, written: Tensor) -> Tensor:
+    """Say of the singular values of a product, descending, which of them are more than rounding."""
+    return values > max(RANK * float(values[0]), ROUNDING * float(read.norm() * written.norm()))
 
 
 def _triangle(rows: Tensor) -> Tensor:
@@ -346,7 +353,8 @@ def gauges(
                 names = {part.entries.name for part in every_part}
                 met = tuple(each for each in scalings if not names.isdisjoint(each.names))
                 kind = roles.mixing(block)
-                yield Gauge(kind, block.kind, len(block.roots), every_part, met, block.weights, partners, size)
+                gains = tuple(each.entries for each in walk.vectors if each.gain and copies(block, each.outs[0]))
+                yield Gauge(kind, block.kind, len(block.roots), every_part, met, block.weights, partners, size, gains)
         left = [each for each in left if each not in told]
 
 

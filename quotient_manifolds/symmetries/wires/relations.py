@@ -11,9 +11,10 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from quotient_manifolds.symmetries.wires.codes import distinct, hashed
-from quotient_manifolds.symmetries.wires.linear_algebra import Array, echelon
+from quotient_manifolds.symmetries.wires.linear_algebra import EVEN, Array, echelon
 
 SMALL = 1e-9
+SCALED = 5  # times that equations and unknowns are brought to one size, one after the other
 NOTHING = 1e-12  # relative to the largest term, of what is left of a sum of terms
 NONE = np.zeros(0, np.int64)
 
@@ -280,7 +281,7 @@ def _solved(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
     parts = [(free, np.arange(len(free)), np.ones(len(free)))]
     width = len(free)
     for names, basis in _connected(left, np.flatnonzero(bound)):
-        i, j = np.nonzero(np.abs(basis) > SMALL)
+        i, j = np.nonzero(basis)
         parts.append((names[i], width + j, basis[i, j]))
         width += basis.shape[1]
     i, j, value = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -345,4 +346,28 @@ def _connected(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[
         rows, place = np.unique(some.indices, return_inverse=True)
         dense = np.zeros((len(rows), len(part)))
         dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
-        yield bound[part], echelon(dense)
+        yield bound[part], _null_space(dense)
+
+
+def _null_space(matrix: Array) -> Array:
+    """Return a basis of the null space, in columns, of equations and unknowns that are brought to one size.
+
+    Rows of weights may be of sizes far apart: what rounding leaves of large ones would be as much as small ones.
+    """
+    size = np.ones(matrix.shape[1])
+    for _ in range(SCALED):
+        rows, columns = (np.abs(matrix).max(axis) for axis in (1, 0))
+        if min(each.min() / each.max() for each in (rows, columns)) > EVEN:
+            break
+        rows[rows <= NOTHING * rows.max()] = 1.0  # rounding, which stays as small as it is
+        matrix = matrix / _power_of_two(rows)[:, None]
+        columns = _power_of_two(np.abs(matrix).max(0))
+        matrix, size = matrix / columns, size / columns
+    found = echelon(matrix)
+    first = np.abs(found).argmax(0)
+    return np.where(np.abs(found) > SMALL, found, 0.0) * size[:, None] / size[first]
+
+
+def _power_of_two(sizes: Array) -> Array:
+    """Return about the same sizes, by which numbers are divided without rounding."""
+    return np.exp2(np.log2(sizes).round())

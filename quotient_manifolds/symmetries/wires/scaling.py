@@ -31,6 +31,7 @@ Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
 STEP, MEMORY = 2 / 3, 5  # where nothing has been met yet; steps that are remembered
+FALLEN = 0.5  # of what is left at first: where more is left at the end, lengths do not follow log-scales
 FAR = 30  # times what is left: no step goes farther
 NULL = 1e-9
 
@@ -200,7 +201,8 @@ class Scaling(Reparameterization):
         if not any(each.size for each in free):
             return total
         z, met = np.zeros(self.dimension), list[tuple[Array, Array]]()
-        for _ in range(SWEEPS):
+        first = z
+        for sweep in range(SWEEPS):
             found = [each.lengths(params) for each in self.weights or self.vectors]
             sizes = np.concatenate([g for g, _ in found])
             left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
@@ -209,12 +211,17 @@ class Scaling(Reparameterization):
                 break
             met = [*(met[-MEMORY:] if not met or most <= 2 * np.abs(met[-1][1]).max() else []), (z, left)]
             step = STEP * left
+            first = step if not sweep else first
             if len(met) > 1:  # Anderson's acceleration, for lengths that pairs measure follow log-scales
                 Z, F = (np.diff(np.stack(each, 1)) for each in zip(*met, strict=True))
                 faster = step - (Z + STEP * F) @ np.linalg.lstsq(F, left, rcond=NULL)[0]
                 step = faster if np.abs(faster).max() <= FAR * most else step
             self.apply(params, step)
             z = z + step
+        else:
+            if STEP * most > FALLEN * np.abs(first).max():  # there is no such place: go to where the first step led
+                self.apply(params, first - z)
+                z = first
         return total + z
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
