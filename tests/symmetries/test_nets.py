@@ -107,8 +107,8 @@ def test_where_readers_answer_nothing_to_a_mean_or_nothing_else_balancing_keeps_
 
 
 def of_two_uses(s: Any, x: Tensor) -> Tensor:
-    (x * s.p_8) @ s.h_8_8.relu()  # which scales follow, though nothing reads it
-    return s.o_12_8(s.q_8_12((x * s.g_1) @ F.normalize(s.h_8_8, dim=0)).relu())
+    (x * s.p_8) @ s.h_8_8**2  # which scales follow, though nothing reads it
+    return s.b(((x * s.g_1) @ F.normalize(s.h_8_8, dim=1)).tanh())
 
 
 def test_where_lengths_do_not_follow_scales_balancing_keeps_the_function() -> None:
