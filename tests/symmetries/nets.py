@@ -257,6 +257,11 @@ def partly_rotated(x: Tensor) -> Tensor:
     return y
 
 
+def turned_by_quotients(x: Tensor) -> Tensor:  # by no rotation
+    (a, b), c, d = halves(x), 2 + numbers(x), numbers(x).sin()
+    return cat([a / c + b * d, b * c - a * d], -1)
+
+
 def twice(s: Any, x: Tensor) -> Tensor:
     for _ in range(2):
         x = s.norm(x + s.b(tanh(s.a(x))))
@@ -438,6 +443,10 @@ POOLED: dict[str, Body] = {
         s.a(x[:, :, None] - 2 * x[:, None])
     ),
     "squares of tokens": lambda s, x: s.b((s.a(x) ** 2).mean(1, keepdim=True) + x),
+    "squares cut to integers": lambda s, x: (
+        lambda y: s.b(y) + (y**2).detach().sum(-1, keepdim=True, dtype=torch.long)
+    )(s.a(x)),
+    "mean cut to integers": lambda s, x: (lambda y: s.b(y) + mean(y.detach()).long())(9 * s.a(x)),
     "squares without some tokens": lambda s, x: (
         lambda y: s.b(x[:, 1:]) * (y**2)[:, 1:].sum(-1, keepdim=True) + s.c(y)[:, 1:]
     )(s.a(x)),
@@ -504,6 +513,16 @@ POOLED: dict[str, Body] = {
     "rot": lambda s, x: x + s.o((rotated(s.q(x)) @ rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
     "rot2": lambda s, x: x + s.o((neighbours_rotated(s.q(x)) @ neighbours_rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
     "rot3": lambda s, x: x + s.o((partly_rotated(s.q(x)) @ partly_rotated(s.k(x)).mT).softmax(-1) @ s.v(x)),
+    "rot by quotients": lambda s, x: s.b(turned_by_quotients(s.a(x))),
+    "scores hidden and shown again": lambda s, x: (
+        x + attend(s, x, lambda w: (torch.where(lower(w) > 0, w, -2e4) + 2e4 * (1 - lower(w))).softmax(-1))
+    ),
+    "weight of one key, repeated": lambda s, x: (
+        x + attend(s, x, lambda w: w.softmax(-1)[..., :1].expand(-1, -1, TOKENS))
+    ),
+    "weights of some keys, twice": lambda s, x: (
+        x + attend(s, x, lambda w: w.softmax(-1).repeat_interleave(2, -1)[..., :TOKENS])
+    ),
     "zero key, own": lambda s, x: (
         x + s.o((s.q(x) @ cat([s.k(x), zero(x), own(s, x)], 1).mT).softmax(-1) @ cat([s.v(x), zero(x), zero(x)], 1))
     ),
@@ -541,6 +560,9 @@ POOLED: dict[str, Body] = {
     "constant lin": lambda s, x: s.b(tanh(s.c(s.a(x) + channels(x)))),
     "constant half": lambda s, x: s.b(tanh(s.c(on_half(lambda y: y + 1 + 4 * channels(x)[:4], s.a(x))))),
     "constant tokens": lambda s, x: s.b(tanh(s.c(s.a(x) + numbers(x)))),
+    "a function of minus infinity": lambda s, x: s.b(tanh(torch.where(channels(x) > 0.9, -torch.inf, s.a(x)))),
+    "far below, leaky": lambda s, x: s.b(F.leaky_relu(s.a(x) + -1e31 * (channels(x) > 1.6)) * 1e-30),
+    "rows picked by a mask": lambda s, x: s.b(tanh(s.a(x)[:, :4] + s.p_5_8[keep(x)[:, 0] > 0])),
     "logit shift": lambda s, x: s.b_8_4(s.a(x).mean(1)).log_softmax(-1),
     # sums over tokens, experts
     "conv": lambda s, x: s.b(normed(s.conv, x).tanh()),
@@ -701,6 +723,8 @@ ALL_TOKENS: dict[str, Body] = {
         cat([x, s.a(x)], 1)
     ),
     "one token, sum": lambda s, x: s.b(s.a(x).sum(1)),
+    "one token, sum of all": lambda s, x: s.b_1_8(s.a(x).sum((1, 2))[:, None]),
+    "one token, less its mean": lambda s, x: (lambda y: s.b(tanh(s.c(y - y.mean((1, 2), keepdim=True)))))(s.a(x)),
     "bits": lambda s, x: s.b(s.a(x).double().view(torch.int64).to(x.dtype) / 1e18),
     "diagonal": lambda s, x: s.b_5_8(s.a_8_5(x).diagonal(dim1=1, dim2=2)),
     "diagonal, positions": lambda s, x: s.b_5_8((s.a_8_5(x) + s.p_5_5).diagonal(dim1=1, dim2=2)),
@@ -839,7 +863,11 @@ of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 13
 mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
 some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;
 whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
-whole numbers beside channels: 144 128; norms, compared: 170 144
+whole numbers beside channels: 144 128; norms, compared: 170 144; rot by quotients: 160/168 144; scores hidden and shown
+again: 216 192; weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
+80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
+152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
+mean: 153/202 129/178
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -868,6 +896,8 @@ tokens, at least; most of tokens, both; most of tokens, norm; most of two; most 
 most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
 conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
 resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
-without some tokens; assigned to integers; whole numbers of its shape
+without some tokens; assigned to integers; whole numbers of its shape;
+rot by quotients; scores hidden and shown again; weight of one key, repeated;
+weights of some keys, twice; far below, leaky
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
