@@ -121,6 +121,16 @@ def _selected(x: Tensor, axis: int, index: Tensor) -> Any:
     return x[(slice(None),) * (axis % x.ndim) + (index.reshape(-1),)] if x.ndim else NotImplemented
 
 
+@_decomposition("index")
+def _picked(x: Tensor, places: Sequence[Tensor | None]) -> Any:
+    """Take what a mask picks by its places."""
+    masks = {id(each) for each in places if each is not None and each.ndim and each.dtype in (torch.bool, torch.uint8)}
+    if not masks:
+        return NotImplemented
+    found = [each.nonzero().unbind(1) if each is not None and id(each) in masks else [each] for each in places]
+    return aten.index.Tensor(x, [each for several in found for each in several])
+
+
 @_decomposition("masked_fill")
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     filled = value if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)

@@ -25,8 +25,8 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
-MASKED = -1e30  # a score that is smaller has no weight after a softmax, and what is added to it is lost
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
+LARGE = 1e3  # smaller constants hide no scores, and show none that are hidden
 COMPARISONS = ("gt", "lt", "ge", "le")
 NAMED = ("native_layer_norm", "native_group_norm")  # what they give has channels, even of inputs
 Rule = Callable[["Walk", Operation], None]
@@ -403,8 +403,8 @@ class Walk:
             return self._source(tensor)
         if not tensor.dtype.is_floating_point:
             return torch.full((), FIXED).expand(tensor.shape)
-        if self.codes.constant(tensor):  # what is masked is 0 after a softmax, whatever is added to it
-            return ((tensor != 0) & (tensor > MASKED)).long().cpu()
+        if self.codes.constant(tensor):
+            return (tensor != 0).long().cpu()
         return torch.full((), FIXED).expand(tensor.shape)
 
     def put(self, tensor: Tensor, label: Tensor) -> None:
@@ -500,17 +500,16 @@ class Walk:
         if other is not group and not torch.equal(other, group):  # of rows and of columns: of nothing together
             self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
 
-    def hidden(self, tensor: Tensor) -> Tensor | None:
-        """Say which scores have a known constant added that leaves them no weight beside others after a softmax."""
+    def level(self, tensor: Tensor) -> Tensor:
+        """Return which known constant has been added to each entry, if it is large: as one that hides a score has."""
         if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
-            return tensor.cpu() <= HIDDEN
-        return self.notes.get(("hidden", id(tensor)))
+            return tensor.double().cpu()
+        return self.notes.get(("level", id(tensor)), torch.zeros((), dtype=torch.float64))
 
-    def hide(self, out: Tensor, *found: Tensor | None) -> None:
-        """Note down scores that are hidden by any of these."""
-        some = [each.expand(out.shape) for each in found if each is not None and bool(each.any())]
-        if some:
-            self.notes["hidden", id(out)] = torch.stack(some).any(0)
+    def keep_level(self, out: Tensor, level: Tensor) -> None:
+        """Note down which known constant has been added to each entry, where it may hide scores or show them again."""
+        if bool((level.abs() > LARGE).any()):
+            self.notes["level", id(out)] = level.expand(out.shape)
 
     def moved(self, label: Tensor, *key: Any, kind: str = "token", copy: Tensor | None = None) -> Tensor:
         """Return a label of new nodes, for channels whose tokens were moved or dropped; copy: which token is where."""
@@ -707,6 +706,8 @@ class Walk:
         moving = [each for each in labels if bool((thinned(each)[0] > FIXED).any())]
         if not known and any(bool((~self.dead[self.nodes(each)]).any()) for each in moving):
             self.unknown[operation.module, operation.name] = None
+        for each in operation.inputs:  # a square or a mean may still wait for what this was to be
+            self.resolve(self.whole(each))
         for each in moving:
             self.fix(each)
         self.settle(operation)

@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import COMPARISONS, FIXED, MASKED, ZERO, Flow, Walk, rule
+from quotient_manifolds.symmetries.wires.walk import COMPARISONS, FIXED, ZERO, Flow, Walk, rule
+
+MASKED = -1e30  # a score that is smaller has no weight after a softmax
 
 
 @rule(*COMPARISONS)
@@ -41,6 +43,9 @@ def where(walk: Walk, operation: Operation) -> None:
         left = names[:, 0] > FIXED
         names, nodes = names[left][:, [0, 0]], nodes[left]
     else:
+        labels = [
+            torch.zeros_like(found) if _hides(walk, each) else found for found, each in zip(labels, (a, b), strict=True)
+        ]
         label, names, nodes = walk.combined(*labels)
     walk.put(operation.out, label)
     spread = torch.empty(shape, device="meta")
@@ -67,10 +72,9 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either], plus=plus[~either])
     walk.keep_group(a, operation.out)
     walk.keep_group(b, operation.out)
-    if walk.codes.constant(condition):
-        for each, there in ((a, condition), (b, ~condition)):
-            hidden = walk.hidden(each)
-            walk.hide(operation.out, walk.hidden(operation.out), None if hidden is None else hidden & there.cpu())
+    one, other = walk.level(a), walk.level(b)
+    known = walk.codes.constant(condition)
+    walk.keep_level(operation.out, torch.where(condition.cpu(), one, other) if known else torch.maximum(one, other))
 
 
 def _hides(walk: Walk, tensor: Tensor) -> bool:

@@ -140,7 +140,9 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     group = walk.notes.get(("group", id(weights)))
     axis = -2 if turned else -1
     whole = group is not None and ("normalised", id(weights)) in walk.notes and flat(group, axis)
-    whole = whole and weights.shape[axis] == walk.notes["normalised", id(weights)]
+    if whole:  # each of those that one softmax normalises is there once
+        place = walk.notes["place", id(weights)].sort(axis).values
+        whole = place.shape[axis] == walk.notes["normalised", id(weights)] and bool((place.diff(dim=axis) > 0).all())
     zeros = any(ZERO in row for row in kinds.values())
     terms = [[(n, 1.0) for n in kinds.get(each, [each]) if n > FIXED] for each in a.tolist()]
     fixed = any(FIXED in row for row in kinds.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
-    MASKED,
+    HIDDEN,
     ZERO,
     Flow,
     Walk,
@@ -96,11 +96,11 @@ def softmax(walk: Walk, operation: Operation) -> None:
     label = walk.label(tensor)
     if tensor.shape[axis] == 1:
         walk.single.append(walk.nodes(label))
-    if bool((label == ZERO).any()):  # a score that is known is one, unless it is masked
-        label = torch.where((label == ZERO) & (tensor > MASKED).to(label.device), FIXED, label)
-    hidden = walk.hidden(tensor)
-    if hidden is not None:
-        label = torch.where(hidden & ~hidden.all(axis, keepdim=True), ZERO, label)
+    if bool((label == ZERO).any()):  # a score that is known is one
+        label = torch.where(label == ZERO, FIXED, label)
+    level = walk.level(tensor)
+    if level.ndim:  # and one that has no weight beside others is none
+        label = torch.where(level - level.amax(axis, keepdim=True) <= HIDDEN, ZERO, label)
     group = walk.notes.get(("group", id(tensor)))
     (thin,) = thinned(label.movedim(axis, -1))
     rows = torch.unique(thin.reshape(-1, thin.shape[-1]), dim=0).tolist()
@@ -120,4 +120,6 @@ def softmax(walk: Walk, operation: Operation) -> None:
         shape[axis] = 1
         codes = torch.arange(torch.Size(shape).numel()).view(shape).expand(tensor.shape)
         walk.notes["group", id(operation.out)] = codes
+        places = torch.arange(tensor.shape[axis]).expand(tensor.movedim(axis, -1).shape)
+        walk.notes["place", id(operation.out)] = places.movedim(-1, axis)
         walk.notes["normalised", id(operation.out)] = tensor.shape[axis]

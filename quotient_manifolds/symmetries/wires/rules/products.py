@@ -53,6 +53,7 @@ def scaled(walk: Walk, operation: Operation, tensor: Tensor, factor: float) -> N
     walk.about("size")[nodes] = walk.about("size")[a] * factor
     walk.passed("sum", nodes, names, factor)
     walk.keep_group(tensor, operation.out)
+    walk.keep_level(operation.out, factor * walk.level(tensor))
     if ("single", id(tensor)) in walk.notes:
         walk.notes["single", id(operation.out)] = walk.notes["single", id(tensor)]
 
@@ -82,7 +83,7 @@ def number_times(walk: Walk, operation: Operation, tensor: Tensor, number: Tenso
     walk.about("gated")[other] = walk.live(number)
     walk.about("turned")[other] = np.where(walk.about("origin")[b] < 0, b, walk.about("origin")[b])
     walk.about("turn")[other] = walk.about("size")[b]
-    walk.about("angle")[other] = code[~exact]
+    walk.about("angle")[other] = hashed(code[~exact], int(power))
     walk.passed("sum", nodes[exact], names[exact], weight[exact])
     walk.passed("number", other, b, keys=code[~exact])
 

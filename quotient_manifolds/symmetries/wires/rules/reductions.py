@@ -35,7 +35,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
         walk.resolve(tensor)
         thin = pool(walk, label, axes, 1 / count if mean else 1.0, whole=mean)
     else:
-        tokens = [axis for axis in axes if axis not in channels and tensor.shape[axis] > 1]
+        tokens = [axis for axis in axes if axis not in channels]
         pending: Any = walk.notes.get(("pending", id(tensor)))
         if pending is not None and pending[0] == "square" and all(flat(label, axis) for axis in tokens):
             label = walk.first_kind(label, tokens)
@@ -46,7 +46,7 @@ def reduce(walk: Walk, operation: Operation) -> None:
             size = math.prod(tensor.shape[axis] for axis in tokens)
             label, count = pool(walk, label, tokens, 1 / size if mean else 1.0, whole=mean), count // size
         thin, owners = _over_channels(walk, operation, label, channels, 1 / count if mean else 1.0)
-        if mean and all(axis in channels or tensor.shape[axis] == 1 for axis in axes):
+        if mean and not tokens:
             numbers = walk.codes(operation.out)
             for axis in sorted(axes) if not keep else ():
                 numbers = numbers.unsqueeze(axis)

@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries.wires.walk import (
 )
 
 PICKS = ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "unfold")
-SCORES = "group", "hidden", "pending", "normalised"
+SCORES = "group", "level", "pending", "normalised", "place"
 
 
 @rule("view")
@@ -193,7 +193,7 @@ def index_add(walk: Walk, operation: Operation) -> None:
 @rule("index", "_unsafe_index")
 def index(walk: Walk, operation: Operation) -> None:
     source, places = operation.args[:2]
-    if id(source) in walk.entries and ("used", id(source)) not in walk.notes and len(places) == 1:
+    if id(source) in walk.entries and len(places) == 1 and places[0].dtype != torch.bool:
         lookup(walk, source, places[0], operation.out)
         return
     label = walk.label(source)
