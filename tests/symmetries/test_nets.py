@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
-from quotient_manifolds.symmetries.representatives import canonicalize
 from tests.symmetries.nets import FOUND, GIVEN, NETS, PLACES, TOKENS, Body, Net, generic, net
 
 CHANGE, PLACE = 1e-8, 1e-6
@@ -111,14 +110,11 @@ def of_two_uses(s: Any, x: Tensor) -> Tensor:
     return s.b(((x * s.g_1) @ F.normalize(s.h_8_8, dim=1)).tanh())
 
 
-def test_where_lengths_do_not_follow_scales_balancing_keeps_the_function() -> None:
+def test_where_no_length_shows_a_scale_balancing_keeps_the_function() -> None:
     torch.manual_seed(0)
     x = torch.randn(24, TOKENS, GIVEN)
     model, x = generic(Net(of_two_uses, True, True, False), x[:2]), x.double()
     found = find_symmetries(model, x[:2])
-    params = {name: w.detach().clone() for name, w in model.named_parameters()}
-    assert not canonicalize(params, found.reparameterizations)
-    assert difference(model, x, params) < CHANGE
     assert difference(model, x, balance(model, found)) < CHANGE
 
 
