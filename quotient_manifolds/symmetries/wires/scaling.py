@@ -31,7 +31,6 @@ Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100
 SETTLED = 1e-13  # of log-scales: what is left when lengths agree
 STEP, MEMORY = 2 / 3, 5  # where nothing has been met yet; steps that are remembered
-FALLEN = 0.5  # of what is left at first: where more is left at the end, lengths do not follow log-scales
 FAR = 30  # times what is left: no step goes farther
 NULL = 1e-9
 
@@ -201,8 +200,7 @@ class Scaling(Reparameterization):
         if not any(each.size for each in free):
             return total
         z, met = np.zeros(self.dimension), list[tuple[Array, Array]]()
-        first = z
-        for sweep in range(SWEEPS):
+        for _ in range(SWEEPS):
             found = [each.lengths(params) for each in self.weights or self.vectors]
             sizes = np.concatenate([g for g, _ in found])
             left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
@@ -211,17 +209,12 @@ class Scaling(Reparameterization):
                 break
             met = [*(met[-MEMORY:] if not met or most <= 2 * np.abs(met[-1][1]).max() else []), (z, left)]
             step = STEP * left
-            first = step if not sweep else first
             if len(met) > 1:  # Anderson's acceleration, for lengths that pairs measure follow log-scales
                 Z, F = (np.diff(np.stack(each, 1)) for each in zip(*met, strict=True))
                 faster = step - (Z + STEP * F) @ np.linalg.lstsq(F, left, rcond=NULL)[0]
                 step = faster if np.abs(faster).max() <= FAR * most else step
             self.apply(params, step)
             z = z + step
-        else:
-            if STEP * most > FALLEN * np.abs(first).max():  # there is no such place: go to where the first step led
-                self.apply(params, first - z)
-                z = first
         return total + z
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
@@ -257,8 +250,10 @@ class Scaling(Reparameterization):
             rows = np.unique(part.indices)
             dense = part[rows].toarray()
             basis = np.eye(len(block)) if free is None else free[place]
-            if basis.size and dense.size:
-                z[block] = -basis @ scipy.linalg.lstsq(dense @ basis, sizes[rows], cond=NULL)[0]
+            seen = dense @ basis
+            seen[np.abs(seen) <= NULL] = 0.0  # what no length shows is rounding, which a relative bound lets pass
+            if seen.any():
+                z[block] = -basis @ scipy.linalg.lstsq(seen, sizes[rows], cond=NULL)[0]
         return z
 
 
