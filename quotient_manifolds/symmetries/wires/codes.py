@@ -180,7 +180,8 @@ def viewed(operation: Operation, beside: Callable[[Tensor], Tensor]) -> list[Ten
 def _bits(tensor: Tensor) -> Tensor:
     values = tensor.detach().to("cpu")
     if values.is_complex():
-        values = torch.view_as_real(values).sum(-1)
+        real, imaginary = (_bits(each) for each in torch.view_as_real(values).unbind(-1))
+        return real ^ mixed(imaginary, 1)
     return (values.double() + 0.0).contiguous().view(torch.int64)
 
 
