@@ -40,7 +40,7 @@ from quotient_manifolds.symmetries.reparameterization import together
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
 from quotient_manifolds.symmetries.wires.labels import UNREACHED
-from quotient_manifolds.symmetries.wires.walk import by_entries
+from quotient_manifolds.symmetries.wires.uses import by_entries
 
 ROUNDS, SWEEPS = 30, 5
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered

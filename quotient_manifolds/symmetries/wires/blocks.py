@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import hashed
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, earlier
 from quotient_manifolds.symmetries.wires.relations import Classes
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk, earlier
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NONE = np.zeros(0, np.int64)
 

@@ -13,9 +13,11 @@ import torch
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, moving
 from quotient_manifolds.symmetries.wires.relations import Component, alone
 from quotient_manifolds.symmetries.wires.relations import parts_of as components_of
-from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Vector, Walk, moving
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 MOST = 64  # dimensions of a component of scales that is taken apart
 SMALL = 1e-9

@@ -20,8 +20,9 @@ from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.shifts import Offsets, Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 from quotient_manifolds.symmetries.wires.values import Values
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,9 @@ from quotient_manifolds.symmetries.wires.codes import (
 )
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import flat, thinned
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import Walk, flat, thinned
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 MOST = 1 << 20  # vertices of one parameter that is no matrix, or of one product
 

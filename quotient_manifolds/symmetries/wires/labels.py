@@ -11,7 +11,9 @@ from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY
 from quotient_manifolds.symmetries.wires.blocks import Block
 from quotient_manifolds.symmetries.wires.channels import Bundle, Part
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 UNREAD, UNREACHED = "unread output direction", "unreached input direction"
 SHIFTED = {"bias": "redundant bias", "weight": "constant input direction"}

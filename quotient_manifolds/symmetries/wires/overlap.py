@@ -11,7 +11,8 @@ from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.constants import At
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, span
 from quotient_manifolds.symmetries.wires.shifting import Solved
-from quotient_manifolds.symmetries.wires.walk import Linear, Walk, by_entries
+from quotient_manifolds.symmetries.wires.uses import Linear, by_entries
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 
 def own_dimension(walk: Walk, at: At, found: Solved, block: Block) -> int:

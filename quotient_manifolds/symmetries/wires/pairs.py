@@ -26,7 +26,9 @@ from quotient_manifolds.symmetries.wires.channels import Bundle, Part, find_bund
 from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import Labels
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.walk import FIXED, Linear, Walk
+from quotient_manifolds.symmetries.wires.nodes import FIXED
+from quotient_manifolds.symmetries.wires.uses import Linear
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 

@@ -21,7 +21,8 @@ from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import parts_of
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
-from quotient_manifolds.symmetries.wires.walk import Linear, Walk, by_entries
+from quotient_manifolds.symmetries.wires.uses import Linear, by_entries
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 
 def reparameterizations(

@@ -25,7 +25,8 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component, alike
 from quotient_manifolds.symmetries.wires.shifting import MakeUp
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 Sparse: TypeAlias = scipy.sparse.csr_matrix
 SWEEPS = 100

@@ -21,7 +21,8 @@ from quotient_manifolds.symmetries.wires.linear_algebra import SURE, Array, redu
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
 from quotient_manifolds.symmetries.wires.shifts import Answer, Offsets, Shifts
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 SMALL = 1e-9
 TINY = 1e-13

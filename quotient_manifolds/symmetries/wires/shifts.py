@@ -14,11 +14,13 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import ZERO
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.uses import SUMS, Flow, Linear, Vector, by_entries
 from quotient_manifolds.symmetries.wires.values import Values
-from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk, by_entries
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 SMALL = 1e-13
 Offsets = Mapping[int, float]

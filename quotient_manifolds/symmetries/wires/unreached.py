@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO
+from quotient_manifolds.symmetries.wires.uses import SUMS, Flow, Linear
 from quotient_manifolds.symmetries.wires.values import Values
-from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, ZERO, Flow, Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 SMALL = 1e-12  # what folding leaves of a constant
 

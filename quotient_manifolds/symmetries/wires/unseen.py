@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel, outside, span
+from quotient_manifolds.symmetries.wires.nodes import FIXED
 from quotient_manifolds.symmetries.wires.unreached import Unreached
+from quotient_manifolds.symmetries.wires.uses import SUMS, Flow, Linear
 from quotient_manifolds.symmetries.wires.values import Values
-from quotient_manifolds.symmetries.wires.walk import FIXED, SUMS, Flow, Linear, Walk
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 SMALL = 1e-14
 FEW = 8

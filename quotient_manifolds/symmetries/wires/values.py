@@ -16,7 +16,7 @@ from quotient_manifolds.sharded import Whole
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.generic import Generic
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
-from quotient_manifolds.symmetries.wires.walk import Linear, Vector
+from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 
 T = TypeVar("T")
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,11 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.codes import POINTWISE, STILL, VIEWS, Codes, hashed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO, again, earlier, flat, moving, thinned
 from quotient_manifolds.symmetries.wires.record import Operation, Recording
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
+from quotient_manifolds.symmetries.wires.uses import NONE, Flow, Linear, Vector
 
-ZERO, FIXED = 0, 1
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
 LARGE = 1e3  # smaller constants hide no scores, and show none that are hidden
 COMPARISONS = ("gt", "lt", "ge", "le")
@@ -42,92 +41,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return put
-
-
-@dataclass(eq=False)
-class Linear:
-    """Hold a linear map by a weight: the nodes it reads and those it writes, a row for each kind of token."""
-
-    entries: Entries  # of shape (taps, out, in)
-    ins: Array  # (kinds of tokens, in)
-    outs: Array
-    taps: Any = None  # how a convolution moves tokens, None for a plain matrix
-    table: bool = False  # an embedding: its input is one of the rows
-    at: int = 0  # which operation
-    shared: str = ""  # the same entries are used elsewhere: "alike", "turned" (transposed), or in an "other" way
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.entries.shape)
-
-    @cached_property
-    def takes(self) -> Array:
-        """Return the channels that it reads: of the first kind of token in which there is one."""
-        return moving(self.ins)
-
-
-NONE = np.zeros((0, 0), np.int64)
-
-
-@dataclass(eq=False)
-class Vector:
-    """Hold a vector that is added or multiplied: a row for each place that has numbers of its own."""
-
-    entries: Entries
-    ins: Array  # of a gain, (1, n); of a bias nothing
-    outs: Array  # (rows, n)
-    gain: bool
-    unknowns: Array = field(default_factory=lambda: NONE)  # (1, n), log-scales of the numbers of a gain
-    index: Array = field(default_factory=lambda: NONE)  # (n,), where these numbers are in the parameter
-    like: Array = field(default_factory=lambda: NONE)  # of rows of a table that nobody asked for: those that were
-    shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
-
-
-SUMS = ("sum", "offset", "token", "number", "pool", "mix")
-"""Flows whose answers are sums of terms; what is arbitrary at each token stays so."""
-
-
-@dataclass(eq=False)
-class Flow:
-    """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of.
-
-    The terms of a sum are names and factors (nodes, k), padded by zeros; those of a function are names (nodes, k). They
-    may be given as lists of pairs, and lists of nodes. plus: numbers that are added; NaN where they are not known.
-    """
-
-    kind: str  # one of SUMS, through, linear, gain, bias, norm, centre, seen, soft, dot, max
-    outs: Any
-    terms: Any = None
-    about: Any = None
-    plus: Any = None
-
-    def __post_init__(self) -> None:
-        self.outs = np.asarray(self.outs, np.int64).reshape(-1)
-        if self.kind in SUMS:
-            if not isinstance(self.terms, tuple):
-                rows = self.terms
-                names, factors = ([[pair[i] for pair in row] for row in rows] for i in (0, 1))
-                self.terms = _padded(names, np.int64), _padded(factors, float)
-            self.about = np.zeros(len(self.outs), np.int64) if self.about is None else np.asarray(self.about)
-        elif self.kind == "through" and not isinstance(self.terms, np.ndarray):
-            self.terms = _padded(self.terms, np.int64)
-
-    @property
-    def taken(self) -> Array:
-        """Return the nodes that it takes."""
-        if self.kind in ("seen", "soft"):
-            return self.outs
-        if self.kind == "dot":
-            return np.concatenate(self.terms)
-        terms = self.terms[0] if self.kind in SUMS else getattr(self.terms, "ins", self.terms)
-        return np.asarray(terms, np.int64).reshape(-1)
-
-
-def _padded(rows: list[list[Any]], kind: Any) -> Array:
-    made = np.zeros((len(rows), max(map(len, rows), default=0)), kind)
-    for place, row in enumerate(rows):
-        made[place, : len(row)] = row
-    return made
 
 
 _ABOUT = (
@@ -773,65 +686,3 @@ class Walk:
 def quantised(tensor: Tensor) -> bool:
     """Return whether numbers are integers, of 8 bits or complex: what a cast makes of these is no multiple."""
     return not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1
-
-
-def flat(label: Tensor, axis: int) -> bool:
-    """Return whether a label is the same along an axis."""
-    if label.shape[axis] <= 1 or label.stride(axis) == 0:
-        return True
-    axis %= label.ndim
-    for other in range(label.ndim):
-        if other != axis and label.stride(other) == 0:
-            label = label.narrow(other, 0, min(1, label.shape[other]))
-    one = tuple(slice(None) if other == axis else slice(1) for other in range(label.ndim))
-    lines = (label[one], label)  # most labels that differ do so in one line
-    return all(bool((some == some.narrow(axis, 0, 1)).all()) for some in lines)
-
-
-def thinned(*labels: Tensor) -> tuple[Tensor, ...]:
-    """Broadcast together, and drop what is the same along an axis."""
-    found = torch.broadcast_tensors(*labels)
-    for axis in range(found[0].ndim):
-        if all(flat(each, axis) for each in found):
-            found = tuple(each.narrow(axis, 0, min(1, each.shape[axis])) for each in found)
-    return tuple(found)
-
-
-def moving(rows: Array) -> Array:
-    """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
-    return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
-
-
-def ragged(rows: Array) -> bool:
-    """Say of rows of nodes (k, n) whether some channels are zero in one of them and others are not."""
-    zero = rows == ZERO
-    zero = zero[:, ~zero.all(0)]
-    return bool((zero.any(1) & ~zero.all(1)).any())
-
-
-def earlier(names: Array, segment: Array) -> Array:
-    """Return for names how many before them in the same segment are the same."""
-    order = np.lexsort((names, segment))
-    place, found = np.arange(len(order)), np.empty_like(order)
-    fresh = (np.diff(names[order], prepend=-1) != 0) | (np.diff(segment[order], prepend=-1) != 0)
-    found[order] = place - np.maximum.accumulate(np.where(fresh, place, 0))
-    return found
-
-
-def again(rows: Array) -> Array:
-    """Return for rows of nodes (k, n) the first row in which each node stands in its column."""
-    order = np.argsort(rows, axis=0, kind="stable")
-    ordered, place = np.take_along_axis(rows, order, 0), np.arange(len(rows))[:, None]
-    start = np.maximum.accumulate(np.where(np.diff(ordered, axis=0, prepend=-1) != 0, place, 0), axis=0)
-    first = np.empty_like(order)
-    np.put_along_axis(first, order, np.take_along_axis(order, start, 0), 0)
-    return first
-
-
-def by_entries(several: list[Any]) -> list[list[Any]]:
-    """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
-    found: dict[Any, list[Any]] = {}
-    for each in several:
-        if each.shared in ("", "alike"):
-            found.setdefault(each.entries.key, []).append(each)
-    return list(found.values())

@@ -9,8 +9,10 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import COMPARISONS, FIXED, ZERO, Flow, Walk, rule
+from quotient_manifolds.symmetries.wires.uses import Flow
+from quotient_manifolds.symmetries.wires.walk import COMPARISONS, Walk, rule
 
 MASKED = -1e30  # a score that is smaller has no weight after a softmax
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.codes import folded, hashed, mixed, named, segments
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO, flat, moving, ragged, thinned
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.products import gain
 from quotient_manifolds.symmetries.wires.rules.sums import total
-from quotient_manifolds.symmetries.wires.walk import FIXED, NONE, ZERO, Flow, Walk, flat, moving, ragged, rule, thinned
+from quotient_manifolds.symmetries.wires.uses import NONE, Flow
+from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 MOST_ENTRIES = 1 << 20  # of a table that is taken row by row
 

@@ -8,17 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO, flat, thinned
 from quotient_manifolds.symmetries.wires.record import Operation
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    HIDDEN,
-    ZERO,
-    Flow,
-    Walk,
-    flat,
-    rule,
-    thinned,
-)
+from quotient_manifolds.symmetries.wires.uses import Flow
+from quotient_manifolds.symmetries.wires.walk import HIDDEN, Walk, rule
 
 
 @rule("native_layer_norm")

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import pointwise
-from quotient_manifolds.symmetries.wires.walk import FIXED, ZERO, Walk, rule
+from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 
 @rule("mul", "div")

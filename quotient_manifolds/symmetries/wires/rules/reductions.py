@@ -13,9 +13,11 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import LARGEST, RESIZED, axes_of, hashed, named
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO, flat, thinned
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.functions import most
-from quotient_manifolds.symmetries.wires.walk import FIXED, RULES, ZERO, Flow, Walk, flat, rule, thinned
+from quotient_manifolds.symmetries.wires.uses import Flow
+from quotient_manifolds.symmetries.wires.walk import RULES, Walk, rule
 
 FEW = 64  # slices that are added one by one
 

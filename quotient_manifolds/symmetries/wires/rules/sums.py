@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.reductions import centred
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    ZERO,
-    Flow,
-    Walk,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.uses import Flow
+from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 
 @rule("add", "sub", "rsub")

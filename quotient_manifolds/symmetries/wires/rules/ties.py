@@ -9,17 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.nodes import moving
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
-from quotient_manifolds.symmetries.wires.walk import (
-    NONE,
-    Flow,
-    Linear,
-    Vector,
-    Walk,
-    moving,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.uses import NONE, Flow, Linear, Vector
+from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 
 @rule("end")

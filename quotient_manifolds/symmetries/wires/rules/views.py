@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.wires.codes import viewed
+from quotient_manifolds.symmetries.wires.nodes import FIXED, ZERO, flat
 from quotient_manifolds.symmetries.wires.record import Operation, tensors
 from quotient_manifolds.symmetries.wires.rules.linear import lookup
 from quotient_manifolds.symmetries.wires.rules.reductions import pool
 from quotient_manifolds.symmetries.wires.rules.sums import total
-from quotient_manifolds.symmetries.wires.walk import (
-    FIXED,
-    ZERO,
-    Walk,
-    flat,
-    rule,
-)
+from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 PICKS = ("slice", "select", "split", "split_with_sizes", "unbind", "roll", "flip", "unfold")
 SCORES = "group", "level", "pending", "normalised", "place"
