@@ -213,7 +213,7 @@ def verify_on_batches(
                     "inconclusive": "moving one side of it alone does not change the output on any batch",
                 }.get(verdict, "")
                 checks[number] = checks[number].on(slope, control, verdict, reason)
-        tolerances.append(rounding + ROUNDING * losses.precision * abs(value))
+        tolerances.append(_told(rounding + ROUNDING * losses.precision * abs(value), losses.precision, value))
         del grads
     del params
     known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
@@ -357,10 +357,15 @@ def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Veri
             continue
         # Far from the canonical representative the loss is worse conditioned than near it, and so is the way there.
         noise = max(_noise(losses, moved, index), *(_noise(losses, losses.params(), index, on) for on in (_stay, move)))
-        rounding = tolerance + ROUNDING * noise
+        rounding = _told(tolerance + ROUNDING * noise, known.precision, before)
         if not abs(after - before) <= rounding:  # NaN is no rounding
             return f"{after!r} in place of {before!r} on batch {index}, where rounding explains {rounding:.1e}"
     return ""
+
+
+def _told(rounding: float, precision: float, value: float) -> float:
+    """Return what rounding explains of a change: where it takes more than half of all digits, nothing is told."""
+    return min(rounding, ROUNDING * precision**0.5 * max(1.0, abs(value)))
 
 
 def _stay(params: Params) -> Params:
