@@ -364,8 +364,8 @@ def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Veri
 
 
 def _told(rounding: float, precision: float, value: float) -> float:
-    """Return what rounding explains of a change: where it takes more than half of all digits, nothing is told."""
-    return min(rounding, ROUNDING * precision**0.5 * max(1.0, abs(value)))
+    """Return what rounding explains of a change: where it takes three of four digits or more, nothing is told."""
+    return min(rounding, precision**0.25 * max(1.0, abs(value)))
 
 
 def _stay(params: Params) -> Params:
