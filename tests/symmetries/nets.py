@@ -108,6 +108,7 @@ def by_token(s: Any, x: Tensor) -> Tensor:
 
 ROLLED = torch.arange(TOKENS * D).view(TOKENS, D)
 STEPS = torch.arange(TOKENS)[:, None] < 2 + (torch.arange(D) >= 4)
+LOUD = 2e4 * (torch.arange(TOKENS) == 0).float()
 CROSSED = (torch.arange(TOKENS)[:, None] < 2) ^ (torch.arange(D) >= 4)
 ROLLED = torch.cat([ROLLED[:, :4].roll(1, 0), ROLLED[:, 4:]], 1).reshape(-1)
 
@@ -517,6 +518,9 @@ POOLED: dict[str, Body] = {
     "scores hidden and shown again": lambda s, x: (
         x + attend(s, x, lambda w: (torch.where(lower(w) > 0, w, -2e4) + 2e4 * (1 - lower(w))).softmax(-1))
     ),
+    "scores that inputs show": lambda s, x: s.b(
+        (lambda w: torch.where(s.given[:, :1, :1] > 0, w + LOUD, w).softmax(-1) @ s.v(x))(s.q(x) @ s.p_5_8.mT)
+    ),
     "weight of one key, repeated": lambda s, x: (
         x + attend(s, x, lambda w: w.softmax(-1)[..., :1].expand(-1, -1, TOKENS))
     ),
@@ -864,7 +868,8 @@ mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares 
 some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;
 whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
 whole numbers beside channels: 144 128; norms, compared: 170 144; rot by quotients: 160/168 144; scores hidden and shown
-again: 216 192; weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
+again: 216 192; scores that inputs show: 284 256;
+weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
 mean: 153/202 129/178
