@@ -902,7 +902,7 @@ most of windows of zeros; most of windows, padded; most of windows, positions; p
 conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
 resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
 without some tokens; assigned to integers; whole numbers of its shape;
-rot by quotients; scores hidden and shown again; weight of one key, repeated;
+rot by quotients; scores hidden and shown again; scores that inputs show; weight of one key, repeated;
 weights of some keys, twice; far below, leaky
 """
 """Nets whose orbit has more than one place yet, or where there is none."""

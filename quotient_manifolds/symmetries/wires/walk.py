@@ -414,14 +414,14 @@ class Walk:
             self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
 
     def level(self, tensor: Tensor) -> Tensor:
-        """Return which known constant has been added to each entry, if it is large: as one that hides a score has."""
+        """Return which constant was added to each entry, if it is large, as one that hides a score: NaN if unknown."""
         if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
             return tensor.double().cpu()
         return self.notes.get(("level", id(tensor)), torch.zeros((), dtype=torch.float64))
 
     def keep_level(self, out: Tensor, level: Tensor) -> None:
         """Note down which known constant has been added to each entry, where it may hide scores or show them again."""
-        if bool((level.abs() > LARGE).any()):
+        if not bool((level.abs() <= LARGE).all()):
             self.notes["level", id(out)] = level.expand(out.shape)
 
     def moved(self, label: Tensor, *key: Any, kind: str = "token", copy: Tensor | None = None) -> Tensor:

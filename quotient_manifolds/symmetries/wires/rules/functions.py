@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,7 +78,9 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.keep_group(b, operation.out)
     one, other = walk.level(a), walk.level(b)
     known = walk.codes.constant(condition)
-    walk.keep_level(operation.out, torch.where(condition.cpu(), one, other) if known else torch.maximum(one, other))
+    walk.keep_level(
+        operation.out, torch.where(condition.cpu() if known else one == other, one, other if known else nan)
+    )
 
 
 def _hides(walk: Walk, tensor: Tensor) -> bool:
