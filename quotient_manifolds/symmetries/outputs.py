@@ -88,6 +88,11 @@ class ModelOutputs:
         """Return the output on batch `index` as one number: several count as their product with a random vector."""
         return float(_number(self.at(params, index)).detach())
 
+    def own_value(self, index: int) -> float:
+        """Return this number at the model's own parameters."""
+        known = self._own.get(index)
+        return float(_number(self.at({}, index) if known is None else known).detach())
+
     def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
         """Return the gradient of the number on batch `index` in the parameters of these names, in float64."""
         leaves = {name: params[name].detach().requires_grad_() for name in names}

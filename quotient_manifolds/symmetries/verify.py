@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, rounded
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounded
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
@@ -150,11 +150,10 @@ def verify_symmetries(
         return Verification((), seed)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    batches, function = (inputs, *others), evaluate or answer
-    losses = ModelOutputs(model, batches, function)
-    for index in range(len(batches)):
+    losses = ModelOutputs(model, (inputs, *others), evaluate)
+    for index in range(1 + len(others)):
         losses.own(index)
-    found, params = verify_on_batches(model, function, batches, symmetries, seed=seed), losses.params()
+    found, params = _verified(losses, symmetries, seed), losses.params()
     zero = {each.name for each in symmetries.pairs if not (each.G.read(params).any() and each.H.read(params).any())}
     unseen: dict[str, Any] = {"verdict": "inconclusive", "reason": "one side is 0: moving it alone changes nothing"}
     checks = (replace(c, **unseen) if c.name in zero and c.verdict == "holds" else c for c in found.checks)
@@ -181,13 +180,16 @@ def verify_on_batches(
     check_eval(model)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    losses = ModelOutputs(model, batches, evaluate)
+    return _verified(ModelOutputs(model, batches, evaluate), symmetries, seed, begin)
+
+
+def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Begin | None = None) -> Verification:
     names = sorted(symmetries.moved)
     checks = [SymmetryCheck(each.name, each.group) for each in symmetries.every]
-    indices, there = range(len(batches)), list[float]()
+    indices, there = range(len(losses.batches)), list[float]()
     with torch.no_grad():
+        values = tuple(losses.own_value(index) for index in indices)
         params = losses.params()
-        values = tuple(losses.value(params, index) for index in indices)
         if begin is not None:
             with contextlib.suppress(ValueError):  # what is claimed may be false, and lead nowhere
                 params = begin(symmetries, params)

@@ -195,7 +195,7 @@ class Scales:
     def solutions(self) -> tuple[Array, scipy.sparse.csr_matrix]:
         """Return the unknowns, ascending, and a basis of all solutions, in columns."""
         matrix = self._matrix()
-        unknowns = np.unique(np.concatenate([matrix.indices, *self._named]))
+        unknowns = np.flatnonzero(np.bincount(np.concatenate([matrix.indices, *self._named])))
         left, root, size = _eliminated(matrix[:, unknowns])
         live = np.flatnonzero(size)
         roots, place = np.unique(root[live], return_inverse=True)
@@ -234,7 +234,7 @@ def parts_of(unknowns: Array, solutions: scipy.sparse.csr_matrix) -> Iterator[Co
     """Yield the columns of a matrix that share rows together, with the unknowns of these rows."""
     of_row, of_column = linked(solutions)
     entries = solutions.tocoo()
-    rows, columns = np.unique(entries.row), np.unique(entries.col)
+    rows, columns = (np.flatnonzero(entries.getnnz(axis)) for axis in (1, 0))
     rows = rows[np.argsort(of_row[rows], kind="stable")]
     columns = columns[np.argsort(of_column[columns], kind="stable")]
     _, wide = np.unique(of_column[columns], return_counts=True)
