@@ -699,6 +699,8 @@ POOLED: dict[str, Body] = {
     ),
     "two streams": two_streams,
     "recurrent": recurrent,
+    "one token, recurrent": recurrent,
+    "one token, gated recurrent": lambda s, x: s.b(s.gru(x)[0][:, -1]),
     "encoder": encoder,
     "post-norm": post_norm,
 }
@@ -872,7 +874,7 @@ again: 216 192; scores that inputs show: 284 256;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178
+mean: 153/202 129/178; one token, recurrent: 160 136; one token, gated recurrent: 144 128
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
