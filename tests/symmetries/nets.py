@@ -845,7 +845,7 @@ two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/
 two constants, crossed: 200/232 176/200; two constants, attn: 244 208; two constants, by steps, attn: 221 185; two
 constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 160/168
 144/152; heads of one weight, in parts: 232 208; heads of one map, crossed: 104/160 88/144; groupnorm lin: 162/168
-136/142; recurrent: 160 136; tied T, first of zeros: 144/288 128/256; rows of one weight, normed too: 104/324 80/288;
+136/142; recurrent: 160 136; tied T, first of zeros: 216/288 200/256; rows of one weight, normed too: 104/324 80/288;
 repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192;
 idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two:
 89/153 65/121; a function of zeros: 144/160 128; group norm of zeros: 162/178 138/149; group norm, read: 162/168
@@ -874,7 +874,7 @@ again: 216 192; scores that inputs show: 284 256;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178; one token, recurrent: 160 136; one token, gated recurrent: 144 128
+mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -888,7 +888,8 @@ pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain
 pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of
 key; scores a key's gain; scores dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores
 times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax
-of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T within; tied lin; two; two attentions less;
+of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T within; tied T,
+first of zeros; tied lin; two; two attentions less;
 two scores; where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some
 tokens; positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two
 writers, by half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and

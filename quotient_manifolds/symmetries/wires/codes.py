@@ -22,7 +22,6 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording, ten
 VIEWS = frozenset(
     [
         "view",
-        "_unsafe_view",
         "permute",
         "transpose",
         "t",
@@ -80,7 +79,8 @@ class Codes:
         self._count = 1
         for operation in recording.operations:
             for place, out in enumerate(operation.outputs):
-                self._made.setdefault(id(out), (operation, place))
+                if operation.name not in STILL or "empty" in operation.name:
+                    self._made.setdefault(id(out), (operation, place))
             if operation.func._schema.is_mutable:  # what is there first is not what is there later
                 self._free.update((id(out), False) for out in operation.outputs)
         for given in (*recording.given, *recording.parameters.values()):
@@ -169,7 +169,7 @@ def viewed(operation: Operation, beside: Callable[[Tensor], Tensor]) -> list[Ten
     name, args = operation.name, operation.args
     if name == "native_dropout":
         return [beside(args[0])]
-    if name in ("view", "_unsafe_view", "_reshape_alias"):
+    if name in ("view", "_reshape_alias"):
         return [beside(args[0]).reshape(operation.out.shape)]
     if name == "copy":
         return [beside(args[1]).expand(operation.out.shape)]

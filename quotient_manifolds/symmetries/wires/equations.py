@@ -490,8 +490,7 @@ STEPS: dict[str, Callable[[Equations, Operation], list[Field] | None]] = {
     **dict.fromkeys(["_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm"], _normalised),
     **dict.fromkeys([*RESIZED, *LARGEST, "avg_pool2d", "avg_pool3d"], _pooled),
     "native_group_norm": _group_norm,
-    "embedding": _embedding,
-    **dict.fromkeys(["index", "_unsafe_index"], _embedding),
+    **dict.fromkeys(["embedding", "index"], _embedding),
     "constant_pad_nd": _padded,
     "convolution": _convolution,
 }

@@ -6,6 +6,7 @@ by its identity: neither views nor buffers that are used again can be confused.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class Operation:
         A rounded quotient is none, and what looks at the bits of a number is no view.
         """
         name, rounding = str(self.func.overloadpacket.__name__).removesuffix("_"), self.kwargs.get("rounding_mode")
+        name = re.sub("^_?unsafe_", "", name)  # which shares memory or checks no index
         rounding = "dtype" if self.func is torch.ops.aten.view.dtype else rounding
         return f"{name} {rounding}" if rounding else name
 

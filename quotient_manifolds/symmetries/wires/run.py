@@ -73,13 +73,15 @@ class Run:
     def idle_like(self, names: Iterable[str]) -> str:
         """Return an idle parameter that may do what one of these does elsewhere; "" if none is.
 
-        One of the same path but for a number, as experts have, or a matrix of a module beside it, as branches are.
+        One of the same path but for a number, as experts have, a matrix of a module beside it, as branches are, or one
+        that multiplies the state of the only token there is.
         """
         kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
         homes = {_home(name) for name in names}
         for name in sorted(self.idle):
             matrix = self.params[name].numel() > self.params[name].shape[-1:].numel()
-            if _NUMBER.sub(".*", f".{name}.") in kinds or (matrix and _home(name) in homes):
+            alike = _NUMBER.sub(".*", f".{name}.") in kinds or (matrix and _home(name) in homes)
+            if alike or name in self.walk.at_zeros:
                 return name
         return ""
 

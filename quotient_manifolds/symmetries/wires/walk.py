@@ -71,6 +71,8 @@ class Walk:
         self.parameters = parameters
         self.shapes = {name: w.shape for name, w in recording.parameters.items()}
         self.ran: dict[str, list[Entries]] = {}
+        self.at_zeros: set[str] = set()
+        """Parameters that multiply zeros alone somewhere, as those of a first token's state."""
         """What operations took of each parameter."""
         self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
         self.labels: dict[int, Tensor] = {}
@@ -565,6 +567,10 @@ class Walk:
             return
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
             return
+        if self._at_zeros(operation):
+            self.put(operation.out, torch.full((), ZERO).expand(operation.out.shape))
+            self.at_zeros.update(self.entries[id(each)].name for each in inputs if id(each) in self.entries)
+            return
         for each in inputs:
             if id(each) in self.entries:
                 self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
@@ -624,6 +630,13 @@ class Walk:
         for each in moving:
             self.fix(each)
         self.settle(operation)
+
+    def _at_zeros(self, operation: Operation) -> bool:
+        """Return whether parameters multiply zeros alone: what they do is seen elsewhere, or on other inputs."""
+        if operation.name not in ("mm", "bmm", "mul"):
+            return False
+        others = [each for each in operation.inputs if id(each) not in self.entries or id(each) in self.labels]
+        return len(others) == 1 < len(operation.inputs) and not thinned(self.label(others[0]))[0].any()
 
     def idle(self, operation: Operation) -> bool:
         """Return whether an operation has other things to do on other inputs, as an expert that these do not choose."""

@@ -69,7 +69,8 @@ def number_times(walk: Walk, operation: Operation, tensor: Tensor, number: Tenso
     shape = operation.out.shape
     label, names, nodes = walk.combined(walk.label(tensor).expand(shape))
     zero = walk.label(number).expand(shape) == ZERO
-    walk.put(operation.out, torch.where(zero, ZERO, label) if bool(zero.any()) else label)
+    some = bool(zero.any()) and not bool(zero.all())  # a state of zeros is none at later tokens
+    walk.put(operation.out, torch.where(zero, ZERO, label) if some else label)
     a = names[:, 0]
     known, codes, values = walk.column_codes(walk.label(tensor).expand(shape), number)
     at = np.searchsorted(known, a)

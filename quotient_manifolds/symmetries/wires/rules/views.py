@@ -185,7 +185,7 @@ def index_add(walk: Walk, operation: Operation) -> None:
     total(walk, operation.out, [(tensor, 1.0), (some, float(operation.kwargs.get("alpha", 1.0)))])
 
 
-@rule("index", "_unsafe_index")
+@rule("index")
 def index(walk: Walk, operation: Operation) -> None:
     source, places = operation.args[:2]
     if id(source) in walk.entries and len(places) == 1 and places[0].dtype != torch.bool:
