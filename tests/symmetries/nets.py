@@ -247,6 +247,11 @@ def rotated(x: Tensor) -> Tensor:
     return x * cos + cat([-x[..., 4:], x[..., :4]], -1) * sin
 
 
+def by_table(s: Any, x: Tensor) -> Tensor:
+    cos, sin = (each.repeat(1, 2) for each in s.table(torch.arange(x.shape[1])).split(4, -1))
+    return x * cos + cat([-x[..., 4:], x[..., :4]], -1) * sin
+
+
 def neighbours_rotated(x: Tensor) -> Tensor:
     a, b, cos, sin = x[..., ::2], x[..., 1::2], angles(x).cos(), angles(x).sin()
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
@@ -538,6 +543,8 @@ POOLED: dict[str, Body] = {
     "cls, norms and positions": start_token,
     "short table": lambda s, x: by_token(s, s.norm(x + s.table(torch.arange(x.shape[1])))),
     "short slice": lambda s, x: by_token(s, s.norm(x + s.p_5_8[: x.shape[1]])),
+    "short mixing": lambda s, x: (lambda at: s.b(s.t_5_5[at][:, at] @ s.a(x)))(torch.arange(x.shape[1])),
+    "short planes": lambda s, x: x + s.o((by_table(s, s.q(x)) @ by_table(s, s.k(x)).mT).softmax(-1) @ s.v(x)),
     "short attn": lambda s, x: (lambda y: y + attend(s, y))(x + s.table(torch.arange(x.shape[1]))),
     "short rows apart": lambda s, x: (
         tanh(s.a(x + s.p_5_8[0])) + tanh(s.b(x) + s.p_5_8[1]) + s.p_5_8[2 : x.shape[1]].sum(0)
@@ -874,7 +881,7 @@ again: 216 192; scores that inputs show: 284 256;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0
+mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0; short mixing: 100 100; short planes: 100 100
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
