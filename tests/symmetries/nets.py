@@ -881,7 +881,7 @@ again: 216 192; scores that inputs show: 284 256;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0; short mixing: 100 100; short planes: 100 100
+mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0; short mixing: 145 129; short planes: 156 132
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
@@ -896,7 +896,7 @@ pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3
 key; scores a key's gain; scores dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores
 times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax
 of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T within; tied T,
-first of zeros; tied lin; two; two attentions less;
+first of zeros; short planes; tied lin; two; two attentions less;
 two scores; where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some
 tokens; positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two
 writers, by half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and

@@ -636,7 +636,9 @@ class Walk:
         if operation.name not in ("mm", "bmm", "mul"):
             return False
         others = [each for each in operation.inputs if id(each) not in self.entries or id(each) in self.labels]
-        return len(others) == 1 < len(operation.inputs) and not thinned(self.label(others[0]))[0].any()
+        if len(others) != 1 or len(operation.inputs) == 1 or not others[0].numel():
+            return False
+        return not thinned(self.label(others[0]))[0].any()
 
     def idle(self, operation: Operation) -> bool:
         """Return whether an operation has other things to do on other inputs, as an expert that these do not choose."""

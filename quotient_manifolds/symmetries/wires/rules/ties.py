@@ -52,6 +52,7 @@ def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
     rows = np.concatenate([each.outs for each in several])
     root, weight, dual = walk.turns.find(rows)
     if not bool(((root == root[0]) & (weight == weight[0]) & (dual == dual[0])).all()):
+        walk.fix(rows)
         return
     nodes = walk.new(index.shape[1])
     walk.same(rows[0], nodes)
