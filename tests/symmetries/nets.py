@@ -839,7 +839,7 @@ before a weight: 163 146; tied T twice: 16/80 0/64; tied T of another: 224 192; 
 after a norm: 262/275 225/238; tied half T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184
 128/160; sum of scaled experts: 177/241 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119
 73/102; gain and gain + 1: 152/204 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197
-157/181; bias of channels joined to one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 144 128; read as a
+157/181; bias of channels joined to one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 160 128; read as a
 number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of
 torch: 164 148; prelu: 152 136; rounded: 72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides:
 144 128; strides of a part: 144 128; half rolled by an index: 184/216 160/192; weight cut to integers: 73/144 65/136;
@@ -881,7 +881,8 @@ again: 216 192; scores that inputs show: 284 256;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0; short mixing: 145 129; short planes: 156 132
+mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0;
+short mixing: 145 129; short planes: 156 132
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 

@@ -171,6 +171,10 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
         {"tanh neurons of a": 8},
     ),
     "a first token": (First(), {"tanh neurons of a": 8}),
+    "a recurrent state": (
+        Net(lambda net, x: net.b(net.a(x)[0]), a=nn.LSTM(5, 8, batch_first=True), b=nn.Linear(8, 3)),
+        {"tanh neurons of a": 8},
+    ),
     "positions": (
         Net(
             lambda net, x: net.b(torch.tanh(net.a(x) + net.p(torch.arange(x.shape[1])))),

@@ -116,6 +116,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.kept = kept
+        self.apart = set[int]()
+        """Tensors, by identity, that torch promises to use as if they were no views of each other."""
         self.modules = [""]
         """Paths of the modules that are running, the innermost last."""
 
@@ -149,6 +151,8 @@ class _Recorder(TorchDispatchMode):
         made = Operation(func, args, kwargs or {}, out, self.modules[-1])
         made = made if former is None else self._written(made, args[0], former)
         self.operations.append(made)
+        if func.overloadpacket.__name__.startswith("unsafe_"):
+            self.apart.update(map(id, (*made.inputs, *made.outputs)))
         return out
 
     def _written(self, operation: Operation, tensor: Tensor, former: Tensor) -> Operation:
@@ -158,6 +162,8 @@ class _Recorder(TorchDispatchMode):
         """
         func, memory = operation.func, tensor.untyped_storage()._cdata
         same = {id(each): each for made in self.operations for each in made.outputs if each is not tensor}
+        if id(tensor) in self.apart:
+            same = {key: each for key, each in same.items() if key not in self.apart}
         views = [each for each in same.values() if each.untyped_storage()._cdata == memory]
         if views and torch.Tag.inplace_view not in func.tags:
             return replace(operation, args=(*operation.args, views), out=[tensor, *views])
