@@ -116,6 +116,12 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.SAM(torch.optim.SGD(nn.Linear(2, 2).parameters()), m, radius=1), "none of its"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "Quotient\\('mix', symm"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
+        (lambda m, f: qm.SAM(m, torch.optim.SGD(m.parameters()), radius=1), "model must be a torch.nn.Module"),
+        (lambda m, f: qm.SAM(m, m, radius=1), r"Found Sequential: SAM\(optimizer, model\)"),
+        (
+            lambda m, f: qm.orbit_audit(lambda m: None, m, lambda m, x: m(x).sum(), [torch.ones(2, 8)], symmetries=f),
+            "must return an optimizer. Found NoneType",
+        ),
         (
             lambda m, f: qm.orbit_audit(print, nn.ReLU(), qm.cross_entropy, [0], symmetries=qm.Symmetries(())),
             "Found none",

@@ -284,7 +284,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": lambda model, x: model(x).sum()}, "at least one batch"),
     ({"batches": [X]}, "batches must come with a loss"),
     ({"held_out": X}, "held_out must be a list of inputs. Found one Tensor"),
-    ({"held_out": [X[:, :2]]}, "the model must run on inputs number 2. Found: RuntimeError"),
+    ({"held_out": [X[:, :2]]}, "on inputs number 2: Sequential must run on the inputs .* raises RuntimeError"),
     ({"to": {}}, "model must be a torch.nn.Module. Found an object of type dict"),
     ({"to": copy.deepcopy(A).train()}, "eval mode"),
     ({"to": copy.deepcopy(A).to("meta")}, "'0.weight' must have values"),
@@ -324,3 +324,16 @@ def test_no_model_is_changed() -> None:
     for each, (tensors, wanted) in zip((a, b), before, strict=True):
         assert all(torch.equal(w, tensors[name]) for name, w in each.state_dict().items())
         assert [w.requires_grad for w in each.parameters()] == wanted
+
+
+def test_a_model_that_runs_in_single_precision_alone_is_aligned() -> None:
+    """As grouped products of experts do."""
+
+    def single(s: Any, x: Tensor) -> Tensor:
+        assert s.a.weight.dtype == torch.float32, "no kernel"
+        return s.b(s.a(x).relu())
+
+    model = Computed(single, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).eval()
+    x = torch.randn(6, 4, dtype=torch.float32)
+    moved = find_symmetries(model.float(), x).transformed(model)
+    assert align(moved, model, x, condition=1e6).distance < 1e-5

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from quotient_manifolds.orbit import Descent, RoundingError, Sparsity, descend_orbit
 from quotient_manifolds.orbit.descend import mean_loss
+from quotient_manifolds.sharpness import cross_entropy
 from quotient_manifolds.symmetries import Params
 from tests.models import BY_NAME
 from tests.symmetries.nets import NETS
@@ -111,6 +113,16 @@ def test_a_loss_on_batches_is_an_objective_too() -> None:
 
     found = descend_orbit(model, loss, x, symmetries=symmetries, batches=[x, 2 * x], steps=30)
     assert found.after < 0.9 * found.before
+
+
+def test_weights_that_autograd_made_are_copied_too() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3)).eval()
+    prune.l1_unstructured(model[3], "weight", 0.3)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    before = model(x)
+    found = descend_orbit(model, Sparsity(), x, steps=5)
+    assert torch.allclose(found.model(x), before, atol=1e-5)
+    assert torch.equal(model(x), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -244,6 +256,8 @@ def test_one_batch_in_place_of_a_list_is_refused() -> None:
         descend_orbit(model, Sparsity(), x, symmetries=symmetries, held_out=x)
     with pytest.raises(TypeError, match="Found torch's MSELoss"):
         descend_orbit(model, nn.MSELoss(), x, symmetries=symmetries, batches=[x])
+    with pytest.raises(TypeError, match=r"Found cross_entropy without batches .*'batch'\): give batches="):
+        descend_orbit(model, cross_entropy, x, symmetries=symmetries)
     with pytest.raises(TypeError, match=r"names must be a list of names of parameters. Found 3"):
         descend_orbit(model, Sparsity(names=3), x, symmetries=symmetries)  # type: ignore[arg-type]
 

@@ -72,7 +72,7 @@ def test_settings_of_another_measure(model: nn.Module, batch: Any) -> None:
 
 
 def test_batches_that_are_one_tensor_are_not_taken_row_by_row(model: nn.Module, batch: Any) -> None:
-    with pytest.raises(TypeError, match="Found Tensor; one alone goes in a list"):
+    with pytest.raises(TypeError, match="Found one Tensor: wrap it in a list"):
         certify(model, batch[0])
 
 

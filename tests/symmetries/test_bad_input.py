@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "move": lambda network, found, seed: qm.random_representative(network, found, seed=seed),
     "balance": lambda network, found, seed: qm.balance(network, found),
     "count": lambda network, found, seed: qm.count_symmetries(network, found),
+    "descend": lambda network, found, seed: qm.descend_orbit(network, qm.Sparsity(), X, symmetries=found, steps=1),
 }
 
 
@@ -151,15 +152,25 @@ def test_seeds_of_other_libraries_are_integers() -> None:
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, torch.ones(2), 1j], ids=repr)
 def test_what_is_no_scale(scale: Any) -> None:
-    with pytest.raises(ValueError, match="positive number"):
+    with pytest.raises(ValueError, match="scale must be a positive finite number"):
         qm.random_representative(model(), FOUND, scale=scale)
 
 
 def test_symmetries_of_another_model() -> None:
     found = qm.find_symmetries(nn.ModuleDict({"other": model()}).eval(), X, evaluate=lambda outer, x: outer["other"](x))
-    for name in ("verify", "move", "balance", "count"):
+    for name in ("verify", "move", "balance", "count", "descend"):
         with pytest.raises(ValueError, match=r"'other\.0\.self_attn"):
             FUNCTIONS[name](model(), found, 0)
+
+
+def test_one_name_of_what_is_frozen() -> None:
+    name = next(each.names[0] for each in FOUND.reparameterizations if len(each.names) > 1)
+    assert FOUND.beside(name) == FOUND.beside([name]) != FOUND
+
+
+def test_example_inputs_are_of_a_model() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module. Found an object of type str"):
+        qm.example_inputs("bert")  # type: ignore[arg-type]
 
 
 def test_layers_that_have_no_shape_yet() -> None:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import find_symmetries, propose_symmetries, verify_symmetries
+from quotient_manifolds.orbit import same_function
+from quotient_manifolds.symmetries import (
+    certify,
+    find_symmetries,
+    output_change,
+    propose_symmetries,
+    verify_symmetries,
+)
 from quotient_manifolds.symmetries.example_inputs import example_inputs
 from quotient_manifolds.symmetries.wires.walk import Walk
 from tests.symmetries.nets import Computed, linear
@@ -50,6 +57,28 @@ def _fails(x: Tensor) -> Tensor:
 def test_an_error_of_the_model_says_where(model: nn.Module, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         find_symmetries(model, X)
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "verify": lambda model, x: verify_symmetries(model, X, others=[x]),
+    "find": lambda model, x: find_symmetries(model, X, x),
+    "certify": lambda model, x: certify(model, [x]),
+    "same_function": lambda model, x: same_function(model, model, x),
+    "output_change": lambda model, x: output_change(model, x, {}, {}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_whoever_runs_a_model_says_where_it_fails(call: Callable[[nn.Module, Tensor], Any]) -> None:
+    says = r"'a' \(Linear\) raises RuntimeError: mat1 and .*called as model\(inputs\), with one argument, a Tensor"
+    with pytest.raises(ValueError, match=says):
+        call(Computed(lambda s, x: s.b(s.a(x).relu()), a=nn.Linear(8, 3), b=nn.Linear(3, 2)).eval(), X[..., :5])
+
+
+@pytest.mark.parametrize("others", [X, {"x": X}, None], ids=lambda each: type(each).__name__)
+def test_one_batch_is_no_list_of_others(others: Any) -> None:
+    with pytest.raises(TypeError, match=r"others must be a list of inputs. Found one (Tensor|dict|NoneType)"):
+        verify_symmetries(nn.Linear(8, 2).eval(), X, others=others)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, IndexError, AssertionError])

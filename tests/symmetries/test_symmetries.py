@@ -6,7 +6,9 @@ import copy
 import json
 import pickle
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.symmetries import (
@@ -332,3 +336,88 @@ def test_symmetries_are_plain_data() -> None:
     assert json.loads(json.dumps(data))["pairs"][0]["group"] == "GL(4)^3"
     assert data["pairs"][0]["G"]["views"][0]["name"] == "attention.in_proj_weight"
     assert data["rest"] == ["attention.out_proj.bias"]
+
+
+# --- what is left alone ----------------------------------------------------------------------------------------------
+
+
+class Straight(torch.autograd.Function):
+    """Round, with a gradient as if it did not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def switches() -> list[Any]:
+    """What torch keeps once for a process."""
+    cuda = torch.backends.cuda
+    enabled = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), torch.backends.mha.get_fastpath_enabled())
+    return [torch.autograd.Function.__dict__["apply"], *enabled]
+
+
+def test_threads_leave_torch_as_it_is() -> None:
+    """The second begins while the first one runs, and ends after it."""
+    before, begun, finished = switches(), threading.Event(), threading.Event()
+    model, x = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)).eval(), noise(2, 8)
+
+    def first(model: nn.Module, x: Tensor) -> Tensor:
+        begun.wait(0.2)
+        return model(x)
+
+    def second(model: nn.Module, x: Tensor) -> Tensor:
+        begun.set()
+        finished.wait(0.2)
+        return model(x)
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(find_symmetries, model, x, evaluate=first)
+        one.add_done_callback(lambda _: finished.set())
+        other = threads.submit(find_symmetries, model, x, evaluate=second)
+        assert one.result().families == other.result().families == {"relu neuron": 3}
+    assert switches() == before
+
+
+def test_functions_of_other_threads_have_their_gradients() -> None:
+    def slope(x: Tensor) -> Tensor:
+        return torch.autograd.grad(Straight.apply(x).sum(), x)[0]
+
+    def evaluate(model: nn.Module, x: Tensor) -> Tensor:
+        w = torch.ones(3, requires_grad=True)
+        with ThreadPoolExecutor(1) as threads:
+            slopes.append(threads.submit(slope, w).result())
+        return model(x)
+
+    slopes = list[Tensor]()
+    model = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    assert find_symmetries(model, noise(2, 8), evaluate=evaluate).families == {"relu neuron": 3}
+    assert slopes
+    assert all(torch.equal(each, torch.ones(3)) for each in slopes)
+
+
+def test_what_is_drawn_at_random_is_no_constant() -> None:
+    """A dropout that nobody turns off: channels that it leaves out once are there the next time."""
+    model = Computed(lambda s, x: s.b(F.dropout(s.a(x).relu())), a=nn.Linear(8, 6), b=nn.Linear(6, 2)).eval()
+    assert find_symmetries(model, noise(4, 8)).families == {"relu neuron": 6}
+
+
+@pytest.mark.parametrize("weigh", ["weight_norm", "prune"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_a_model_that_keeps_what_autograd_made_moves(weigh: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    if weigh == "prune":
+        prune.l1_unstructured(model[2], "weight", 0.3)
+    else:
+        torch.nn.utils.weight_norm(model[2])
+    x = noise(4, 8).float()
+    found = find_symmetries(model, x)
+    there = found.transformed(model)
+    assert found.moved
+    assert torch.allclose(there(x), model(x), atol=1e-4)
+    assert [w.requires_grad for w in there.parameters()] == [w.requires_grad for w in model.parameters()]
+    there(x).sum().backward()
+    assert all(w.grad is None for w in model.parameters())
