@@ -9,17 +9,32 @@ tensors it is given and private copies of all others, and is thrown away.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
 Cast = Callable[[Tensor], Tensor]
+
+_SWITCHES = threading.RLock()
+
+
+@contextmanager
+def attention_by_formula() -> Iterator[None]:
+    """Compute attention by its formula inside, one thread at a time.
+
+    The switch is one for the process: of two threads that turn it and back, one would leave it turned.
+    """
+    with _SWITCHES, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def unchanged(tensor: Tensor) -> Tensor:
@@ -43,15 +58,7 @@ def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged)
         raise ValueError(f"{type(model).__name__} has no parameter {unknown[0]}")
     memo: dict[int, Any] = {id(w): params[name] if name in params else _private(w, cast) for name, w in own.items()}
     memo |= {id(buffer): cast(buffer.detach().clone()) for buffer in model.buffers()}
-    try:
-        with _PrivateTensors(cast):
-            copied = copy.deepcopy(model, memo)
-    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
-        raise ValueError(
-            f"A model must be copyable, for a copy of its structure is what is measured. Found that copy.deepcopy of "
-            f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}; keep such "
-            f"attributes outside of the model"
-        ) from error
+    copied = _copied(model, memo, cast)
     held = {id(w) for module in copied.modules() for w in module._parameters.values()}
     if lost := [name for name in params if id(params[name]) not in held]:
         raise ValueError(
@@ -59,6 +66,26 @@ def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged)
             f"in a way of its own, which keeps {lost[0]}; pass the plain module in it (before scripting or wrapping)"
         )
     return copied
+
+
+def twin(model: Module) -> Module:
+    """Return a copy of the model, for others to keep: `copy.deepcopy`, also of tensors that autograd made.
+
+    Raises ValueError for a model that does not copy.
+    """
+    return _copied(model, {}, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
+
+
+def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:
+    try:
+        with _PrivateTensors(cast):
+            return copy.deepcopy(model, memo)
+    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
+        raise ValueError(
+            f"A model must be copyable, for a copy of it is what changes. Found that copy.deepcopy of "
+            f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}; keep such "
+            f"attributes outside of the model"
+        ) from error
 
 
 def private_batch(batch: Any, cast: Cast = unchanged) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer
+from quotient_manifolds.replica import twin
 from quotient_manifolds.sharpness.losses import Loss, check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
@@ -90,7 +90,7 @@ def orbit_audit(
     check_integer("moves", moves, 1)
     given = listed(batches)
     steps = len(given) if steps is None else steps
-    found = find_symmetries(copy.deepcopy(model).eval(), _inputs(given[0])) if symmetries is None else symmetries
+    found = find_symmetries(twin(model).eval(), _inputs(given[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
@@ -101,6 +101,8 @@ def orbit_audit(
         """Return what the optimizer is called, the outputs before and after, and the loss at the end."""
         torch.manual_seed(seed)
         optimizer = make_optimizer(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"make_optimizer must return an optimizer. Found {type(optimizer).__name__}: return it")
         before = _outputs(model, given)
         for step in range(steps):
             batch = given[step % len(given)]
@@ -117,7 +119,7 @@ def orbit_audit(
 
     runs = []
     for index in range(1 + moves):
-        network = copy.deepcopy(model)
+        network = twin(model)
         params = {name: p.detach() for name, p in network.named_parameters()}
         for pair in pairs if index else ():
             pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
@@ -135,7 +137,7 @@ def orbit_audit(
 
 def _outputs(model: nn.Module, batches: list[Any]) -> Tensor:
     """Return the outputs for all batches in one vector, in eval mode and float64."""
-    model = copy.deepcopy(model).eval()
+    model = twin(model).eval()
     with torch.no_grad():
         parts = [part for batch in batches for part in floating(answer(model, _inputs(batch)))]
     return torch.cat([part.detach().double().flatten() for part in parts])

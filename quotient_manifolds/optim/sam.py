@@ -13,6 +13,7 @@ from torch import nn
 from quotient_manifolds.check import check_number
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.geometry.parameters import measured_parameters
+from quotient_manifolds.symmetries.checks import check_model
 
 Closure = Callable[[], Any]
 
@@ -47,6 +48,11 @@ class SAM(torch.optim.Optimizer):
     ) -> None:
         geometry = as_geometry(geometry)
         check_number("radius", radius)
+        check_model(model)
+        if not isinstance(base, torch.optim.Optimizer):
+            raise TypeError(
+                f"base must be the optimizer that steps. Found {type(base).__name__}: SAM(optimizer, model)"
+            )
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):

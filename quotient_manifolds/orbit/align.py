@@ -18,7 +18,6 @@ from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newto
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
-from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import (
@@ -35,7 +34,7 @@ from quotient_manifolds.symmetries import (
     zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, doubled, relative_change
+from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, relative_change
 from quotient_manifolds.symmetries.reparameterization import together
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
@@ -350,14 +349,19 @@ def _activation_moments(
     """Return for each gauge the sum of a b^T over activations b of the first model and a of the second, there."""
     seen = []
     for model, own in zip(models, params, strict=True):
-        seen.append(list[tuple[str, Tensor]]())
+        found = list[tuple[str, Tensor]]()
+
+        def watched(copied: nn.Module, batch: Any, found: list[tuple[str, Tensor]] = found) -> Any:
+            found.clear()  # of a run that failed
+            for gauge in gauges:
+                for part in gauge.parts:
+                    module = copied.get_submodule(part.entries.name.rpartition(".")[0])
+                    module.register_forward_hook(partial(_record, found, gauge, part))
+            return (evaluate or answer)(copied, batch)
+
         devices = {name: w.device for name, w in model.named_parameters()}
-        copied = replica(model, {name: w.to(devices[name]) for name, w in own.items()}, doubled)
-        for gauge in gauges:
-            for part in gauge.parts:
-                module = copied.get_submodule(part.entries.name.rpartition(".")[0])
-                module.register_forward_hook(partial(_record, seen[-1], gauge, part))
-        (evaluate or answer)(copied, private_batch(inputs, doubled))
+        ModelOutputs(model, [inputs], watched).at({name: w.to(devices[name]) for name, w in own.items()})
+        seen.append(found)
     moments: dict[str, Tensor] = {}
     for (name, b), (_, a) in zip(*seen, strict=False):
         if a.shape == b.shape:
@@ -376,5 +380,5 @@ def _record(
     ):
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
             for each in (each for each in copies if not each.dual and len(each.places)):
-                rows = x.reshape(-1, width).cpu().index_select(1, each.places) / each.weights
+                rows = x.reshape(-1, width).cpu().double().index_select(1, each.places) / each.weights
                 found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -17,11 +18,11 @@ from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
 from quotient_manifolds.orbit.path import parameters
-from quotient_manifolds.replica import TrueGradients, private_batch, replica
+from quotient_manifolds.replica import TrueGradients, private_batch, replica, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
-from quotient_manifolds.symmetries.checks import check_eval, check_model, check_symmetries, check_weights
+from quotient_manifolds.symmetries.checks import check_eval, check_list, check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -119,6 +120,15 @@ def descend_orbit(
         if isinstance(objective, WeightObjective):
             raise ValueError(f"batches must come with a loss(model, batch). Found {objective!r}, which takes none.")
         check_loss(objective)
+    elif not isinstance(objective, WeightObjective):
+        with suppress(ValueError):  # some functions have no signature
+            try:
+                inspect.signature(objective).bind({})
+            except TypeError as error:
+                raise TypeError(
+                    f"objective must be a function of the parameters, or come with batches as loss(model, batch). "
+                    f"Found {getattr(objective, '__name__', objective)} without batches ({error}): give batches="
+                ) from error
     tried = tried_on(inputs, held_out)
     check_integer("steps", steps, 1)
     check_number("learning_rate", learning_rate, positive=True)
@@ -148,8 +158,7 @@ def descend_orbit(
 
 def tried_on(inputs: Any, held_out: Iterable[Any]) -> list[Any]:
     """Return the inputs and those held out, on all of which the function is verified."""
-    if isinstance(held_out, (Tensor, Mapping, str)) or not isinstance(held_out, Iterable):
-        raise TypeError(f"held_out must be a list of inputs. Found one {type(held_out).__name__}: wrap it in a list.")
+    check_list("held_out", held_out)
     return [inputs, *held_out]
 
 
@@ -162,6 +171,7 @@ def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evalu
     """Return the symmetries given, or those that are found, without what numbers do not confirm."""
     if symmetries is not None:
         check_symmetries(symmetries)
+        check_weights(dict(model.named_parameters()), symmetries.moved)
         return symmetries
     found = find_symmetries(model, inputs, evaluate=evaluate)
     return verify_symmetries(model, inputs, found, evaluate=evaluate).holding(found) if found.moved else found
@@ -179,7 +189,7 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
             try:
                 outputs.own()
             except RUN_ERRORS as error:
-                raise ValueError(f"the model must run on inputs number {number}. Found: {sentence(error)}") from error
+                raise ValueError(f"on inputs number {number}: {sentence(error)}") from error
             noise, here = outputs.noise(), outputs.change({name: wide[name].clone() for name in element.names})
             if not here <= HOLDS * noise * max(1.0, element.condition):
                 raise ValueError(
@@ -188,10 +198,10 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
                 )
             change = max(change, here)
             stored = max(stored, outputs.change({name: params[name].double() for name in element.names}))
-        twin = copy.deepcopy(model)
-        for name, w in twin.named_parameters():
+        there = twin(model)
+        for name, w in there.named_parameters():
             w.copy_(params[name])
-    return Moved(twin, params, element, change, stored)
+    return Moved(there, params, element, change, stored)
 
 
 def mean_loss(

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import first_line
+from quotient_manifolds.replica import attention_by_formula
 from quotient_manifolds.sharpness.measure import Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
@@ -69,7 +69,7 @@ class Hessian:
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+        with attention_by_formula():  # the other kernels of attention have no second derivative
             # Exact geodesics agree with second-order ones at z = 0 up to third derivatives, which take no part here.
             order = "second" if self.space.reach(self.space.zero()) is None else None
             value = self.objective.differentiable_loss(self.space.move(leaves, order=order))
@@ -83,7 +83,7 @@ class Hessian:
             along, directions = zip(*pairs, strict=True)
             self.backward_passes += 1
             graph: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
-            with sdpa_kernel(SDPBackend.MATH):
+            with attention_by_formula():
                 products = torch.autograd.grad(along, tuple(leaves.values()), directions, **graph)
             return self.space.project(dict(zip(leaves, products, strict=True)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +15,33 @@ from torch.utils._pytree import tree_leaves
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
+
+
+class ModelError(ValueError):
+    """Say in one sentence where and why a model does not run on its inputs."""
+
+
+@contextmanager
+def running(model: nn.Module, hint: str = "") -> Iterator[None]:
+    """Turn what the code of a model raises, inside, into a ModelError that names the module and the operation."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        names, where, operation = {id(each): name for name, each in model.named_modules()}, "", ""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module, func = frame.f_locals.get("self"), frame.f_locals.get("func")
+            if isinstance(module, nn.Module) and id(module) in names:
+                name = names[id(module)]
+                where, operation = f"module {name!r} ({type(module).__name__})" if name else "its forward", ""
+            elif isinstance(func, torch._ops.OpOverload):
+                operation = operation or f"{func.overloadpacket.__name__} in "
+        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
+        raise ModelError(
+            f"{type(model).__name__} must run on the inputs to show its symmetries. "
+            f"Found that {operation}{where or 'its code'} raises {said}{hint}"
+        ) from error
 
 
 def check_model(model: Any) -> None:
@@ -43,6 +71,12 @@ def check_inputs(batch: Any) -> None:
             problem = "one on the meta device, which has no values: make it on another device"
         if problem:
             raise ValueError(f"inputs must be dense tensors. Found {problem}.")
+
+
+def check_list(name: str, given: Any) -> None:
+    """Raise TypeError for anything but a list of inputs; one batch, easily passed by mistake, is none."""
+    if isinstance(given, (Tensor, Mapping, str)) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a list of inputs. Found one {type(given).__name__}: wrap it in a list.")
 
 
 def check_parameters(params: Any) -> None:
@@ -77,7 +111,9 @@ def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
     """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floats."""
     for name in names:
         if name not in params:
-            raise ValueError(f"params must hold {name!r}, which a symmetry of this model moves. Found none.")
+            raise ValueError(
+                f"params must hold {name!r}, which a symmetry moves. Found none: take both from one model."
+            )
         if problem := _problem(params[name]):
             raise ValueError(f"parameter {name!r} must {problem}")
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.checks import check_model, generator_of
+
 
 def accepted_by(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a model's forward; those of the model inside where peft has wrapped it."""
@@ -27,7 +29,8 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
     that takes several gets all of them.
     Raises ValueError for a model that has no Hugging Face configuration or takes none.
     """
-    make = _Maker(getattr(model, "config", None), model, length, torch.Generator().manual_seed(seed))
+    check_model(model)
+    make = _Maker(getattr(model, "config", None), model, length, generator_of(seed))
     accepted = accepted_by(model)
     inputs: dict[str, Tensor] = {}
     if make.config is not None:
@@ -51,7 +54,7 @@ def optional_inputs(model: nn.Module, inputs: Mapping[str, Tensor], *, seed: int
     token_type_ids at random; masks of text that leave out the end of the first row; bool_masked_pos (rows, patches),
     half of them. Each is one that may be given with the inputs, and that the model may yet refuse.
     """
-    make = _Maker(getattr(model, "config", None), model, 0, torch.Generator().manual_seed(seed))
+    make = _Maker(getattr(model, "config", None), model, 0, generator_of(seed))
     found: dict[str, Tensor] = {}
     if "input_ids" in inputs:
         types = getattr(make.config.get_text_config(), "type_vocab_size", None) or 2

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.replica import TrueGradients, private_batch, replica
-from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
+from quotient_manifolds.replica import TrueGradients, attention_by_formula, private_batch, replica
+from quotient_manifolds.symmetries.checks import check_list, check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
@@ -181,8 +180,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
 
 def distinct(batches: Any) -> list[Any]:
     """Return the batches, repeated ones once, for these lift no rank."""
-    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
+    check_list("batches", batches)
     flat = ((batch, *tree_flatten(batch)) for batch in batches)
     found = {(str(names), *map(_content, leaves)): batch for batch, leaves, names in flat}
     if not found:
@@ -298,7 +296,7 @@ class Jacobian:
             table.register_forward_hook(self._noisy)
         true, exact = TrueGradients(), DoublePrecision(eps)
         device = self.no_rows.device.type
-        with torch.autocast(device, enabled=False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), true, exact:
+        with torch.autocast(device, enabled=False), torch.enable_grad(), attention_by_formula(), true, exact:
             found = floating(self.evaluate(copy, private_batch(batch, doubled)))
             y = torch.cat([output.flatten() for output in found])
         self.found_eps |= exact.found_eps

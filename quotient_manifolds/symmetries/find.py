@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries.checks import ModelError, running
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
 from quotient_manifolds.symmetries.propose import did_not_run, proposals
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from quotient_manifolds.symmetries.wires.record import ModelError, running
 from quotient_manifolds.symmetries.wires.run import Run
 
 Idle = Mapping[str, Tensor]
@@ -75,7 +75,10 @@ def held(
         return symmetries
     try:
         return symmetries.refusing(_false(model, batches, symmetries, idle, evaluate))
-    except ModelError as error:  # its code takes no noise, or no gradient
+    except ModelError as error:
+        if not idle:
+            raise
+        # Its code takes no noise, or no gradient.
         why = f"{did_not_run(min(idle))} (it cannot be verified: {first_line(error)})"
         return symmetries.refusing({each.name: why for each in symmetries.every})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.replica import TrueGradients, private_batch, replica
-from quotient_manifolds.symmetries.checks import check_eval
+from quotient_manifolds.symmetries.checks import check_eval, running
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import gaussian
@@ -182,12 +182,15 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
 
 
 def answer(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    """Call a model on inputs. Raises ModelError for what the model raises."""
+    hint = f"; it is called as {_called(inputs)}: give what the model takes, without targets, or evaluate="
+    with running(model, hint):
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def called(inputs: Any) -> str:
+def _called(inputs: Any) -> str:
     """Return how `answer` calls a model."""
     if isinstance(inputs, Mapping):
         return f"model(**inputs), with {', '.join(map(str, inputs))}"

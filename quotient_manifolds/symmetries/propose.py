@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from quotient_manifolds.symmetries.checks import (
+    ModelError,
     check_eval,
     check_inputs,
     check_loaded,
@@ -15,12 +16,11 @@ from quotient_manifolds.symmetries.checks import (
     check_symmetries,
     check_weights,
 )
-from quotient_manifolds.symmetries.outputs import Evaluate, called, first_examples
+from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
-from quotient_manifolds.symmetries.wires.record import ModelError
 from quotient_manifolds.symmetries.wires.records import reparameterizations
 from quotient_manifolds.symmetries.wires.run import Run
 
@@ -87,14 +87,7 @@ def _runs(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> Iterator[R
         except ModelError:  # a loss may insist on the size of the batch
             continue
         yield run
-    try:
-        run = Run(model, batch, evaluate)
-    except ModelError as error:
-        if evaluate is None:
-            how = f"it is called as {called(batch)}: give what the model takes, without targets, or evaluate="
-            raise ModelError(f"{error}; {how}") from error.__cause__
-        raise
-    yield run
+    yield Run(model, batch, evaluate)
 
 
 def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_number
 from quotient_manifolds.symmetries.checks import (
     Movable,
     check_parameters,
@@ -45,10 +46,8 @@ def random_representative(
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
-    if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-        raise ValueError(f"the scale of a random element is a positive number. Found {scale!r}.")
-    if not isinstance(log_scale, (int, float)) or not 0 <= log_scale < float("inf"):
-        raise ValueError(f"the log-scale of a random element is a number, at least 0. Found {log_scale!r}.")
+    check_number("scale", scale, positive=True)
+    check_number("log_scale", log_scale)
     generator = generator_of(seed)
     stored, moved = _start(model_or_params, symmetries)
     with fitting():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.messages import text_table
+from quotient_manifolds.replica import twin
 from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
@@ -70,7 +70,8 @@ class Symmetries:
 
         Along those the function stays, but not what can be moved of it: a measure of the other parameters sees them.
         """
-        kept = (each for each in self.reparameterizations if len(set(each.names) - set(frozen)) in (0, len(each.names)))
+        frozen = {frozen} if isinstance(frozen, str) else set(frozen)
+        kept = (each for each in self.reparameterizations if len(set(each.names) - frozen) in (0, len(each.names)))
         return replace(self, reparameterizations=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
@@ -111,11 +112,11 @@ class Symmetries:
         """
         check_model(model)
         moved = random_representative(model, self, scale=scale, log_scale=log_scale, seed=seed)
-        twin = copy.deepcopy(model)
+        there = twin(model)
         with torch.no_grad():
-            for name, w in twin.named_parameters():
+            for name, w in there.named_parameters():
                 w.copy_(moved[name])
-        return twin
+        return there
 
     @property
     def every(self) -> tuple[Symmetry, ...]:

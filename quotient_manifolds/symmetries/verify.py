@@ -17,6 +17,7 @@ from torch import nn
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.symmetries.checks import (
     check_eval,
+    check_list,
     check_loaded,
     check_model,
     check_symmetries,
@@ -143,6 +144,7 @@ def verify_symmetries(
     repeatable or hold no floating point tensor.
     """
     check_model(model)
+    check_list("others", others)
     symmetries = propose_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
     check_symmetries(symmetries)
     generator_of(seed)

@@ -81,7 +81,8 @@ class Codes:
             for place, out in enumerate(operation.outputs):
                 if operation.name not in STILL or "empty" in operation.name:
                     self._made.setdefault(id(out), (operation, place))
-            if operation.func._schema.is_mutable:  # what is there first is not what is there later
+            # What is there first is not what is there later, and what is drawn at random is another the next time.
+            if operation.func._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.func.tags:
                 self._free.update((id(out), False) for out in operation.outputs)
         for given in (*recording.given, *recording.parameters.values()):
             self._free[id(given)] = False

@@ -7,7 +7,7 @@ by its identity: neither views nor buffers that are used again can be confused.
 from __future__ import annotations
 
 import re
-import traceback
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,41 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quotient_manifolds.messages import first_line
+from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.wires.decompositions import DECOMPOSITIONS
-
-
-class ModelError(ValueError):
-    """Say in one sentence where and why a model does not run on its inputs."""
-
-
-@contextmanager
-def running(model: nn.Module) -> Iterator[None]:
-    """Turn what the code of a model raises, inside, into a ModelError that names the module and the operation."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as error:
-        names, where, operation = {id(each): name for name, each in model.named_modules()}, "", ""
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            module, func = frame.f_locals.get("self"), frame.f_locals.get("func")
-            if isinstance(module, nn.Module) and id(module) in names:
-                name = names[id(module)]
-                where, operation = f"module {name!r} ({type(module).__name__})" if name else "its forward", ""
-            elif isinstance(func, torch._ops.OpOverload):
-                operation = operation or f"{func.overloadpacket.__name__} in "
-        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
-        raise ModelError(
-            f"{type(model).__name__} must run on the inputs to show its symmetries. "
-            f"Found that {operation}{where or 'its code'} raises {said}"
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,11 +170,34 @@ def _read(index: Any) -> Any:
     return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _read(each) for each in index]
 
 
-def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute the forward of an autograd.Function without a gradient."""
-    if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
-        return function.forward(*args, **kwargs)
-    return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+@contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Compute the forward of every autograd.Function without a gradient, in this thread: functorch asks more of it."""
+    apply, own = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+    def forward(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != own:
+            return apply.__get__(None, function)(*args, **kwargs)
+        if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+            return function.forward(*args, **kwargs)
+        return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+
+    try:
+        torch.autograd.Function.apply = classmethod(forward)  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def _layers_apart() -> Iterator[None]:
+    """Compute layers of torch, which it may compute as one operation, step by step."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
@@ -228,15 +224,6 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
 
     called, recorder = Called(), _Recorder({id(w) for w in parameters.values()})
     recorder.watch(model)
-    apply = torch.autograd.Function.__dict__["apply"]
-    fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
-    torch.backends.mha.set_fastpath_enabled(False)
-    # functorch asks more of a function than its forward
-    torch.autograd.Function.apply = classmethod(_forward)  # type: ignore[assignment, method-assign]
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder, _Numbers(recorder):
-            out = torch.func.functionalize(run)(parameters, buffers, batch)
-    finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        torch.backends.mha.set_fastpath_enabled(fused)
+    with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
+        out = torch.func.functionalize(run)(parameters, buffers, batch)
     return Recording(tuple(recorder.operations), parameters, tuple(tensors(batch)), tuple(tensors(out)))

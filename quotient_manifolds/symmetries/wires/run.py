@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
+from quotient_manifolds.symmetries.checks import ModelError
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, check_outputs, doubled, floating
 from quotient_manifolds.symmetries.wires import rules  # noqa: F401  fills the table of rules
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.generic import Generic
-from quotient_manifolds.symmetries.wires.record import ModelError, record
+from quotient_manifolds.symmetries.wires.record import record
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
