@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
-from tests.symmetries.nets import FOUND, GIVEN, NETS, PLACES, TOKENS, Body, Net, generic, net
+from tests.symmetries.nets import FOUND, GIVEN, NETS, PLACES, TOKENS, Body, Net, attend, generic, net, tanh
 
 CHANGE, PLACE = 1e-8, 1e-6
 COUNTS = dict(each.split(": ") for each in " ".join(FOUND.split()).split("; "))
@@ -138,3 +138,60 @@ def test_where_readers_and_writers_meet_in_rounding_alone_balancing_keeps_the_fu
     moved = random_representative(model, found, log_scale=0.5, seed=3)
     for params in (model, moved):
         assert difference(model, x, balance(params, found)) < CHANGE
+
+
+NARROW: dict[str, tuple[Body, int]] = {
+    "answers beside other inputs": (lambda s, x: s.b_10_8(torch.cat([x, s.given[..., :2]], -1)), 3),
+    "answers to two tokens": (lambda s, x: s.b_16_8(torch.cat([x, x.roll(1, 1)], -1)).relu(), 3),
+    "answers to answers": (lambda s, x: (lambda y: s.b(y) * s.q_8_1(y).sigmoid())(s.c(x)), 3),
+    "what a bias reaches beside a pair": (lambda s, x: (lambda y: y * s.q_8_1(y).sigmoid())(s.c(x)), 7),
+}
+"""Streams of more channels than inputs, of which there are so many, read without a bias."""
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_what_reads_a_narrow_stream_without_a_bias_keeps_the_function(name: str) -> None:
+    body, given = NARROW[name]
+    torch.manual_seed(0)
+    x = torch.randn(24, TOKENS, given)
+    model = Net(body, False, True, False, given)
+    model.embed = nn.Linear(given, 8)
+    model, x = generic(model, x[:2]), x.double()
+    found = find_symmetries(model, x[:2])
+    moved = random_representative(model, found, log_scale=0.5, seed=3)
+    for params in (moved, balance(model, found), balance(moved, found)):
+        assert difference(model, x, params) < CHANGE
+
+
+AT: Body = lambda s, x: x + s.table(torch.arange(x.shape[1]))  # noqa: E731
+LONGER: dict[str, Body] = {
+    "averaged": AT,
+    "summed": lambda s, x: s.c(AT(s, x).sum(1, keepdim=True)),
+    "read": lambda s, x: s.b(tanh(s.a(AT(s, x)))),
+    "attended": lambda s, x: attend(s, AT(s, x)),
+    "less its mean": lambda s, x: s.c((lambda y: y - y.mean(1, keepdim=True))(AT(s, x))),
+    "read alone": lambda s, x: x + s.c(tanh(s.a(s.table(torch.arange(x.shape[1]))))),
+}
+"""Streams of more channels than inputs, to which rows of a table are added."""
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("name", LONGER)
+def test_longer_inputs_ask_for_other_rows_of_a_table(name: str, pooled: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, TOKENS, 3)
+    model = Net(LONGER[name], True, pooled, False, 3)
+    model, x = generic(model, x[:2]), x.double()
+    found = find_symmetries(model, x[:2, :3])
+    assert difference(model, x, random_representative(model, found, log_scale=0.5, seed=3)) < CHANGE
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_where_a_mean_has_no_place_balancing_keeps_the_function(seed: int) -> None:
+    """What pairs measure of its readers, and where these lead it, do not settle."""
+    torch.manual_seed(seed)
+    x = torch.randn(24, TOKENS, 3)
+    model = Net(lambda s, x: F.layer_norm(x + (s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x), (8,)), True, True, False, 3)
+    model, x = generic(model, x[:2]), x.double()
+    found = find_symmetries(model, x[:2])
+    assert difference(model, x, balance(model, found)) < CHANGE

@@ -232,6 +232,11 @@ CASES: dict[str, tuple[nn.Module, dict[str, int]]] = {
     ),
 }
 NONE: dict[str, nn.Module] = {
+    "a weight and minus it": Net(
+        lambda net, x: net.b(torch.cat([net.a(x), F.linear(x, -net.a.weight)], -1).tanh()),
+        a=nn.Linear(5, 1, bias=False),
+        b=nn.Linear(2, 3),
+    ),
     "a constant for each unit": _two(lambda net, x: torch.tanh(x) * net.numbers),
     "a constant for each unit within": _two(lambda net, x: torch.tanh(net.numbers + x)),
     "sums along units": _two(lambda net, x: torch.tanh(x).cumsum(-1)),
