@@ -123,10 +123,16 @@ class Equations:
         """Return the use of a parameter (taps, out, in); asked: by its columns, of which each is like none."""
         known = self._named.setdefault(entries.name, [])
         others = [each for each in known if each.entries.meets(entries)]
+        multiple = entries.scale, entries.offset  # h and -h are two vectors, of one parameter
         for other in others:
-            if other.entries.key == entries.key and not asked:
+            if (
+                other.entries.key == entries.key
+                and (other.entries.scale, other.entries.offset) == multiple
+                and not asked
+            ):
                 return other
-        rows, columns = (self.new(n, code, "parameter") for n, code in zip(entries.shape[1:], (1, 2), strict=True))
+        sides = zip(entries.shape[1:], (1, 2), strict=True)
+        rows, columns = (self.new(n, hashed(np.int64(code), named(multiple)), "parameter") for n, code in sides)
         made = Use(entries, rows, columns)
         known.append(made)
         if asked:

@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 
-SWEEPS, SETTLED = 50, 1e-14
+SWEEPS, SETTLED, NEAR = 50, 1e-14, 1e-4
 FOLDED = 1e-13  # of log-scales: gains are 1 up to rounding
 RANK = 1e-10  # relative, of singular values of what readers make of writers
 ROUNDING = 16 * torch.finfo(torch.float64).eps  # of these, relative to the sizes of both
@@ -184,13 +184,24 @@ class Gauge(Reparameterization):
         self.act(params, torch.linalg.matrix_exp(size * X), torch.linalg.matrix_exp(-size * X), control=control)
 
     def canonicalize(self, params: Params) -> None:
-        """Go to the one place in the orbit, in place; with scales at theirs."""
+        """Go to the one place in the orbit, in place; with scales at theirs.
+
+        A mean follows what pairs measure, which follows it: where that leads nowhere, only the first sweep is made.
+        """
         eye = torch.eye(self.n, dtype=torch.float64)
-        for _ in range(SWEEPS if self.acts == "mean" else 1):  # a mean follows what pairs measure, which follows it
+        change, first = 0.0, dict[str, Tensor]()
+        for _ in range(SWEEPS if self.acts == "mean" else 1):
             found = self._to_place(params)
-            if found is None or float((found[0] - eye).abs().max()) <= SETTLED:
+            if found is None:
+                return
+            change = float((found[0] - eye).abs().max())
+            if change <= SETTLED:
                 return
             self.act(params, *found)
+            if self.acts == "mean":
+                first = first or {name: params[name].clone() for name in self.names}
+        if not change <= NEAR:
+            params.update(first)
 
     def _to_place(self, params: Params) -> tuple[Tensor, Tensor] | None:
         if self.acts in ("orthogonal", "centred"):
@@ -278,12 +289,13 @@ class Gauge(Reparameterization):
         sides: dict[tuple[bool, bool], list[Tensor]] = defaultdict(lambda: [none])
         meeting = {False: none, True: none}
         for part in self.parts:
-            numbers = self.partners.measured(part.entries, params) if part.paired else None
-            for v, dual in part.vectors(params, numbers):
+            for v, dual in part.vectors(params):  # as they are: what a pair does not reach, a bias may
                 v = v.cpu()
                 meeting[dual] = _triangle(torch.cat([meeting[dual], v]))
-                if part.alone or part.paired or part.constant:
+                if not part.paired and (part.alone or part.constant):
                     sides[dual, part.constant].append(v)
+            for v, dual in part.vectors(params, self.partners.measured(part.entries, params)) if part.paired else ():
+                sides[dual, part.constant].append(v.cpu())
         W, R = (torch.cat(sides[dual, len(sides[dual, False]) == 1]) for dual in (False, True))
         if not len(W) or not len(R):
             return None

@@ -486,15 +486,22 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
 
 def _record(at: At, found: Solved, pivots: Sequence[Owner], size: Array, constants: Constants) -> Shift:
     """Return the record of the shifts that start at one parameter; size: what sources add where it does at random."""
-    kind, name, _ = pivots[0]
+    kind, name, place = pivots[0]
     changed, answers = _changed(found, size)
     targets = (0.0,) * len(pivots)
     readers: tuple[tuple[int, Linear], ...] = ()
-    if kind == "bias" and answers and len(pivots) == answers[0].shape[2]:
-        scale = constants.walk.notes["source", "size"][answers[0].ins[0]]
-        u = common(at, answers[0]) * np.exp(-scale)  # where gains are 1
-        targets = tuple((u * np.copysign(len(u) ** 0.5 / np.linalg.norm(u), u.sum())).tolist())  # of either sign here
-        readers = ((0, answers[0]),)
+    others = [each for each in answers if kind == "bias" or _first(each) != (name, place // ROWS)]
+    if others:
+        scale = constants.walk.notes["source", "size"][others[0].ins[0]]
+        u = common(at, others[0]) * np.exp(-scale)  # where gains are 1
+        if kind == "bias" and len(pivots) == others[0].shape[2]:
+            readers = ((0, others[0]),)
+        else:  # how what it takes grows with what is added
+            taken = found.shifts.expressions(others[0].ins[0])[:, : found.directions.shape[0]]
+            u = (taken @ found.directions[:, found.columns(pivots)]).T @ u
+        length = np.linalg.norm(u)
+        if length > NOTHING:
+            targets = tuple((u * np.copysign(len(u) ** 0.5 / length, u.sum())).tolist())  # of either sign here
     return Shift(constants, tuple(pivots), targets, tuple(dict.fromkeys((name, *changed))), readers)
 
 

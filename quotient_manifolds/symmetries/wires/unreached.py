@@ -26,6 +26,8 @@ class Unreached:
             if flow.kind in (*SUMS, "linear", "gain", "bias", "norm", "centre"):
                 self.producer[flow.outs] = place
         self.known: dict[bytes, tuple[Array, Array]] = {}
+        self.tables = {vector.entries.name for vector in walk.vectors if len(vector.like)}
+        """Parameters of whose rows other inputs ask for more."""
 
     def of(self, row: Any) -> tuple[Array, Array]:
         """Return U (r, n) and c (r,)."""
@@ -56,6 +58,8 @@ class Unreached:
     def _made(self, flow: Flow, nodes: Array) -> tuple[Array, Array]:
         none = _none(len(nodes))
         if flow.kind == "bias":
+            if flow.terms.entries.name in self.tables:
+                return self._of_rows(flow, nodes)
             outs, values = flow.outs, self.values.vector(flow.terms).reshape(-1)
             return np.eye(len(nodes)), values[_places(outs, nodes)]
         if flow.kind == "linear":
@@ -82,6 +86,19 @@ class Unreached:
             return np.ones((1, len(nodes))), np.zeros(1)
         return none
 
+    def _of_rows(self, flow: Flow, nodes: Array) -> tuple[Array, Array]:
+        """Return functionals that are one constant on every row of a table, also on those that nobody asked for."""
+        name, (row, column) = flow.terms.entries.name, np.divmod(_places(flow.outs, nodes), flow.terms.outs.shape[1])
+        if (row != row[0]).any():
+            return _none(len(nodes))
+        key = name.encode() + column.tobytes()
+        if key not in self.known:
+            same = (each for each in self.walk.vectors if each.entries.name == name)
+            rows = np.concatenate([self.values.vector(each) for each in same])[:, column]
+            N = kernel(np.column_stack([rows, -np.ones(len(rows))]))
+            self.known[key] = N[:-1].T, N[-1]
+        return self.known[key]
+
     def _still(self, nodes: Array, before: float = np.inf) -> tuple[Array, Array]:
         """Say of nodes by themselves whether they are constant, and the constants."""
         still, value = nodes == ZERO, np.zeros(len(nodes))
@@ -90,7 +107,8 @@ class Unreached:
             flow, here = self.walk.flows[place], np.flatnonzero(maker == place)
             at = _places(flow.outs, nodes[here])
             if flow.kind == "bias":
-                still[here], value[here] = True, self.values.vector(flow.terms).reshape(-1)[at]
+                still[here] = flow.terms.entries.name not in self.tables
+                value[here] = self.values.vector(flow.terms).reshape(-1)[at]
             elif flow.kind == "gain":
                 still[here], value[here] = self._still(flow.terms.ins[0][at], place)
                 value[here] *= self.values.vector(flow.terms)[at]

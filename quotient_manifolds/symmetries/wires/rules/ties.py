@@ -12,7 +12,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.wires.nodes import moving
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
-from quotient_manifolds.symmetries.wires.uses import NONE, Flow, Linear, Vector
+from quotient_manifolds.symmetries.wires.uses import NONE, SUMS, Flow, Linear, Vector
 from quotient_manifolds.symmetries.wires.walk import Walk, rule
 
 
@@ -21,6 +21,7 @@ def end(walk: Walk, operation: Operation) -> None:
     """Settle what waited for something else, and what parameters that are used twice have in common."""
     settle_planes(walk)
     _spare_rows(walk)
+    _open_pools(walk)
     _ties(walk)
 
 
@@ -60,6 +61,18 @@ def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
     made = Vector(entries, NONE, np.broadcast_to(nodes, index.shape), gain=False, like=rows)
     walk.vectors.append(made)
     walk.flows.insert(0, Flow("bias", nodes, made))  # backward it comes last, when all is known of the others
+
+
+def _open_pools(walk: Walk) -> None:
+    """Sums and means over tokens are of more tokens where longer inputs ask for more rows of a table."""
+    apart = np.zeros(walk.count, bool)
+    """Nodes that tell rows of such tables apart."""
+    for vector in walk.vectors:
+        apart[vector.like] = True
+    for flow in walk.flows if apart.any() else ():
+        apart[flow.outs] |= apart[flow.terms[0]].any(1) if flow.kind in SUMS else apart[flow.taken].any()
+        if flow.kind == "pool" and apart[flow.outs].any():
+            flow.kind = "mix" if np.allclose(flow.terms[1].sum(1), 1.0) else "number"
 
 
 def _ties(walk: Walk) -> None:
