@@ -427,6 +427,7 @@ POOLED: dict[str, Body] = {
     "ln": lambda s, x: s.b(tanh(s.a(s.norm(x)))),
     "ln res": lambda s, x: x + s.b(tanh(s.a(s.norm(x)))),
     "ln final": lambda s, x: s.norm(x + s.b(tanh(s.a(x)))),
+    "norms of other signs": lambda s, x: s.a(s.plain(x)) + s.b(s.plain(x * (1 - 2 * (channels(x) > 1.1)))),
     "ln plain": lambda s, x: s.b(s.plain((lambda n: n + s.a(n).tanh())(s.plain(x)))),
     "norm and head": lambda s, x: s.b(tanh(s.a(s.norm(x)))) + s.c(x),
     "rms": lambda s, x: x + s.b(tanh(s.a(s.rms(x)))),
@@ -525,6 +526,12 @@ POOLED: dict[str, Body] = {
     ),
     "scores that inputs show": lambda s, x: s.b(
         (lambda w: torch.where(s.given[:, :1, :1] > 0, w + LOUD, w).softmax(-1) @ s.v(x))(s.q(x) @ s.p_5_8.mT)
+    ),
+    "scores that inputs show, less others": lambda s, x: s.b(
+        (s.q(x) @ s.p_5_8.mT + LOUD - (s.given[..., :TOKENS] + LOUD)).softmax(-1) @ s.v(x)
+    ),
+    "scores hidden, less their mean": lambda s, x: s.b(
+        (lambda w: w - w.mean(1, keepdim=True))(s.q(x) @ s.p_5_8.mT + LOUD).softmax(-1) @ s.v(x)
     ),
     "weight of one key, repeated": lambda s, x: (
         x + attend(s, x, lambda w: w.softmax(-1)[..., :1].expand(-1, -1, TOKENS))
@@ -877,7 +884,8 @@ mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares 
 some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;
 whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
 whole numbers beside channels: 144 128; norms, compared: 170 144; rot by quotients: 160/168 144; scores hidden and shown
-again: 216 192; scores that inputs show: 284 256;
+again: 216 192; scores that inputs show: 284 256; scores that inputs show, less others: 292 264; scores hidden, less
+their mean: 296 264; norms of other signs: 103/111 87/95;
 weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
@@ -914,6 +922,6 @@ conv, lin; reflected; repeated at the ends; resized; resized channels; resized t
 resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
 without some tokens; assigned to integers; whole numbers of its shape;
 rot by quotients; scores hidden and shown again; scores that inputs show; weight of one key, repeated;
-weights of some keys, twice; far below, leaky
+scores that inputs show, less others; scores hidden, less their mean; weights of some keys, twice; far below, leaky
 """
 """Nets whose orbit has more than one place yet, or where there is none."""
