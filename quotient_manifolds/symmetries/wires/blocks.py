@@ -132,7 +132,9 @@ class Norms:
         first, start = np.unique(self.owner, return_index=True)
         self.weight, self.code = np.ones(walk.count), np.zeros(walk.count, np.int64)
         self.weight[first] = size[start]
-        ratio = np.abs(size / self.weight[self.owner]).round(9)
+        ratio = (size / self.weight[self.owner]).round(9)
+        if "orthogonal" in self._kinds:  # lengths tell no signs, means do
+            ratio = np.where(self._about[:, 0] == self._kinds.index("orthogonal"), np.abs(ratio), ratio)
         with np.errstate(over="ignore"):
             np.add.at(self.code, self.owner, hashed(*self._about.T, ratio.view(np.int64)))
 

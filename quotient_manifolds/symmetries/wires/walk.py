@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.wires.uses import NONE, Flow, Linear, Vector
 
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
 LARGE = 1e3  # smaller constants hide no scores, and show none that are hidden
+BOUNDED = ("_softmax", "_safe_softmax", "sigmoid", "tanh", "sin", "cos", "native_layer_norm", "native_group_norm")
 COMPARISONS = ("gt", "lt", "ge", "le")
 NAMED = ("native_layer_norm", "native_group_norm")  # what they give has channels, even of inputs
 Rule = Callable[["Walk", Operation], None]
@@ -92,12 +93,14 @@ class Walk:
         """Modules, and operations in them, of which no rule knows what the channels may do that they take."""
         self.notes: dict[tuple[Any, ...], Any] = {}  # what rules remember of a tensor
         self.planes: list[tuple[Array, Array]] = []
+        self.loud: dict[int, bool] = {}
+        """Whether a large constant may be part of a tensor, as one that hides a score: of all that was computed."""
         self.single: list[Array] = []
         """Scores of one key each: what softmax makes of them is 1."""
         self.aligned: list[Array] = []
         """Sums of scores each of which is one of the same query."""
         self.new(2)
-        self.at = 0
+        self.at, self._steps_loud = 0, False
         for self.at, operation in enumerate(recording.operations):
             self._step(operation)
         for out in recording.outputs:
@@ -119,7 +122,7 @@ class Walk:
         """Let go of activations: what is left tells where parameters stand and how they are related."""
         self.recording = self.codes = None
         self.notes = {key: value for key, value in self.notes.items() if key[0] == "source"}
-        self.labels, self.entries, self.ran = {}, {}, {}
+        self.labels, self.entries, self.ran, self.loud = {}, {}, {}, {}
 
     def forget(self) -> None:
         """Let go of all but what tells of constants: of numbers, too, and of what channels have in common."""
@@ -419,12 +422,30 @@ class Walk:
         """Return which constant was added to each entry, if it is large, as one that hides a score: NaN if unknown."""
         if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
             return tensor.double().cpu()
-        return self.notes.get(("level", id(tensor)), torch.zeros((), dtype=torch.float64))
+        unknown = self._steps_loud if tensor.is_meta else self.loud.get(id(tensor), False)
+        return self.notes.get(("level", id(tensor)), torch.tensor(math.nan if unknown else 0.0, dtype=torch.float64))
 
     def keep_level(self, out: Tensor, level: Tensor) -> None:
         """Note down which known constant has been added to each entry, where it may hide scores or show them again."""
-        if not bool((level.abs() <= LARGE).all()):
+        self.loud[id(out)] = not bool((level.abs() <= LARGE).all())
+        if self.loud[id(out)]:
             self.notes["level", id(out)] = level.expand(out.shape)
+
+    def _is_loud(self, operation: Operation) -> bool:
+        """Return whether a large constant may be part of what an operation gives, whatever it does with it."""
+        if operation.name in BOUNDED:
+            return False
+        for each in operation.inputs:
+            if id(each) not in self.loud:  # nothing that was computed before, or a constant
+                known = not quantised(each) and not each.is_meta and self.codes.constant(each)
+                self.loud[id(each)] = known and not bool((each.abs() <= LARGE).all())
+        if any(self.loud[id(each)] for each in operation.inputs):
+            return True
+        if operation.name not in ("full_like", "new_full") and POINTWISE not in operation.func.tags:
+            return False
+        given = (*operation.args, *operation.kwargs.values())
+        numbers = [abs(each) for each in given if isinstance(each, (int, float))]
+        return any(each < 1 / LARGE if operation.name == "div" else not each <= LARGE for each in numbers)
 
     def moved(self, label: Tensor, *key: Any, kind: str = "token", copy: Tensor | None = None) -> Tensor:
         """Return a label of new nodes, for channels whose tokens were moved or dropped; copy: which token is where."""
@@ -563,6 +584,8 @@ class Walk:
     def _step(self, operation: Operation) -> None:
         inputs = operation.inputs
         name = operation.name
+        self._steps_loud = self._is_loud(operation)
+        self.loud.update((id(out), self._steps_loud) for out in operation.outputs if not self.codes.constant(out))
         if not any(self.live(each) for each in inputs) and name not in NAMED:
             return
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
