@@ -67,7 +67,7 @@ ROTATED = "query/key GL(1, C)^6; query/key GL(1)^2; value/output GL(8)^2"
 UNLIKE: dict[str, tuple[str, str]] = {
     # planes that turn so slowly that their cosines are 1, or by angles that are a parameter or of a small image
     **dict.fromkeys(("cwm", "gpt_oss", "higgs_audio_v2", "ministral3"), (ROTATED, "")),
-    "roformer": ("query/key GL(1)^12; value/output GL(8)^4", "value/output bias"),
+    "roformer": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
     "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
     # the last values of the layout are read by nobody: their biases are unseen
