@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Scope, Symmetries, declare_pair, find_symmetries
+from quotient_manifolds.symmetries.tangents import span, tangents
 
 Expected = tuple[str, int, int, int, int]  # pair name, heads, n, m, h
 
@@ -38,6 +39,20 @@ class ModelCase:
     def found(self, model: nn.Module | None = None, scope: Scope = "pairs") -> Symmetries:
         """What is found in the model, or in a new one: the pairs of attention and their redundant biases, or all."""
         return (_found(self.name) if model is None else find_symmetries(model, self.inputs())).within(scope)
+
+
+def coverage(symmetries: Symmetries, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For every parameter a mask of its shape: True where a pair owns the element."""
+    masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
+    for pair in symmetries.pairs:
+        pair.write(masks, torch.ones(pair.heads, pair.n + pair.m, pair.h, dtype=torch.bool))
+    return masks
+
+
+def orbit_dimension(symmetries: Symmetries, params: Mapping[str, Tensor]) -> int:
+    """The rank of the tangent vectors of all symmetries."""
+    found = tangents(symmetries, params)
+    return len(span(torch.cat(list(found.values())))) if found else 0
 
 
 def claimed(model: nn.Module, prefix: str = "0", heads: int = 3) -> Symmetries:

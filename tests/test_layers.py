@@ -17,7 +17,7 @@ NAME = PACKAGE.name
 # A room is a module or a folder directly under the package. A room imports from itself and from lower levels only.
 FROM_THE_GROUND = (
     "version linalg replica sharded files messages check statistics",
-    "manifolds frames",
+    "manifolds",
     "symmetries pymanopt",
     "geometry",
     "sharpness",
@@ -36,7 +36,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "load",
     "sklearn": "demo",
     "joblib": "demo",
-    "pandas": ("frames", "compare"),
+    "pandas": ("sharpness.result", "compare", "demo.zoo"),
     "ruamel": "compare.spec_file",
     "dask": "compare.run",
     "distributed": "compare.run",

@@ -167,6 +167,10 @@ WRONG: list[tuple[str, str, str]] = [
         "The geometry inv has the options eps, geodesic, ",
     ),
     ("[0.1, 0.2]", "[0.1, 0.1]", "measures must have names of their own. Found inv .*, radius 0.1 twice"),
+    ("[0.1, 0.2]", "[0.1, small]", "measures.0: radius must be a positive finite number. Found 'small'"),
+    ("- measure: gradient-norm\n    geometry: euclidean", "- gradient-norm", "measures.1: a measure must be a mapping"),
+    ("paths: models/*", "paths: 5", "checkpoints: A path must be text. Found 5"),
+    ("scores: scores.csv", "scores: [scores.csv]", r"scores: A path must be text. Found \['scores.csv'\]"),
     # YAML.
     ("train.npz", "[train.npz", "must be valid YAML.*line 6"),
     ("  batch_size: 8", "\tbatch_size: 8", "must be valid YAML.*line"),

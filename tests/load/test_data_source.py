@@ -195,13 +195,15 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a column": ({"path": "a.csv", "columns": {"lable": "x"}}, "some of text, text_pair, label. Found 'lable'"),
     "mean alone": ({"path": "a.npz", "mean": [0.5]}, "must have a figure for each channel"),
     "std zero": ({"path": "a.npz", "mean": [0.5], "std": [0.0]}, "std above 0"),
+    "std of text": ({"path": "a.npz", "mean": ["a"], "std": ["b"]}, "must have a figure for each channel"),
+    "no text": ({"path": 5}, "A path must be text. Found 5"),
     "preset": ({"path": "a.npz", "mean": "clap"}, "one of clip, imagenet, none alone. Found 'clap'"),
 }
 
 
 @pytest.mark.parametrize(("settings", "match"), BAD_SETTINGS.values(), ids=list(BAD_SETTINGS))
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match) as caught:
+    with pytest.raises((ValueError, TypeError), match=match) as caught:
         DataSource(**settings)
     assert one_sentence(str(caught.value))
 
@@ -220,6 +222,8 @@ def test_arrays_are_read_in_every_layout(layout: str, dtype: str, tmp_path: Path
     assert np.allclose(found.numpy(), images / scale, rtol=0, atol=1e-6)
     found, _ = images_and_labels(DataSource(path, mean=[0.5], std=[0.25], max_examples=2).batches(PLAIN))
     assert np.allclose(found.numpy(), (images[:2] / scale - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
+    one: Any = {"mean": 0.5, "std": 0.25}  # for all channels
+    assert images_and_labels(DataSource(path, **one, max_examples=2).batches(PLAIN))[0].equal(found)
 
 
 def test_8_bits_are_prepared_by_the_image_processor_of_the_model(tmp_path: Path) -> None:

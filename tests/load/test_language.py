@@ -111,7 +111,7 @@ def test_a_causal_model_reads_rows_cut_and_filled_up(causal: Path, tmp_path: Pat
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no task": ("text.txt", {}, "no labels and no columns: set the task causal"),
     "labels": ("text.jsonl", {"task": "causal", "labels": {"a": 0}}, "labels mean nothing for the task causal"),
-    "another task": ("text.txt", {"task": "speech"}, "task must be classification or causal"),
+    "another task": ("text.txt", {"task": "speech"}, "task must be one of classification, causal"),
     "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the format npz"),
     "columns": ("text.txt", {"task": "causal", "columns": {"text": "body"}}, "no columns"),
     "one token": ("text.txt", {"task": "causal", "max_length": 1}, "max_length must lie in"),

@@ -14,7 +14,7 @@ from pymanopt.manifolds.manifold import Manifold
 from pymanopt.optimizers.optimizer import OptimizerResult
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, TranslationQuotient
 from quotient_manifolds.pymanopt import as_pymanopt
 from tests.cases import INVARIANT, Case
 
@@ -113,6 +113,10 @@ def test_solvers_find_the_nearest_matrix_of_lower_rank(solver: str, metric: str 
     view = as_pymanopt(FixedRankQuotient(n, m, metric), (n + m, h))
     got = minimize(view, start, problem, solver, min_gradient_norm=1e-9)
     np.testing.assert_allclose(got.point[:n] @ got.point[n:].T, (U[:, :h] * s[:h]) @ Vt[:h], atol=1e-6)
+
+
+def test_the_shape_of_a_vector_may_be_a_number() -> None:
+    assert as_pymanopt(TranslationQuotient(), 4).random_point().shape == (4,)
 
 
 def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def making(kind: Any, **settings: Any) -> Any:
 OPTIMIZERS: dict[str, Any] = {
     "sgd": making(SGD, lr=0.05),
     "momentum": making(SGD, lr=0.02, momentum=0.9),
-    "nesterov inv": making(SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, metric="inv"),
+    "momentum inv": making(SGD, lr=0.01, momentum=0.9, weight_decay=0.1, metric="inv"),
     "adam": making(ADAM, lr=0.01, weight_decay=0.1),
     "adam clipped": making(ADAM, lr=0.01, max_norm=0.05),
     "adam inv": making(ADAM, lr=1e-3, metric="inv"),

@@ -99,6 +99,18 @@ def test_groups_have_settings_of_their_own() -> None:
     assert {name for name, p in named if not torch.equal(p, before[name])} == {name for name, _ in head}
 
 
+def audited(model: nn.Module, found: qm.Symmetries, **settings: Any) -> Any:
+    batch = (made("low rank")[1], made("low rank")[2])
+    return qm.orbit_audit(
+        lambda m: torch.optim.SGD(m.parameters()),
+        model,
+        lambda m, b: m(b[0]).sum(),
+        [batch],
+        symmetries=found,
+        **settings,
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -117,11 +129,15 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "Quotient\\('mix', symm"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
         (lambda m, f: qm.SAM(m, torch.optim.SGD(m.parameters()), radius=1), "model must be a torch.nn.Module"),
-        (lambda m, f: qm.SAM(m, m, radius=1), r"Found Sequential: SAM\(optimizer, model\)"),
+        (lambda m, f: qm.SAM(torch.optim.SGD, m, radius=1), "base must be an optimizer"),
         (
             lambda m, f: qm.orbit_audit(lambda m: None, m, lambda m, x: m(x).sum(), [torch.ones(2, 8)], symmetries=f),
             "must return an optimizer. Found NoneType",
         ),
+        (lambda m, f: audited(m, f, steps=2.5), "steps must be an integer of at least 1. Found 2.5"),
+        (lambda m, f: audited(m, f, condition=0), "condition must be a positive finite number. Found 0"),
+        (lambda m, f: audited(m, f, condition="all"), "condition must be a positive finite number. Found 'all'"),
+        (lambda m, f: audited(m, f, seed="one"), "seed must be an integer of 64 bits. Found 'one'"),
         (
             lambda m, f: qm.orbit_audit(print, nn.ReLU(), qm.cross_entropy, [0], symmetries=qm.Symmetries(())),
             "Found none",

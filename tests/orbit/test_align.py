@@ -188,8 +188,6 @@ def test_a_path_begins_and_ends_at_the_models() -> None:
     assert path.losses[0] == pytest.approx(loss(a, batches[0]).item())
     assert path.losses[-1] == pytest.approx(loss(b, batches[0]).item())
     assert loss_along_path(a, a, loss, batches).barrier == pytest.approx(0, abs=1e-12)
-    pytest.importorskip("matplotlib")
-    assert path.plot().alt.startswith("Loss along the straight path between two models")
 
 
 def test_whether_two_models_are_one_function() -> None:

@@ -192,8 +192,8 @@ REFUSED = [
     ({"objective": lambda params: params["embed.weight"].detach().sum()}, "must be differentiable"),
     ({"objective": lambda params: params["embed.weight"]}, "must return one floating point number as a tensor. Found"),
     ({"objective": lambda params: 1.0}, "Found float"),
-    ({"objective": Sparsity(names=("nothing",))}, "Found 'nothing'"),
-    ({"objective": Sparsity(names="nothing")}, "Found 'nothing'"),
+    ({"objective": Sparsity(names=("nothing",))}, "must hold 'nothing'"),
+    ({"objective": Sparsity(names="nothing")}, "must hold 'nothing'"),
     ({"objective": RoundingError(group_size=5)}, "group_size must divide .* Found 5"),
     ({"steps": 0}, "steps must be an integer of at least 1. Found 0"),
     ({"learning_rate": -1.0}, "learning_rate must be a positive finite number"),
@@ -202,7 +202,7 @@ REFUSED = [
     ({"batches": []}, "at least one batch"),
     ({"batches": [0], "objective": Sparsity()}, r"batches must come with a loss\(model, batch\). Found Sparsity"),
     ({"objective": lambda params: nn.Linear(2, 2).weight.sum()}, "Found that it depends on none"),
-    ({"objective": Sparsity(names=["no.bias"])}, "Found 'no.bias'"),
+    ({"objective": Sparsity(names=["no.bias"])}, "params must hold 'no.bias'"),
     ({"objective": RoundingError(names=["norm.weight"])}, r"along axis 0.*Found 'norm.weight' of shape \(8,\)"),
     ({"objective": RoundingError(axis=2)}, "channels along axis 2"),
 ]
@@ -239,6 +239,13 @@ def test_bits_and_groups_are_checked() -> None:
     with pytest.raises(ValueError, match=r"fraction must be a number from 0 to 1. Found 1.5"):
         Sparsity.prune({}, [], 1.5)
     assert not Sparsity.prune({"w": torch.ones(2, 2)}, "w", 1.0)["w"].any()
+    for change in (RoundingError().round, lambda params, names: Sparsity.prune(params, names, 0.5)):
+        with pytest.raises(ValueError, match="params must hold 'v'"):
+            change({"w": torch.ones(2, 2)}, ["v"])
+        with pytest.raises(ValueError, match="parameter 'w' must be of floating point"):
+            change({"w": torch.ones(2, 2, dtype=torch.int64)}, ["w"])
+    with pytest.raises(ValueError, match=r"channels along axis 0, and others. Found 'w' of shape \(2,\)"):
+        RoundingError().round({"w": torch.ones(2)}, ["w"])
 
 
 def test_the_unit_of_an_objective_is_no_matter() -> None:

@@ -15,42 +15,30 @@ import pytest
 
 from quotient_manifolds.plots import (
     STYLES,
-    Curve,
-    Field,
     Panel,
     Plot,
     Series,
-    contour_figure,
     line_figure,
     orbit_figure,
-    radius_figure,
     scatter_figure,
     style_of,
 )
 from quotient_manifolds.statistics import correlation
 
 X, Y = [1.0, 10.0, None, 100.0, 30.0, 7.0], [5.0, 3.0, 2.0, None, 4.0, 9.0]
-PANEL = Panel("Adaptive <&>", X, Y, correlation(X, Y, permutations=9), x_errors=[0.1] * 6, y_errors=[None] * 6)
-U, V = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
-FIELDS = [Field("one <&>", U + V[:, None]), Field("two", np.full((10, 12), -4.0)), Field("three", V[:, None] * U)]
+PANEL = Panel("Adaptive <&>", X, Y, correlation(X, Y, permutations=9), x_errors=[0.1] * 6)
 
 LINE = [Series("one <&>", [1, 10, 100], [0.5, 2.0, 7.0], STYLES[0])]
-HALF_LINE = Curve("the line", U, np.where(U < 0, np.nan, U))
 FIGURES: dict[str, Callable[[], Plot]] = {
     "line": lambda: line_figure(LINE, x_label="x", y_label="y", log=(True, True), alt="A & B"),
     "scatter": lambda: scatter_figure([PANEL, PANEL], y_label="gap"),
     "orbit": lambda: orbit_figure([0.1, 1.0, 10.0], {"Adaptive": [7.0, None, 0.2], "inv": [1.0, 1.0, 1.0 + 1e-12]}),
-    "radius": lambda: radius_figure([0.1, 0.2], {"Adaptive": [[0.1, 0.4], [0.0, 0.8], [None, 0.5]], "inv": []}),
-    "contour": lambda: contour_figure(U, V, FIELDS, x_label="a", y_label="b", columns=2, curves=[HALF_LINE]),
 }
 WORDS = {
     "line": "A & B",
     "scatter": "Adaptive <&> against gap, 4 models, 2 without a value not drawn; from 1 to 30 and from 3 to 9; "
     "Kendall’s tau-b −0.33 no interval.",
     "orbit": "from 0.1 to 10. Adaptive from 0.2 to 7; inv from 1 to 1.",
-    "radius": "a line for every model. Adaptive (3 models) from 0.1 to 0.8.",
-    "contour": "Level sets over a from -1 to 1 and b from -2 to 2. one <&> from -3 to 3; two from -4 to -4; "
-    "three from -2 to 2. Dashed: the line.",
 }
 EVERY = pytest.mark.parametrize("name", FIGURES)
 
@@ -76,7 +64,7 @@ def test_a_figure_stands_in_a_page_and_says_what_is_drawn(name: str) -> None:
 
 
 def test_scatter_draws_every_model_that_has_both_values() -> None:
-    plot = scatter_figure([PANEL] * 5, y_label="gap", columns=2)
+    plot = scatter_figure([PANEL] * 5, y_label="gap")
     for axes in plot.figure.axes:
         (points,) = (line for line in axes.get_lines() if line.get_marker() == "o")
         assert points.get_xydata().tolist() == [[1.0, 5.0], [10.0, 3.0], [30.0, 4.0], [7.0, 9.0]]
@@ -100,34 +88,6 @@ def test_orbit_is_drawn_against_one_and_rounding_stays_small() -> None:
     assert still.get_ylim() == (0.5, 2.0)
 
 
-def test_radius_draws_a_line_a_model() -> None:
-    (axes,) = FIGURES["radius"]().figure.axes
-    lines = [line.get_ydata().tolist() for line in axes.get_lines()]
-    np.testing.assert_array_equal(lines, [[0.1, 0.4], [math.nan, 0.8], [math.nan, 0.5]])
-    assert "without values" in radius_figure([0.1, 0.2], {"a": [[None, None]]}).alt
-
-
-def test_level_sets_have_as_many_points_between_any_two() -> None:
-    axes = FIGURES["contour"]().figure.axes
-    panels = [one for one in axes if one.get_xlabel() == "a"]
-    assert [one.get_title() for one in panels] == ["one <&>", "two", "three"]
-    assert [text.get_text() for text in panels[1].texts] == ["−4 everywhere"]
-    assert len(axes) == 3 + 2  # a bar of colours for each that is not constant
-    (filled,) = panels[0].collections
-    counts = np.histogram(FIELDS[0].values, [-np.inf, *filled.levels, np.inf])[0]
-    assert counts.sum() == 120
-    assert counts.max() <= 2 * counts.min()
-    np.testing.assert_array_equal(panels[0].get_lines()[0].get_ydata()[:6], np.nan)
-
-
-def test_a_level_of_rounding_noise_is_zero() -> None:
-    odd = np.outer(np.linspace(-3, 3, 48), np.linspace(-3, 3, 48)) + 1e-17
-    figure = contour_figure(np.arange(48.0), np.arange(48.0), [Field("f", odd)], x_label="", y_label="").figure
-    labels = [text.get_text() for text in figure.axes[1].get_yticklabels()]
-    assert "0" in labels
-    assert not any("e" in label or "-" in label for label in labels), labels
-
-
 def test_36_series_can_be_told_apart() -> None:
     assert len({(style_of(place).colour, style_of(place).marker) for place in range(36)}) == 36
     assert tuple(style_of(place) for place in range(6)) == STYLES
@@ -147,11 +107,8 @@ def test_a_plot_is_saved_alone_and_shown_in_a_notebook(tmp_path: Path) -> None:
     [
         (lambda: scatter_figure([], y_label="gap"), "at least one panel"),
         (lambda: scatter_figure([Panel("a", [1.0, 2.0], [1.0])], y_label="gap"), r"lengths \[1, 2\]"),
-        (lambda: contour_figure(U, V, [], x_label="", y_label=""), "at least one"),
-        (lambda: contour_figure(U, V, [Field("f", np.zeros((3, 2)))], x_label="", y_label=""), r"'f', \(3, 2\)"),
-        (lambda: contour_figure(U, V, [Field("f", np.full((10, 12), np.nan))], x_label="", y_label=""), "finite"),
     ],
-    ids=["no panel", "lengths", "no field", "shape", "not finite"],
+    ids=["no panel", "lengths"],
 )
 def test_bad_input_gets_a_sentence(call: Callable[[], object], word: str) -> None:
     with pytest.raises(ValueError, match=word):

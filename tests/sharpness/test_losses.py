@@ -37,6 +37,13 @@ def test_cross_entropy_of_a_causal_model_names_the_other(name: str) -> None:
         qm.cross_entropy(small_model(name)[0], padded())
 
 
+def test_cross_entropy_knows_a_causal_model_in_wrappers() -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(small_model(CAUSAL[1])[0], peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"Found LlamaForCausalLM.*use next_token_cross_entropy"):
+        qm.cross_entropy(adapted, padded())
+
+
 class Returns(nn.Module):
     """Returns one thing, whatever keywords or positions it is called with."""
 

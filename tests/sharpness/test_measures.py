@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -213,6 +214,9 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     cold = qm.worst_case_sharpness(model, qm.cross_entropy, batches, radius=radii[0], **settings)
     assert profile[0].values == cold.values
     assert profile[2].settings["after"] == f"{radii[0]}, {radii[1]}"
+    for others in (np.array(radii), torch.tensor(radii, dtype=torch.float64), iter(radii)):
+        again = qm.worst_case_profile(model, qm.cross_entropy, batches, radii=others, **settings)
+        assert [each.to_frame().equals(own.to_frame()) for each, own in zip(again, profile, strict=True)] == [True] * 3
 
 
 # ---- the worst case

@@ -88,7 +88,7 @@ def infinite_later(model: nn.Module, batch: Batch) -> Tensor:
 ORIGINAL = Net()
 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
-    "text": (lambda: "linear", "torch.nn.Module. Found str"),
+    "text": (lambda: "linear", "torch.nn.Module. Found an object of type str"),
     "meta": (lambda: nn.Linear(3, 3, device="meta").eval(), "meta device"),
     "empty": (lambda: nn.Identity().eval(), "no parameter to measure"),
     "training": (lambda: Net().train(), "must be in eval mode. Found the model itself"),
@@ -183,6 +183,7 @@ SETTINGS: list[tuple[str, str, Any, str]] = [
         ("restarts", -1, "restarts must be an integer"),
         ("tolerance", 0.0, "tolerance must"),
         ("tolerance", 1.0, "tolerance must"),
+        ("tolerance", "1e-4", "tolerance must"),
     )),
     ("trace eigenvalue", "geometry", qm.Euclidean(norm="linf"), "needs an inner product"),
     ("legacy", "geometry", qm.Quotient(), r"must be Euclidean\(\) or Adaptive\(\) for .* Found Quotient"),

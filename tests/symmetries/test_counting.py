@@ -11,13 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.symmetries import (
-    Symmetries,
-    count_symmetries,
-    declare_pair,
-    find_symmetries,
-    singular_values,
-)
+from quotient_manifolds.symmetries import Symmetries, count_symmetries, declare_pair, find_symmetries
+from quotient_manifolds.symmetries.counting import singular_values
 from quotient_manifolds.symmetries.pair import Group
 from tests.models import BY_NAME
 

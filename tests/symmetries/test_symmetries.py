@@ -29,7 +29,7 @@ from quotient_manifolds.symmetries import (
     random_representative,
     verify_symmetries,
 )
-from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, coverage, noise
 from tests.symmetries.nets import Computed
 
 every_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
@@ -76,11 +76,11 @@ def test_the_pairs_are_exactly_these_and_rest_is_what_no_pair_touches(case: Mode
 
 def test_coverage_of_spans() -> None:
     torch_model, gpt2 = (BY_NAME[name].build() for name in ("torch", "GPT-2"))
-    packed = Symmetries(BY_NAME["torch"].found().pairs[:1]).coverage(parameters(torch_model))
+    packed = coverage(Symmetries(BY_NAME["torch"].found().pairs[:1]), parameters(torch_model))
     assert packed["attention.in_proj_weight"].all(1).tolist() == [True] * 24 + [False] * 12
     assert packed["attention.in_proj_bias"].tolist() == [True] * 24 + [False] * 12
     assert not packed["attention.out_proj.weight"].any()
-    fused = Symmetries(BY_NAME["GPT-2"].found().pairs[1:2]).coverage(parameters(gpt2))
+    fused = coverage(Symmetries(BY_NAME["GPT-2"].found().pairs[1:2]), parameters(gpt2))
     assert fused["transformer.h.0.attn.c_attn.weight"].all(0).tolist() == [False] * 24 + [True] * 12
     assert fused["transformer.h.0.attn.c_proj.weight"].all()
 
@@ -102,13 +102,13 @@ def test_read_and_write_are_inverse_bit_for_bit_and_every_element_has_one_owner(
         assert torch.equal(pair.read(changed), point)
         assert torch.equal(pair.G.read(changed), point[:, : pair.n])
         assert torch.equal(pair.H.read(changed), point[:, pair.n :])
-        own = Symmetries((pair,)).coverage(params)
+        own = coverage(Symmetries((pair,)), params)
         for name, value in params.items():
             assert torch.equal(blank[name].isnan(), ~own[name])
             assert torch.equal(blank[name][own[name]], value[own[name]])
             assert torch.equal(changed[name][~own[name]], value[~own[name]])
             owners[name] += own[name]
-    total = found.coverage(params)
+    total = coverage(found, params)
     for name, value in params.items():
         assert torch.equal(owners[name], torch.full_like(value, float(name in found.names))), name
         assert torch.equal(total[name], owners[name] > 0)
