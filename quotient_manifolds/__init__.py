@@ -69,18 +69,6 @@ __all__ = [
 _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "orbit", "callbacks")
 """Where public names live, from the lowest to the highest, which imports the others; the last needs transformers."""
 
-_INSTEAD = {
-    "MeasureResult": "Result",
-    "read_text_labels": "DataSource",
-    "normalised_logits": "a loss(model, batch) that normalises the logits itself",
-    "SharpnessRecord": "Result.to_frame",
-    "relative_flatness": "notebooks/studies/appendix_g.py",
-    "tokenised_batches": "DataSource",
-    "truncation_error": "Result.reach, and geodesic='exact' to see what truncation changes",
-}
-"""What to use in place of names that are nowhere any more."""
-
-
 if not TYPE_CHECKING:  # a type checker that saw it would believe every name
 
     def __getattr__(name: str) -> object:
@@ -91,7 +79,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe every name
         """
         if name not in __all__ and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")
-        instead = _INSTEAD.get(name)
+        instead = ""
         for room in () if name[0] == "_" else _ROOMS if name in __all__ else _ROOMS[:-1]:
             module = importlib.import_module(f"{__name__}.{room}")
             if name in module.__all__ and name in __all__:

@@ -61,4 +61,6 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 def expanded(path: Path | str) -> Path:
     """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"A path must be text. Found {path!r}")
     return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user

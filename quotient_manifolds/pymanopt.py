@@ -16,7 +16,7 @@ __all__ = ["as_pymanopt"]
 Array = Any  # a float64 numpy array
 
 
-def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
+def as_pymanopt(manifold: QuotientManifold, shape: int | tuple[int, ...]) -> Any:
     """Return a `pymanopt.manifolds.manifold.Manifold` of the points of `shape`, one point at a time, in float64.
 
     A point is one array (`point_layout` 1), a representative of its orbit; tangent vectors are horizontal lifts.
@@ -36,12 +36,13 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     """
     if not isinstance(manifold, QuotientManifold):
         raise TypeError(f"manifold must be a QuotientManifold. Found {manifold!r}")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if len(shape) != manifold.ndim:
-        raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
-    manifold._require_shape(tuple(shape))
+        raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {shape}")
+    manifold._require_shape(shape)
     with needs("The view of a manifold", "pymanopt", "pymanopt"):
         import pymanopt
-    return type("PymanoptView", (_View, pymanopt.manifolds.manifold.Manifold), {})(manifold, tuple(shape))
+    return type("PymanoptView", (_View, pymanopt.manifolds.manifold.Manifold), {})(manifold, shape)
 
 
 class _View:

@@ -116,7 +116,7 @@ def align(
     from quotient_manifolds import orbit
     from quotient_manifolds.cli.subject import all_inputs, load_directory
     from quotient_manifolds.load import data_of
-    from quotient_manifolds.sharpness import cross_entropy, next_token_cross_entropy
+    from quotient_manifolds.sharpness.losses import cross_entropy, inputs_in, next_token_cross_entropy
 
     network, second = load_directory(model), load_directory(other).double()
     given, precise = all_inputs(network, (), seed=0), copy.deepcopy(network).double()
@@ -125,8 +125,7 @@ def align(
     if data is not None:
         named = {name: value for name, value in settings.items() if value is not None}
         batches = list(data_of(data, named).batches(network))
-        first = batches[0]
-        inputs = {name: x for name, x in first.items() if name != "labels"} if isinstance(first, dict) else first[0]
+        inputs = inputs_in(batches[0])
     how: dict[str, Any] = {"loss": loss, "batches": batches, "steps": refine} if refine else {}
     with common.progress_bars() as progress:
         found = orbit.align(precise, second, inputs, held_out=[*given.values()], progress=progress, **how)

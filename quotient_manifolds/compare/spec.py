@@ -24,6 +24,7 @@ from quotient_manifolds.sharpness import (
     cross_entropy,
     next_token_cross_entropy,
 )
+from quotient_manifolds.sharpness.ascent import check_radius
 
 MEASURES: dict[str, type[Measure]] = {
     "worst-case": WorstCase,
@@ -113,6 +114,9 @@ def measures_of(
     given |= set(sizes)
     if lacking := sorted({each.name for each in fields(made) if each.default is MISSING} - given):
         raise ValueError(f"{kind} needs a {lacking[0]}")
+    for size, values in sizes.items():
+        for value in values:
+            check_radius(value, size)
     balls: list[dict[str, Any]] = [{size: value} for size, values in sizes.items() for value in sorted(values)]
     for name in geometries:
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})

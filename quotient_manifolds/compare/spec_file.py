@@ -100,6 +100,8 @@ def _numbers(value: Any) -> list[Any]:
 
 def _measures(section: Any) -> list[MeasureEntry]:
     """Return the measures that a section asks for, in each of its geometries and at each of its sizes."""
+    if not isinstance(section, dict):
+        raise ValueError(f"a measure must be a mapping with the keys measure and geometry. Found {brief(section)}")
     given = dict(section)
     kind, geometries = given.pop("measure", None), _numbers(given.pop("geometry", []))
     check_one_of("measure", kind, MEASURES)

@@ -105,7 +105,7 @@ class Loaded:
         if task.entry is None or prepared is None:
             return self.score(task.split, task.batch)
         tick = counted(progress, task.label, task.entry.measure.ticks)
-        return task.entry.measure.on(prepared, task.batch, tick).to_dict()
+        return asdict(task.entry.measure.on(prepared, task.batch, tick))
 
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute the mean loss over the labels that count, their number, and the error, if the loss is cross-entropy.

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from quotient_manifolds.check import needs
 from quotient_manifolds.files import new_directory, whole, write_text
-from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
 
@@ -46,10 +45,12 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
     Written: models/vit-00, vit-01, ... (each once), train.npz, test.npz, scores.csv with how each was trained, and
     zoo.yaml.
     """
+    import pandas as pd
+
     write_digits(out, train_points=TRAIN_POINTS, seed=seed)
     recipes = {f"vit-{index:02}": draw_recipe(index, seed=seed) for index in range(models)}
     train_zoo(out / "models", recipes, out / "train.npz", architecture=ARCHITECTURE, workers=workers, progress=progress)
-    scores = data_frame([{"checkpoint": name, **asdict(recipe)} for name, recipe in recipes.items()])
+    scores = pd.DataFrame([{"checkpoint": name, **asdict(recipe)} for name, recipe in recipes.items()])
     write_text(out / "scores.csv", scores.to_csv(index=False))
     write_text(out / "zoo.yaml", resources.files(__package__).joinpath("zoo.yaml").read_text(encoding="utf-8"))
     return out / "zoo.yaml"

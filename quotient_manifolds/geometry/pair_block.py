@@ -13,7 +13,6 @@ from torch import Tensor
 from quotient_manifolds.manifolds import FixedRankQuotient, HorizontalSpace, RotaryQuotient
 from quotient_manifolds.manifolds.horizontal import Linearised
 from quotient_manifolds.symmetries import Params, SymmetricPair
-from quotient_manifolds.symmetries.strided_view import StridedView
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -45,37 +44,14 @@ class PairBatch:
         """Return how many heads each pair has."""
         return [pair.heads for pair in self.pairs]
 
-    @cached_property
-    def _views(self) -> list[StridedView]:
-        return [view for pair in self.pairs for view in pair.views]
-
-    def views(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return what the pairs own part by part, (heads, rows, h), sharing memory where strides allow it."""
-        return [view.read(params) for view in self._views]
-
-    def read(self, params: Mapping[str, Tensor], by_column: bool = False) -> Tensor:
-        """Return the point, a new tensor in the parameters' dtype; if asked, with its columns contiguous in memory."""
-        views = self.views(params)
-        if torch.is_grad_enabled() or len({view.dtype for view in views}) > 1:
-            return torch.cat([pair.read(params) for pair in self.pairs])
-        heads, rows, h = sum(self.heads), self.pairs[0].n + self.pairs[0].m, self.pairs[0].h
-        x = views[0].new_empty((heads, h, rows)).mT if by_column else views[0].new_empty((heads, rows, h))
-        torch._foreach_copy_(self._parts(x), views)
-        return x
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the point, a new tensor in the parameters' dtype."""
+        return torch.cat([pair.read(params) for pair in self.pairs])
 
     def write(self, x: Tensor, params: Params) -> None:
         """Put a point where it belongs in `params`, in place."""
-        if not torch.is_grad_enabled():
-            views = [shared for view in self._views if (shared := view.shared(params)) is not None]
-            if len(views) == len(self._views):
-                torch._foreach_copy_(views, self._parts(x))
-                return
         for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
             pair.write(params, heads)
-
-    def _parts(self, x: Tensor) -> list[Tensor]:
-        split = zip(self.pairs, x.split(self.heads), strict=True)
-        return [part for pair, own in split for part in own.split([view.rows for view in pair.views], dim=-2)]
 
 
 @final
@@ -158,7 +134,9 @@ class PairBlock:
 
     def _rows(self, params: Params) -> list[Tensor]:
         """Return the rows of one pair part by part, views where strides allow; those of several stacked, as a copy."""
-        return self.batch.views(params) if len(self.pairs) == 1 else [self.batch.read(params)]
+        if len(self.pairs) > 1:
+            return [self.batch.read(params)]
+        return [view.read(params) for view in self.pairs[0].views]
 
 
 def in_batches(pairs: Iterable[SymmetricPair], apart: Callable[[SymmetricPair], object]) -> list[PairBatch]:

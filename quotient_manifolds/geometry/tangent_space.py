@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
@@ -75,13 +74,6 @@ class TangentSpace(FullPrecision):
             for block, part in zip(blocks, noise.split(heads), strict=True):
                 z[block.key] = block.space.project(block.space.from_balanced(part.to(block.space.point)))
         return z
-
-    def length(self, z: Params) -> float:
-        """Compute |z| in the norm of the ball."""
-        order = 2 if self.norm == "l2" else math.inf
-        blocks = (block for block in z.values() if block.numel())
-        sizes = [float(torch.linalg.vector_norm(block, order, dtype=torch.float64)) for block in blocks]
-        return math.hypot(*sizes) if self.norm == "l2" else max(sizes)
 
     def project(self, z: Params) -> Params:
         """Project z orthogonally onto the coordinates that move: horizontal for pairs, 0 where a scale is 0."""
@@ -231,20 +223,9 @@ class ShardedSpace(TangentSpace):
             z[block.key] = block.space.project(block.space.from_balanced(own))
         return z
 
-    def length(self, z: Params) -> float:
-        """Compute |z| in the norm of the ball."""
-        lengths = self._numbers(super().length(z) if any(block.numel() for block in z.values()) else 0.0)
-        return math.hypot(*lengths) if self.norm == "l2" else max(lengths)
-
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
-        return max(self._given(super().reach(z)), default=None)
-
-    def _given(self, number: float | None) -> list[float]:
-        return [each for each in self._numbers(math.nan if number is None else number) if not math.isnan(each)]
-
-    def _numbers(self, number: float) -> list[float]:
-        return self.model.values(torch.tensor(number, dtype=torch.float64, device=self.model.device)).tolist()
+        return max((each for each in from_all(super().reach(z)) if each is not None), default=None)
 
 
 def drawn(shape: Sequence[int], generator: torch.Generator, norm: Norm = "l2") -> Tensor:

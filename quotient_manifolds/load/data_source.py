@@ -6,6 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quotient_manifolds.check import check_integer
+from quotient_manifolds.check import check_integer, check_one_of
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import (
     has_image_processor,
@@ -78,13 +79,13 @@ class DataSource:
     max_length: int | None = None
     tokenizer: str | Path | None = None
     columns: Mapping[str, str] | None = None
-    mean: Sequence[float] | str | None = None
-    std: Sequence[float] | None = None
+    mean: Sequence[float] | float | str | None = None
+    std: Sequence[float] | float | None = None
     max_examples: int | None = None
     task: str | None = None
 
     def __post_init__(self) -> None:
-        suffix = Path(self.path).suffix.lower()
+        suffix = expanded(self.path).suffix.lower()
         if suffix not in (*SUFFIXES, ".npz"):
             raise ValueError(f"Data must be in a {', '.join(SUFFIXES)} or .npz file. Found {self.path}.")
         for name in ("batch_size", "max_batches", "max_examples", "max_length", "seed"):
@@ -93,8 +94,8 @@ class DataSource:
         for name in ("labels", "columns"):
             if not isinstance(getattr(self, name), Mapping | None):
                 raise ValueError(f"{name} must be a mapping. Found {getattr(self, name)!r}.")
-        if self.task not in (None, CLASSIFICATION, CAUSAL):
-            raise ValueError(f"task must be {CLASSIFICATION} or {CAUSAL}. Found {self.task!r}.")
+        if self.task is not None:
+            check_one_of("task", self.task, (CLASSIFICATION, CAUSAL))
         for name in SETTINGS["npz" if self.kind == "text" else "text"]:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} means nothing for data of the format {self.kind}: {self.path}. Leave it out.")
@@ -254,19 +255,23 @@ def _batch(model: nn.Module, keyword: str, inputs: dict[str, Tensor], labels: Te
 # ---- images in arrays
 
 
-def figures(mean: Sequence[float] | str | None, std: Sequence[float] | None) -> Figures | None:
-    """Return what mean and std say, or the name of a preset in place of mean; None if nothing does."""
+def figures(mean: Sequence[float] | float | str | None, std: Sequence[float] | float | None) -> Figures | None:
+    """Return what mean and std say, or the name of a preset in place of mean; None if nothing does.
+
+    A number alone is that of all channels.
+    """
     if mean is None and std is None:
         return None
     if isinstance(mean, str) and mean in PRESETS and std is None:
         mean, std = PRESETS[mean]
-    if isinstance(mean, str | None) or std is None or len(mean) != len(std) or not mean or not min(std) > 0:
-        raise ValueError(
-            f"mean and std must have a figure for each channel, std above 0, or mean must be one of "
-            f"{', '.join(PRESETS)} alone. Found {mean!r} and {std}."
-        )
-    first, second = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
-    return first, second
+    with suppress(TypeError, ValueError, RuntimeError):  # of what are no numbers
+        first, second = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
+        if len(first) == len(second) > 0 and bool((second > 0).all()):
+            return first, second
+    raise ValueError(
+        f"mean and std must have a figure for each channel, std above 0, or mean must be one of "
+        f"{', '.join(PRESETS)} alone. Found {mean!r} and {std}."
+    )
 
 
 def read_labels(path: Path) -> list[int]:

@@ -68,7 +68,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
         return (Checkpoint(loader, None, loader),)
     folder = expanded(base)
     found: set[Path] = set()
-    for pattern in map(os.path.expanduser, patterns):
+    for pattern in map(str, map(expanded, patterns)):
         literal = (folder / pattern).exists()  # a name may hold brackets
         names = [pattern] if literal else glob.glob(pattern, root_dir=folder, recursive=True)
         paths = {Path(os.path.abspath(folder / name)) for name in names}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.messages import brief, first_line
+from quotient_manifolds.symmetries.example_inputs import without_adapters
 
 COLUMNS = ("text", "text_pair", "label")
 PLAIN = ".txt"
@@ -140,7 +141,7 @@ def class_of(
 
 def known_classes(model: nn.Module) -> tuple[int | None, Labels]:
     """Return how many classes a Hugging Face classifier has, and their names in lower case; of others (None, {})."""
-    unwrapped = getattr(model, "get_base_model", lambda: model)()  # of peft
+    unwrapped = without_adapters(model)
     config: Any = getattr(unwrapped, "config", None)
     count = getattr(config, "num_labels", None)
     if not type(unwrapped).__name__.endswith("Classification") or not isinstance(count, int):

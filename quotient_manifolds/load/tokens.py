@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from quotient_manifolds.load.huggingface import load_tokenizer, transformers_library
 from quotient_manifolds.load.text import PLAIN, LabelledText, drawn, read_examples
 from quotient_manifolds.messages import brief, first_line
+from quotient_manifolds.sharpness.losses import CAUSAL_MODELS
+from quotient_manifolds.symmetries.example_inputs import without_adapters
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
 NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
 MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's, or the text in a script it has not
 
 CLASSIFICATION, CAUSAL = "classification", "causal"  # what a model of text predicts
-CAUSAL_MODELS: Final = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end
 LETTERS = 32  # of a token, at most on average: of a long text no more are read than these for each that is wanted
 
 Row = tuple[list[int], bool]  # tokens, and whether the text was cut
@@ -108,7 +109,7 @@ def are_pairs(examples: Sequence[LabelledText]) -> bool:
 
 def check_task(model: nn.Module, task: str) -> None:
     """Raise ValueError for a model of transformers whose class says that it predicts something else."""
-    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()  # of peft
+    unwrapped = without_adapters(model)
     kind, causal = type(unwrapped).__name__, type(unwrapped).__name__.endswith(CAUSAL_MODELS)
     if not type(unwrapped).__module__.startswith("transformers.") or causal == (task == CAUSAL):
         return

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.check import check_integer
+from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.replica import twin
-from quotient_manifolds.sharpness.losses import Loss, check_loss
+from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_in
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from quotient_manifolds.symmetries.checks import check_model
+from quotient_manifolds.symmetries.checks import check_model, generator_of
 from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.representatives import group_element
 
@@ -88,14 +88,15 @@ def orbit_audit(
     check_model(model)
     check_loss(loss)
     check_integer("moves", moves, 1)
-    given = listed(batches)
+    check_number("condition", condition, positive=True)
+    generator, given = generator_of(seed), listed(batches)
     steps = len(given) if steps is None else steps
-    found = find_symmetries(twin(model).eval(), _inputs(given[0])) if symmetries is None else symmetries
+    check_integer("steps", steps, 1)
+    found = find_symmetries(twin(model).eval(), inputs_in(given[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
         raise ValueError(f"{type(model).__name__} must have a symmetric pair that is trained, to move. Found none")
-    generator = torch.Generator().manual_seed(seed)
 
     def run(model: nn.Module) -> tuple[str, Tensor, Tensor, float]:
         """Return what the optimizer is called, the outputs before and after, and the loss at the end."""
@@ -139,12 +140,5 @@ def _outputs(model: nn.Module, batches: list[Any]) -> Tensor:
     """Return the outputs for all batches in one vector, in eval mode and float64."""
     model = twin(model).eval()
     with torch.no_grad():
-        parts = [part for batch in batches for part in floating(answer(model, _inputs(batch)))]
+        parts = [part for batch in batches for part in floating(answer(model, inputs_in(batch)))]
     return torch.cat([part.detach().double().flatten() for part in parts])
-
-
-def _inputs(batch: Any) -> Any:
-    """Return what the model is called with: a batch of inputs and targets without its targets."""
-    if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key != "labels"}
-    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch

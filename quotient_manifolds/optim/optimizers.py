@@ -35,24 +35,20 @@ class QuotientSGD(QuotientOptimizer):
         lr: float = 1e-3,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        nesterov: bool = False,
         *,
         metric: str = "mix",
         max_norm: float | None = None,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, symmetries, defaults, torch.optim.SGD, metric=metric, max_norm=max_norm)
 
     def _direction(self, job: Job) -> Tensor:
-        group, gradient = job.group, job.gradient
-        momentum = float(group["momentum"])
+        gradient, momentum = job.gradient, float(job.group["momentum"])
         if momentum:
             kept = job.kept.get("gradient")
             if kept is not None:
                 gradient = kept * momentum + gradient
             job.memory["gradient"] = gradient
-            if group["nesterov"]:
-                gradient = job.gradient + gradient * momentum
         return job.point.coordinates(gradient)
 
 

@@ -21,7 +21,7 @@ from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.optim.step import Point, applied
 from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries
-from quotient_manifolds.symmetries.checks import check_symmetries
+from quotient_manifolds.symmetries.symmetries import check_symmetries
 
 Closure = Callable[[], Any]
 
@@ -156,7 +156,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         for steps, pairs in ages.items():
             part = batch if len(pairs) == len(batch.pairs) else PairBatch(tuple(pairs))
             first = part.pairs[0]
-            x, gradient = (part.read(each, by_column=True) for each in (params, grads))
+            x, gradient = (part.read(each) for each in (params, grads))
             x, gradient = (each.to(torch.promote_types(x.dtype, torch.float32)) for each in (x, gradient))
             point = Point(x, first.n, METRICS[group["metric"]], first.acts == "GL(1, C)")
             kept = {name: self._recalled(part, name, x) for name in self._state.get(first.name, {}) if name != "step"}

@@ -13,6 +13,7 @@ from torch import nn
 from quotient_manifolds.check import check_number
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.geometry.parameters import measured_parameters
+from quotient_manifolds.sharpness.ascent import BALLS
 from quotient_manifolds.symmetries.checks import check_model
 
 Closure = Callable[[], Any]
@@ -50,9 +51,7 @@ class SAM(torch.optim.Optimizer):
         check_number("radius", radius)
         check_model(model)
         if not isinstance(base, torch.optim.Optimizer):
-            raise TypeError(
-                f"base must be the optimizer that steps. Found {type(base).__name__}: SAM(optimizer, model)"
-            )
+            raise TypeError(f"base must be an optimizer, as torch.optim.SGD(model.parameters()). Found {base!r}")
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):
@@ -114,7 +113,7 @@ class SAM(torch.optim.Optimizer):
             return
         space = self._geometry.around(self._model)
         z = space.gradient(grads)
-        length = space.length(z)
+        length = BALLS[space.norm](self.radius).length(z)
         if not math.isfinite(length):
             raise ValueError(
                 f"the gradient must be finite in the coordinates of {self._geometry.name}. Found NaN or infinity: "

@@ -22,8 +22,9 @@ from quotient_manifolds.replica import TrueGradients, private_batch, replica, tw
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
-from quotient_manifolds.symmetries.checks import check_eval, check_list, check_model, check_symmetries, check_weights
+from quotient_manifolds.symmetries.checks import check_eval, check_list, check_model, check_weights
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
+from quotient_manifolds.symmetries.symmetries import check_symmetries
 
 Model = TypeVar("Model", bound=nn.Module)
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.orbit.group import Group, Record
 from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair
+from quotient_manifolds.symmetries.checks import check_weights
 
 Objective = Callable[[Params], Tensor]
 CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
@@ -39,9 +40,7 @@ class WeightObjective(ABC):
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
         """Return the names of what is measured."""
         own = dict(model.named_parameters())
-        asked = None if self.names is None else listed_names(self.names)
-        if unknown := [name for name in asked or () if name not in own]:
-            raise ValueError(f"names must be of parameters of {type(model).__name__}. Found {unknown[0]!r}.")
+        asked = None if self.names is None else listed_names(self.names, own)
         tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
         found = [name for name in group.names if own[name].ndim > 1 and id(own[name]) not in tables]
         names = found if asked is None else asked
@@ -56,11 +55,13 @@ class WeightObjective(ABC):
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor: ...
 
 
-def listed_names(names: Collection[str]) -> list[str]:
-    """Return names of parameters, each once; one alone is a name, too."""
+def listed_names(names: Collection[str], params: Mapping[str, Tensor]) -> list[str]:
+    """Return names of parameters, each once, which these weights have; one alone is a name, too."""
     if not isinstance(names, Iterable):
         raise TypeError(f"names must be a list of names of parameters. Found {names!r}.")
-    return [names] if isinstance(names, str) else [*dict.fromkeys(names)]
+    listed = [names] if isinstance(names, str) else [*dict.fromkeys(names)]
+    check_weights(params, listed)
+    return listed
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Sparsity(WeightObjective):
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be a number from 0 to 1. Found {fraction!r}.")
         pruned = dict(params)
-        for name in listed_names(names):
+        for name in listed_names(names, params):
             size = params[name].abs()
             count = int(fraction * size.numel())
             if count:
@@ -121,14 +122,7 @@ class RoundingError(WeightObjective):
 
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
         names, own = super()._measured(model, group), dict(model.named_parameters())
-        for name in names:
-            if not own[name].ndim > max(1, self.axis):
-                shape = tuple(own[name].shape)
-                raise ValueError(
-                    f"RoundingError must have weights with channels along axis {self.axis}, and others. "
-                    f"Found {name!r} of shape {shape}."
-                )
-        widths = sorted({own[name].movedim(self.axis, 0)[0].numel() for name in names})
+        widths = sorted({self._rows(name, own[name]).shape[1] for name in names})
         if self.group_size and all(width % self.group_size for width in widths):
             raise ValueError(
                 f"group_size must divide the channels of some weight, of {', '.join(map(str, widths))} numbers. "
@@ -143,16 +137,24 @@ class RoundingError(WeightObjective):
             _reach(pair, params, reach)
         errors = []
         for name in names:
-            rows = self._channels(params[name])
+            rows = self._channels(name, params[name])
             most = rows.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
             norm = most[..., 0] * (rows / most).abs().pow(p).sum(-1).clamp_min(0.5).pow(1 / p)
-            given = self._channels(reach[name]).sum(-1) if name in reach else rows.shape[-1]
+            given = self._channels(name, reach[name]).sum(-1) if name in reach else rows.shape[-1]
             errors.append((norm.square() * given).sum())
         return size * torch.stack(errors).sum()
 
-    def _channels(self, W: Tensor) -> Tensor:
-        rows = W.movedim(self.axis, 0).flatten(1)
-        g = self.group_size
+    def _rows(self, name: str, W: Tensor) -> Tensor:
+        """Return the channels of a weight. ValueError where it has none along the axis, or nothing else."""
+        if not W.ndim > max(1, self.axis):
+            raise ValueError(
+                f"RoundingError must have weights with channels along axis {self.axis}, and others. "
+                f"Found {name!r} of shape {tuple(W.shape)}."
+            )
+        return W.movedim(self.axis, 0).flatten(1)
+
+    def _channels(self, name: str, W: Tensor) -> Tensor:
+        rows, g = self._rows(name, W), self.group_size
         return rows.unflatten(1, (-1, g)) if g and rows.shape[1] % g == 0 else rows
 
     def round(self, params: Mapping[str, Tensor], names: Collection[str]) -> Params:
@@ -161,8 +163,8 @@ class RoundingError(WeightObjective):
         Groups that do not divide a channel are left out: it has one range.
         """
         rounded, top = dict(params), 2 ** (self.bits - 1) - 1
-        for name in listed_names(names):
-            rows = self._channels(params[name])
+        for name in listed_names(names, params):
+            rows = self._channels(name, params[name])
             most = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
             best, least = rows, torch.full_like(most, torch.inf)
             for share in CLIPPED if self.clip else (1.0,):

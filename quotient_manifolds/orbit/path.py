@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model
-
-if TYPE_CHECKING:
-    from quotient_manifolds.plots import Plot
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,6 @@ class PathLosses:
         line = [(1 - t) * first + t * last for t in self.t]
         above = [loss - there for loss, there in zip(self.losses, line, strict=True)]
         return math.nan if any(map(math.isnan, above)) else max(above)
-
-    def plot(self, label: str = "straight path") -> Plot:
-        """Draw the losses against t. Raises ImportError without matplotlib."""
-        from quotient_manifolds.plots import path_figure
-
-        return path_figure(self.t, {label: self.losses})
 
 
 def loss_along_path(

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from quotient_manifolds.plots.canvas import STYLES, Plot, Style, style_of
 from quotient_manifolds.plots.figures import (
-    Curve,
-    Field,
     Panel,
     Series,
-    contour_figure,
     line_figure,
     orbit_figure,
     path_figure,
-    radius_figure,
     scatter_figure,
 )
 
 __all__ = [
     "STYLES",
-    "Curve",
-    "Field",
     "Panel",
     "Plot",
     "Series",
     "Style",
-    "contour_figure",
     "line_figure",
     "orbit_figure",
     "path_figure",
-    "radius_figure",
     "scatter_figure",
     "style_of",
 ]

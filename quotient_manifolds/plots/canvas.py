@@ -78,13 +78,13 @@ class Plot:
 
 @contextmanager
 def canvas(
-    x_label: str, y_label: str, *, panels: int = 1, columns: int | None = None, size: tuple[float, float] = SIZE
+    x_label: str, y_label: str, *, panels: int = 1, size: tuple[float, float] = SIZE
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a figure and its axes, `size` inches each and `columns` in a row, all in one row without `columns`.
+    """Yield a figure and its axes, `size` inches each and two in a row.
 
     No other figure of the process can see or change them.
     """
-    columns = min(columns or panels, panels)
+    columns = min(2, panels)
     rows = math.ceil(panels / columns)
     with _settings():
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Draw lines, models by two numbers, and level sets of functions."""
+"""Draw lines, and models by two numbers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from quotient_manifolds.plots.canvas import (
 from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
 
 LABEL_WIDTH = 42  # letters under a panel; a longer label goes on in another line
-SQUARE = (3.9, 3.1)  # inches; panels of level sets are square, and have a bar of colours beside them
-LEVELS = 9
-NOISE = 1e-12  # of the largest value: a level below this is 0, but for rounding
 
 
 @dataclass(frozen=True)
@@ -86,23 +83,6 @@ def path_figure(t: Sequence[float], losses: Mapping[str, Numbers]) -> Plot:
     )
 
 
-def radius_figure(radii: Sequence[float], measures: Mapping[str, Sequence[Numbers]]) -> Plot:
-    """Draw sharpness against radius, both logarithmic, a line for every model.
-
-    measures: by label, for each model its values by radius. Values that are missing, or not positive, are not drawn.
-    """
-    tables = {label: np.stack([numbers(row) for row in rows]) for label, rows in measures.items() if len(rows)}
-    tables = {label: np.where(table > 0, table, np.nan) for label, table in tables.items()}
-    with canvas("radius", "sharpness") as (figure, (axes,)):
-        for place, (label, table) in enumerate(tables.items()):
-            look = {"color": style_of(place).colour, "linestyle": style_of(place).line, "alpha": 0.6}
-            for index, row in enumerate(table):
-                axes.plot(radii, row, **look, label=None if index else plain(label))
-        _finish(figure, axes, (True, True))
-    ends = "; ".join(f"{label} ({len(table)} models) {extent(table)}" for label, table in tables.items())
-    return Plot(figure, f"Sharpness against radius, {extent(numbers(radii))}, a line for every model. {ends}.")
-
-
 def _line(axes: Any, one: Series) -> None:
     """Draw a series, with smaller markers where its points are many."""
     style: dict[str, Any] = {"color": one.style.colour, "linestyle": one.style.line, "marker": one.style.marker}
@@ -126,7 +106,6 @@ class Panel:
     y: Numbers
     correlation: Correlation | None = None
     x_errors: Numbers | None = None
-    y_errors: Numbers | None = None
     style: Style = STYLES[2]
 
     @property
@@ -140,7 +119,7 @@ class Panel:
         return f"{COEFFICIENT_NAMES[self.correlation.kind]} {self.correlation}" if self.correlation else ""
 
 
-def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 2) -> Plot:
+def scatter_figure(panels: Sequence[Panel], *, y_label: str) -> Plot:
     """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
 
     x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
@@ -152,12 +131,12 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 2) -
             "A scatter plot must have at least one panel, and one x and y a model in each. "
             f"Found {len(panels)} panels with values of lengths {sorted(lengths)}."
         )
-    with canvas("", y_label, panels=len(panels), columns=columns) as (figure, all_axes):
+    with canvas("", y_label, panels=len(panels)) as (figure, all_axes):
         for axes, panel in zip(all_axes, panels, strict=True):
             x, y = (numbers(values)[panel.drawn] for values in (panel.x, panel.y))
-            bars = [e if e is None else numbers(e)[panel.drawn] for e in (panel.y_errors, panel.x_errors)]
+            bars = None if panel.x_errors is None else numbers(panel.x_errors)[panel.drawn]
             style = {"fmt": panel.style.marker, "color": panel.style.colour, "elinewidth": 0.8}
-            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}99")
+            axes.errorbar(x, y, xerr=bars, **style, markerfacecolor=f"{panel.style.colour}99")
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
             plain_ticks(axes)
@@ -174,74 +153,3 @@ def _words(panel: Panel, y_label: str) -> str:
     if there.any():
         text += f"; {extent(numbers(panel.x)[there])} and {extent(numbers(panel.y)[there])}"
     return f"{text}; {panel.title}." if panel.title else f"{text}."
-
-
-@dataclass(frozen=True)
-class Field:
-    """Hold a function on the plane: values by place, rows along y, columns along x."""
-
-    title: str
-    values: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Hold a line to draw over every panel, and what it is in words; NaN interrupts it."""
-
-    label: str
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-
-
-def contour_figure(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    fields: Sequence[Field],
-    *,
-    x_label: str,
-    y_label: str,
-    curves: Sequence[Curve] = (),
-    columns: int = 2,
-) -> Plot:
-    """Draw the level sets of each field in a panel, with about as many points of the plane between any two levels.
-
-    Raises ValueError if there is no field, or one has another shape than (len(y), len(x)) or a value not finite.
-    """
-    shape = (len(y), len(x))
-    if not fields or any(field.values.shape != shape or not np.isfinite(field.values).all() for field in fields):
-        found = [(field.title, field.values.shape) for field in fields]
-        raise ValueError(f"Fields must be finite and of shape {shape}, and at least one. Found {found}.")
-    with canvas(x_label, y_label, panels=len(fields), columns=columns, size=SQUARE) as (figure, all_axes):
-        for axes, field in zip(all_axes, fields, strict=True):
-            _level_sets(figure, axes, x, y, field.values)
-            for curve in curves:
-                axes.plot(curve.x, curve.y, color="#ffffff", linewidth=2.6)  # seen on any colour of the map
-                axes.plot(curve.x, curve.y, color="#000000", linewidth=1.1, linestyle=(0, (4, 2)))
-            axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), aspect="equal", title=field.title)
-            axes.grid(visible=False)
-    drawn = "".join(f" Dashed: {curve.label}." for curve in curves)
-    ranges = "; ".join(f"{field.title} {extent(field.values)}" for field in fields)
-    return Plot(figure, f"Level sets over {x_label} {extent(x)} and {y_label} {extent(y)}. {ranges}.{drawn}")
-
-
-def _level_sets(
-    figure: Any, axes: Any, x: NDArray[np.float64], y: NDArray[np.float64], values: NDArray[np.float64]
-) -> None:
-    from matplotlib.colors import BoundaryNorm
-
-    quantiles = np.quantile(values, np.linspace(0, 1, LEVELS + 2)[1:-1])
-    quantiles[abs(quantiles) < NOISE * abs(values).max()] = 0.0
-    levels = sorted({float(f"{level:.3g}") for level in quantiles})
-    if len(levels) < 2:
-        text = f"{_number(float(np.median(values)))} everywhere"
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
-        return
-    norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
-    filled = axes.contourf(x, y, values, levels, cmap="cividis", norm=norm, extend="both")
-    filled.set(edgecolor="#000000", linewidth=0.3)
-    figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
-
-
-def _number(value: float) -> str:
-    """Return a number of three digits, with the sign that axes have."""
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")

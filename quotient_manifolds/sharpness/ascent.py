@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import torch
 
-from quotient_manifolds.check import check_integer, check_number
+from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.sharpness.vector import combine, dots, largest, norm, scale, signed_step
 from quotient_manifolds.symmetries import Params
 
@@ -114,8 +114,7 @@ class AutoPGD:
         not positive, an unknown norm, and a gradient that is not finite.
         """
         check_radius(radius)
-        if norm not in BALLS:
-            raise ValueError(f"norm must be one of {', '.join(BALLS)}. Found {norm!r}")
+        check_one_of("norm", norm, BALLS)
         ball = BALLS[norm](radius)
         if start is None:
             point = objective.zero()

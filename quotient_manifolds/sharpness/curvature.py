@@ -183,7 +183,7 @@ class TopEigenvalue(Measure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.tolerance < 1:
+        if not isinstance(self.tolerance, (int, float)) or not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
         check_integer("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry)

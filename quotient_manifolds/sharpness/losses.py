@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from quotient_manifolds.symmetries.example_inputs import without_adapters
+from quotient_manifolds.symmetries.outputs import answer
+
 Loss = Callable[[nn.Module, Any], Tensor]
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end that predict the next token
 IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 
 
@@ -78,9 +82,9 @@ def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _causal(model: nn.Module) -> str | None:
-    """Return the class name of a causal language model of Hugging Face, also compiled."""
-    kind = type(getattr(model, "_orig_mod", model)).__name__
-    return kind if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
+    """Return the class name of a causal language model of Hugging Face, also compiled, and with adapters of peft."""
+    kind = type(without_adapters(getattr(model, "_orig_mod", model))).__name__
+    return kind if kind.endswith(CAUSAL_MODELS) else None
 
 
 def counted_logits(model: nn.Module, batch: Any, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -90,12 +94,19 @@ def counted_logits(model: nn.Module, batch: Any, *, causal: bool) -> tuple[Tenso
     return logits[counted], labels[counted]
 
 
+def inputs_in(batch: Any) -> Any:
+    """Return what the model is called with: a batch without its labels, or its targets."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key != "labels"}
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+
+
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
     """Return what the model is called with and the labels; ValueError or TypeError for a batch that has none."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise ValueError(f'A dict batch needs a "labels" entry. Found {sorted(map(str, batch))}')
-        return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+        return inputs_in(batch), batch["labels"]
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     raise TypeError(
@@ -120,11 +131,7 @@ def logits_of(output: Any) -> Tensor:
 def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (..., classes) in at least float32, and the labels (...); TypeError or ValueError for bad ones."""
     inputs, labels = inputs_and_labels(batch)
-    if isinstance(inputs, Mapping):
-        output = model(**inputs)
-    else:
-        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    logits = logits_of(output)
+    logits = logits_of(answer(model, inputs))
     # Losses of half precision would have two digits.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.shape != logits.shape[:-1]:

@@ -33,6 +33,7 @@ from quotient_manifolds.sharpness.objective import (
     scalar,
 )
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.checks import check_eval, check_model
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
 
@@ -159,12 +160,8 @@ def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
 
 def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:
     """Return the batches as a list; TypeError or ValueError unless the model is a module in eval mode throughout."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"The model must be a torch.nn.Module. Found {type(model).__name__}")
-    for name, module in model.named_modules():
-        if module.training:
-            found = f"{name or 'the model itself'} ({type(module).__name__})"
-            raise ValueError(f"The model must be in eval mode. Found {found} in train mode; call model.eval() first")
+    check_model(model)
+    check_eval(model)
     return listed(batches)
 
 

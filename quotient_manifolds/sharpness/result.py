@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from quotient_manifolds.frames import data_frame
+from quotient_manifolds.check import needs
 from quotient_manifolds.geometry.pair_block import REACH
 
 if TYPE_CHECKING:
-    from quotient_manifolds.frames import DataFrame
+    import pandas as pd
 
 Setting = str | int | float | bool
 
@@ -65,13 +65,9 @@ class BatchResult:
         early = self.losses[: len(self.losses) - math.ceil(steps / 4)]
         return max(0.0, max(self.losses) - max(*early, self.base_loss))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {**asdict(self), "losses": list(self.losses)}
-
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """Invert `to_dict`. Raises TypeError or KeyError for missing or unknown keys."""
+        """Return the result that `asdict` and JSON made a record of. Raises TypeError or KeyError for other keys."""
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
@@ -197,17 +193,19 @@ class Result:
             stated.append(f"beyond reach, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a row for every batch. Raises ImportError where pandas is not installed.
 
         Columns: measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those of the measure, batch,
         and the numbers of `BatchResult` but for the losses.
         """
+        with needs("A data frame", "pandas", "compare"):
+            import pandas as pd
         known: dict[str, Any] = {"measure": self.measure, "geometry": self.geometry}
         known |= {f"geometry.{key}": value for key, value in self.geometry_settings.items()}
         known |= {f"settings.{key}": value for key, value in self.settings.items()}
-        numbers = ({key: value for key, value in each.to_dict().items() if key != "losses"} for each in self.batches)
-        return data_frame([{**known, "batch": index, **each} for index, each in enumerate(numbers)])
+        numbers = ({key: value for key, value in asdict(each).items() if key != "losses"} for each in self.batches)
+        return pd.DataFrame([{**known, "batch": index, **each} for index, each in enumerate(numbers)])
 
 
 def group_key(names: Sequence[str]) -> str | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, final
 
+import numpy as np
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
+from quotient_manifolds.sharpness.ascent import BALLS, Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, counted, measuring, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
@@ -82,7 +83,7 @@ class WorstCase(Measure):
             best.backward_passes,
             losses=best.losses,
             # Not |z|, which is longer where the geodesic ends before t = 1: what was reached has this length.
-            norm=space.length(space.reached(best.z)),
+            norm=BALLS[space.norm](self.radius).length(space.reached(best.z)),
             critical_start=best.critical_start,
             reach=space.reach(best.z),
             spacing=objective.spacing(best.base),
@@ -99,7 +100,7 @@ def worst_case_profile(
     batches: Iterable[Any],
     geometry: Geometry | str | float,
     *,
-    radii: Sequence[float],
+    radii: Iterable[float],
     progress: Progress | None = None,
     **settings: Any,
 ) -> tuple[Result, ...]:
@@ -110,12 +111,13 @@ def worst_case_profile(
     """
     if isinstance(radii, (int, float)):
         raise TypeError(f"radii must be a list. Found {radii}; give radii=[{radii}]")
-    if not radii:
+    ascending: list[float] = np.asarray([*radii]).tolist()
+    if not ascending:
         raise ValueError("There must be at least one radius. Found none")
     resolved = as_geometry(geometry)
-    chain = [WorstCase(resolved, radius, **settings) for radius in radii]
-    if not all(smaller < larger for smaller, larger in pairwise(radii)):
-        raise ValueError(f"Radii must ascend. Found {', '.join(map(repr, radii))}")
+    chain = [WorstCase(resolved, radius, **settings) for radius in ascending]
+    if not all(smaller < larger for smaller, larger in pairwise(ascending)):
+        raise ValueError(f"Radii must ascend. Found {', '.join(map(repr, ascending))}")
     prepared = PreparedModel.of(model, loss, batches, resolved)
     n = len(prepared.batches)
     tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks for measure in chain))
@@ -126,7 +128,7 @@ def worst_case_profile(
     profile = []
     for place, (measure, batches_) in enumerate(zip(chain, zip(*found, strict=True), strict=True)):
         result = measure.result(batches_)
-        after = {"after": ", ".join(map(repr, radii[:place]))} if place else {}
+        after = {"after": ", ".join(map(repr, ascending[:place]))} if place else {}
         profile.append(warned(replace(result, settings={**result.settings, **after})))
     return tuple(profile)
 

@@ -1,7 +1,7 @@
 """Find the continuous symmetries of a model, verify them numerically, act by them, and count them."""
 
 from quotient_manifolds.symmetries.certificate import Certificate, certify
-from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
+from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries
 from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
@@ -10,12 +10,17 @@ from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.propose import find_permutations, propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, zeros_of
-from quotient_manifolds.symmetries.representatives import balance, random_representative
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
-from quotient_manifolds.symmetries.symmetries import HOW_TO, Refused, Scope, Symmetries, without_layers
-from quotient_manifolds.symmetries.tangents import spanned_dimension
+from quotient_manifolds.symmetries.symmetries import (
+    HOW_TO,
+    Refused,
+    Scope,
+    Symmetries,
+    balance,
+    random_representative,
+)
 from quotient_manifolds.symmetries.verify import (
     SymmetryCheck,
     Verification,
@@ -65,11 +70,8 @@ __all__ = [
     "output_change",
     "propose_symmetries",
     "random_representative",
-    "singular_values",
     "small_copy",
-    "spanned_dimension",
     "verify_sharded",
     "verify_symmetries",
-    "without_layers",
     "zeros_of",
 ]

@@ -6,15 +6,13 @@ import operator
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries.pair import SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
 
 
 class ModelError(ValueError):
@@ -52,25 +50,18 @@ def check_model(model: Any) -> None:
 
 def check_eval(model: nn.Module) -> None:
     """Raise ValueError naming the first module in train mode."""
-    training = [name or "the model itself" for name, module in model.named_modules() if module.training]
-    if training:
-        raise ValueError(f"The model must be in eval mode. Found {training[0]} in train mode; call model.eval() first.")
+    for name, module in model.named_modules():
+        if module.training:
+            found = f"{name or 'the model itself'} ({type(module).__name__})"
+            raise ValueError(f"The model must be in eval mode. Found {found} in train mode; call model.eval() first.")
 
 
 def check_inputs(batch: Any) -> None:
-    """Raise ValueError for tensors that are sparse, nested, quantised or without values."""
+    """Raise ValueError for tensors that are sparse or nested, which no run can be recorded on."""
     for each in tree_leaves(batch):
-        problem = ""
-        if isinstance(each, Tensor) and each.is_nested:
-            problem = "a nested one: pad it with torch.nested.to_padded_tensor first"
-        elif isinstance(each, Tensor) and each.layout != torch.strided:
-            problem = f"a sparse one ({each.layout}): call to_dense() on it first"
-        elif isinstance(each, Tensor) and each.is_quantized:
-            problem = f"a quantised one ({each.dtype}): call dequantize() on it first"
-        elif isinstance(each, Tensor) and each.is_meta:
-            problem = "one on the meta device, which has no values: make it on another device"
-        if problem:
-            raise ValueError(f"inputs must be dense tensors. Found {problem}.")
+        if isinstance(each, Tensor) and (each.is_nested or each.layout != torch.strided):
+            kind = "a nested one: pad it" if each.is_nested else "a sparse one: call to_dense() on it"
+            raise ValueError(f"inputs must be dense tensors. Found {kind} first.")
 
 
 def check_list(name: str, given: Any) -> None:
@@ -151,26 +142,3 @@ def _problem(value: Any) -> str:
 
 def _type(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
-
-
-@runtime_checkable
-class Movable(Protocol):
-    """Describe what there is to move along: `Symmetries`, which stands above the functions that move."""
-
-    @property
-    def pairs(self) -> tuple[SymmetricPair, ...]:
-        """Return the symmetric pairs."""
-
-    @property
-    def reparameterizations(self) -> tuple[Reparameterization, ...]:
-        """Return what is neither, in the order in which it is folded."""
-
-    @property
-    def moved(self) -> tuple[str, ...]:
-        """Return the parameters that any of them touches, each once."""
-
-
-def check_symmetries(symmetries: Any) -> None:
-    """Raise TypeError for anything but Symmetries."""
-    if not isinstance(symmetries, Movable):
-        raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.linalg import rank_floor
-from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights
+from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.pair import SymmetricPair
-from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetries
 
 
 @dataclass(frozen=True)

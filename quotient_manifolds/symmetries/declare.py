@@ -8,10 +8,10 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.check import check_one_of
 from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.pair import Factor, Group, SymmetricPair
 from quotient_manifolds.symmetries.strided_view import StridedView
-from quotient_manifolds.symmetries.symmetries import Symmetries
 
 Cut = Callable[[Mapping[str, Tensor]], Tensor]
 """Parameters by name -> a factor (heads, rows, h), by indexing, views, transpositions and `torch.cat` of rows."""
@@ -44,8 +44,7 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
     model that is no module, and for cuts that are no functions.
     """
     check_model(model)
-    if acts not in get_args(Group):
-        raise ValueError(f"acts must be one of {', '.join(map(repr, get_args(Group)))}. Found {acts!r}.")
+    check_one_of("acts", acts, get_args(Group))
     if others := [type(each).__name__ for each in (G, H) if not callable(each)]:
         raise TypeError(f"G and H must be functions of the parameters by name. Found {others[0]}.")
     label, places = f"{name} {kind}".strip(), _Places(model)
@@ -57,8 +56,7 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
             f"the factors of {label!r} need the same number of heads and the same width h, 1 for GL+(1) and 2 for "
             f"GL(1, C). Found (heads, h) = {', '.join(map(str, sorted(shapes)))} for {acts}."
         )
-    owned = Symmetries((pair,)).coverage({name: places[name] for name in pair.names})
-    if sum(int(mask.sum()) for mask in owned.values()) < pair.heads * (pair.n + pair.m) * pair.h:
+    if len((stored := pair.read(places)).unique()) < stored.numel():
         raise ValueError(f"an entry of a parameter stands twice in {label!r}, where each has one place.")
     return pair
 

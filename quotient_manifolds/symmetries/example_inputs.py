@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.checks import check_model, generator_of
 
 
+def without_adapters(model: nn.Module) -> Any:
+    """Return the model inside where peft has wrapped it."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
 def accepted_by(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a model's forward; those of the model inside where peft has wrapped it."""
-    unwrapped = getattr(model, "get_base_model", lambda: model)()
-    return inspect.signature(unwrapped.forward).parameters
+    return inspect.signature(without_adapters(model).forward).parameters
 
 
 def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict[str, Tensor]:

@@ -64,15 +64,9 @@ class FibreDimension:
     doubts: tuple[str, ...]
     kernel: Tensor = field(repr=False, compare=False)
 
-    @property
-    def certain(self) -> bool:
-        """Return whether nothing speaks against the dimension."""
-        return not self.doubts
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON, without the kernel."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kernel"}
-        return {**plain, "certain": self.certain}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kernel"}
 
     def __str__(self) -> str:
         """Write the report, some lines of text."""

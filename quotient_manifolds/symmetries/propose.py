@@ -13,11 +13,10 @@ from quotient_manifolds.symmetries.checks import (
     check_inputs,
     check_loaded,
     check_model,
-    check_symmetries,
     check_weights,
 )
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
-from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
+from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations

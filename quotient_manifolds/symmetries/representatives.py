@@ -1,80 +1,20 @@
-"""Move a model along its symmetry orbit: new parameters, the same function."""
+"""Find canonical points of orbits, and draw elements of the groups of pairs."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quotient_manifolds.check import check_number
-from quotient_manifolds.symmetries.checks import (
-    Movable,
-    check_parameters,
-    check_symmetries,
-    check_weights,
-    fitting,
-    generator_of,
-)
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
 
 SWEEPS = 9  # of canonical points that depend on each other, at most
 SETTLED = 1e-13  # relative: what a sweep changes at the end
 SLOW = 0.1  # of the change before: where a sweep leaves more than that, it is the last one
-
-
-def random_representative(
-    model_or_params: nn.Module | Mapping[str, Tensor],
-    symmetries: Movable,
-    *,
-    scale: float = 1.0,
-    log_scale: float = 1.0,
-    seed: int = 0,
-) -> Params:
-    """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
-
-    All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
-
-    (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
-    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: numbers are shifted by
-    log_scale x Gaussian times their typical size, gains are multiplied by exp(log_scale x Gaussian). They act in the
-    reverse of the order in which `balance` folds them, so that no shift is as large as a gain makes it. Computed in
-    float64 and cast back to each parameter's dtype.
-    ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
-    [paper, the invariance test of Sec. 6.2, ICML version]
-    """
-    check_number("scale", scale, positive=True)
-    check_number("log_scale", log_scale)
-    generator = generator_of(seed)
-    stored, moved = _start(model_or_params, symmetries)
-    with fitting():
-        for pair in symmetries.pairs:
-            A = scale * _gaussian_element(pair, generator)
-            pair.write(moved, pair.act(A, pair.read(moved)))
-        _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
-            reparameterization.transform(moved, generator, log_scale)
-    return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-
-
-def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable) -> Params:
-    """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
-
-    Where singular values coincide they are one of several.
-
-    Reparameterizations are at their canonical points, redundant biases among them at 0; G^T G = H^T H is diagonal in
-    every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
-    in float64.
-    """
-    stored, moved = _start(model_or_params, symmetries)
-    with fitting():
-        canonicalize(moved, symmetries.reparameterizations)
-    for pair in symmetries.pairs:
-        pair.write(moved, balanced_point(pair, pair.read(moved)))
-    return _rounded(moved, stored, symmetries, "balancing")
 
 
 def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> bool:
@@ -134,36 +74,8 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
     return U * condition**exponents @ V.mT
 
 
-def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor:
+def gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor:
     if pair.acts == "GL(1, C)":
         return torch.randn(pair.heads, generator=generator, dtype=torch.complex128)
     A = torch.randn(pair.heads, pair.h, pair.h, generator=generator, dtype=torch.float64)
     return A.exp() if pair.acts == "GL+(1)" else A
-
-
-def _start(
-    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable
-) -> tuple[Mapping[str, Tensor], Params]:
-    """Return the parameters, and copies of them: in float64 what symmetries move."""
-    if isinstance(model_or_params, nn.Module):
-        stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
-    else:
-        check_parameters(model_or_params)
-        stored = model_or_params
-    check_symmetries(symmetries)
-    check_weights(stored, symmetries.moved)
-    moving = set(symmetries.moved)
-    kinds = {name: torch.float64 if name in moving else w.dtype for name, w in stored.items()}
-    return stored, {name: w.detach().to(kinds[name], copy=True) for name, w in stored.items()}
-
-
-def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Movable, by: str) -> Params:
-    """Return parameters in the precision of those stored; ValueError where they do not fit into it."""
-    found = {name: w.to(stored[name].dtype) for name, w in moved.items()}
-    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(found[name]).all())]
-    if overflown:
-        raise ValueError(
-            f"transforming {overflown[0]!r} by {by} overflows {found[overflown[0]].dtype}: "
-            "choose a scale nearer 1 or a wider dtype."
-        )
-    return found

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, Whole
-from quotient_manifolds.symmetries.checks import check_eval, check_symmetries, generator_of
+from quotient_manifolds.symmetries.checks import check_eval, generator_of
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, check_symmetries
 from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification
 
 MARGIN = 1e3  # times the rounding noise: what a move may change

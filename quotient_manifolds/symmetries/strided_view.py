@@ -67,15 +67,10 @@ class StridedView:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
-        shared = self.shared(params)
-        return self._opened(self._flat(params)).reshape(self.shape) if shared is None else shared
-
-    def shared(self, params: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the entries as (heads, rows, h), sharing memory, in one operation; None where that cannot be."""
         w = params.get(self.name)
         if w is None or self._strides is None or w.numel() != self.numel or not w.is_contiguous():
-            return None
-        return w.as_strided(self.shape, self._strides, w.storage_offset() + self.offset)
+            return self._opened(self._flat(params)).reshape(self.shape)
+        return w.as_strided(self.shape, self._strides, w.storage_offset() + self.offset)  # in one operation
 
     @cached_property
     def _strides(self) -> tuple[int, ...] | None:

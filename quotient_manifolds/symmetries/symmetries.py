@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.check import check_one_of, meant
+from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
-from quotient_manifolds.symmetries.checks import check_model
-from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.representatives import random_representative
+from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
+from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
+from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -142,13 +142,6 @@ class Symmetries:
             found.update(each.families)
         return dict(found)
 
-    def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return for every parameter a boolean mask of its shape: True where a pair owns the element."""
-        masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
-        for pair in self.pairs:
-            pair.write(masks, torch.ones(pair.heads, pair.n + pair.m, pair.h, dtype=torch.bool))
-        return masks
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
         return {
@@ -194,3 +187,92 @@ def without_layers(lines: Iterable[str]) -> tuple[str, ...]:
     """Fold lines that differ in numbers of layers only into one, with their count."""
     counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", line) for line in lines)
     return tuple(line if count == 1 else f"{line}  ({count})" for line, count in counts.items())
+
+
+# ---- other points of the orbit
+
+
+def random_representative(
+    model_or_params: nn.Module | Mapping[str, Tensor],
+    symmetries: Symmetries,
+    *,
+    scale: float = 1.0,
+    log_scale: float = 1.0,
+    seed: int = 0,
+) -> Params:
+    """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
+
+    All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
+
+    (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
+    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: numbers are shifted by
+    log_scale x Gaussian times their typical size, gains are multiplied by exp(log_scale x Gaussian). They act in the
+    reverse of the order in which `balance` folds them, so that no shift is as large as a gain makes it. Computed in
+    float64 and cast back to each parameter's dtype.
+    ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
+    [paper, the invariance test of Sec. 6.2, ICML version]
+    """
+    check_number("scale", scale, positive=True)
+    check_number("log_scale", log_scale)
+    generator = generator_of(seed)
+    stored, moved = _start(model_or_params, symmetries)
+    with fitting():
+        for pair in symmetries.pairs:
+            A = scale * gaussian_element(pair, generator)
+            pair.write(moved, pair.act(A, pair.read(moved)))
+        _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
+        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
+            reparameterization.transform(moved, generator, log_scale)
+    return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
+
+
+def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
+    """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
+
+    Where singular values coincide they are one of several.
+
+    Reparameterizations are at their canonical points, redundant biases among them at 0; G^T G = H^T H is diagonal in
+    every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
+    in float64.
+    """
+    stored, moved = _start(model_or_params, symmetries)
+    with fitting():
+        canonicalize(moved, symmetries.reparameterizations)
+    for pair in symmetries.pairs:
+        pair.write(moved, balanced_point(pair, pair.read(moved)))
+    return _rounded(moved, stored, symmetries, "balancing")
+
+
+def _start(
+    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries
+) -> tuple[Mapping[str, Tensor], Params]:
+    """Return the parameters, and copies of them: in float64 what symmetries move."""
+    if isinstance(model_or_params, nn.Module):
+        stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
+    else:
+        check_parameters(model_or_params)
+        stored = model_or_params
+    check_symmetries(symmetries)
+    check_weights(stored, symmetries.moved)
+    moving = set(symmetries.moved)
+    kinds = {name: torch.float64 if name in moving else w.dtype for name, w in stored.items()}
+    return stored, {name: w.detach().to(kinds[name], copy=True) for name, w in stored.items()}
+
+
+def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Symmetries, by: str) -> Params:
+    """Return parameters in the precision of those stored; ValueError where they do not fit into it."""
+    found = {name: w.to(stored[name].dtype) for name, w in moved.items()}
+    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(found[name]).all())]
+    if overflown:
+        raise ValueError(
+            f"transforming {overflown[0]!r} by {by} overflows {found[overflown[0]].dtype}: "
+            "choose a scale nearer 1 or a wider dtype."
+        )
+    return found
+
+
+def check_symmetries(symmetries: Any) -> None:
+    """Raise TypeError for anything but Symmetries."""
+    if not isinstance(symmetries, Symmetries):
+        found = f"an object of type {type(symmetries).__name__}"
+        raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}.")

@@ -39,9 +39,3 @@ def span(vectors: Tensor) -> Tensor:
     sizes = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     _, s, Vh = torch.linalg.svd(vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny), full_matrices=False)
     return Vh[s > RANK * s[:1]]
-
-
-def spanned_dimension(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> int:
-    """Compute the dimension of the span of all tangent vectors of the symmetries at these parameters, in float64."""
-    found = tangents(symmetries, params, seed)
-    return len(span(torch.cat(list(found.values())))) if found else 0

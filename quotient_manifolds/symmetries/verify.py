@@ -20,7 +20,6 @@ from quotient_manifolds.symmetries.checks import (
     check_list,
     check_loaded,
     check_model,
-    check_symmetries,
     check_weights,
     generator_of,
 )
@@ -28,8 +27,7 @@ from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounde
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
-from quotient_manifolds.symmetries.representatives import balance
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, balance, check_symmetries
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
 ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, right to about 1e-10
