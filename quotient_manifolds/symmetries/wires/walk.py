@@ -27,6 +27,9 @@ from quotient_manifolds.symmetries.wires.uses import NONE, Flow, Linear, Vector
 HIDDEN = -9e3  # e to the power of this is 0 in every precision
 LARGE = 1e3  # smaller constants hide no scores, and show none that are hidden
 BOUNDED = ("_softmax", "_safe_softmax", "sigmoid", "tanh", "sin", "cos", "native_layer_norm", "native_group_norm")
+UP, DOWN = 1, 2
+ORDERED = ("_to_copy", "where", "add", "maximum", "minimum", "full_like", "new_full")
+"""Operations that give large numbers of a sign that they take."""
 COMPARISONS = ("gt", "lt", "ge", "le")
 NAMED = ("native_layer_norm", "native_group_norm")  # what they give has channels, even of inputs
 Rule = Callable[["Walk", Operation], None]
@@ -93,14 +96,14 @@ class Walk:
         """Modules, and operations in them, of which no rule knows what the channels may do that they take."""
         self.notes: dict[tuple[Any, ...], Any] = {}  # what rules remember of a tensor
         self.planes: list[tuple[Array, Array]] = []
-        self.loud: dict[int, bool] = {}
-        """Whether a large constant may be part of a tensor, as one that hides a score: of all that was computed."""
+        self.loud: dict[int, int] = {}
+        """Whether large constants may be part of a tensor, as one that hides a score: UP or DOWN, of all computed."""
         self.single: list[Array] = []
         """Scores of one key each: what softmax makes of them is 1."""
         self.aligned: list[Array] = []
         """Sums of scores each of which is one of the same query."""
         self.new(2)
-        self.at, self._steps_loud = 0, False
+        self.at, self._steps_loud = 0, 0
         for self.at, operation in enumerate(recording.operations):
             self._step(operation)
         for out in recording.outputs:
@@ -418,34 +421,49 @@ class Walk:
         if other is not group and not torch.equal(other, group):  # of rows and of columns: of nothing together
             self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
 
-    def level(self, tensor: Tensor) -> Tensor:
-        """Return which constant was added to each entry, if it is large, as one that hides a score: NaN if unknown."""
-        if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
-            return tensor.double().cpu()
-        unknown = self._steps_loud if tensor.is_meta else self.loud.get(id(tensor), False)
-        return self.notes.get(("level", id(tensor)), torch.tensor(math.nan if unknown else 0.0, dtype=torch.float64))
+    def level(self, *parts: tuple[Tensor, float]) -> Tensor:
+        """Return which constant was added to each entry of a sum, if it is large: as one that hides a score.
+
+        parts: tensors and factors. NaN where it is unknown. Beside constants that hide scores, what inputs may hide,
+        as padding, is taken as shown: some token is.
+        """
+        found, masked = torch.zeros((), dtype=torch.float64), False
+        for tensor, factor in parts:
+            loud = self._steps_loud if tensor.is_meta else self.loud.get(id(tensor), 0)
+            if not self.live(tensor) and tensor.dtype.is_floating_point and self.codes.constant(tensor):
+                found = found + factor * tensor.double().cpu()
+            elif ("level", id(tensor)) in self.notes:
+                found = found + factor * self.notes["level", id(tensor)]
+            elif loud & UP or (loud and factor < 0):
+                return torch.tensor(math.nan, dtype=torch.float64)
+            else:
+                masked |= loud == DOWN
+        return torch.where(found > LARGE, math.nan, found) if masked else found
 
     def keep_level(self, out: Tensor, level: Tensor) -> None:
         """Note down which known constant has been added to each entry, where it may hide scores or show them again."""
-        self.loud[id(out)] = not bool((level.abs() <= LARGE).all())
+        self.loud[id(out)] = 0 if bool((level.abs() <= LARGE).all()) else UP | DOWN
         if self.loud[id(out)]:
             self.notes["level", id(out)] = level.expand(out.shape)
 
-    def _is_loud(self, operation: Operation) -> bool:
-        """Return whether a large constant may be part of what an operation gives, whatever it does with it."""
+    def _loudness(self, operation: Operation) -> int:
+        """Return whether large constants, of which signs, may be part of what an operation gives: UP, DOWN or both."""
         if operation.name in BOUNDED:
-            return False
+            return 0
         for each in operation.inputs:
             if id(each) not in self.loud:  # nothing that was computed before, or a constant
                 known = not quantised(each) and not each.is_meta and self.codes.constant(each)
-                self.loud[id(each)] = known and not bool((each.abs() <= LARGE).all())
-        if any(self.loud[id(each)] for each in operation.inputs):
-            return True
-        if operation.name not in ("full_like", "new_full") and POINTWISE not in operation.func.tags:
-            return False
-        given = (*operation.args, *operation.kwargs.values())
-        numbers = [abs(each) for each in given if isinstance(each, (int, float))]
-        return any(each < 1 / LARGE if operation.name == "div" else not each <= LARGE for each in numbers)
+                up, down = (known and not bool((size <= LARGE).all()) for size in (each, -each)) if known else (0, 0)
+                self.loud[id(each)] = UP * up | DOWN * down
+        found = 0
+        for each in operation.inputs:
+            found |= self.loud[id(each)]
+        if operation.name in ("full_like", "new_full") or POINTWISE in operation.func.tags:
+            numbers = [n for n in (*operation.args, *operation.kwargs.values()) if isinstance(n, (int, float))]
+            small = operation.name == "div" and any(abs(n) < 1 / LARGE for n in numbers)
+            found |= UP * (small or any(not n <= LARGE for n in numbers)) | DOWN * any(not -n <= LARGE for n in numbers)
+        kept = operation.name in (*VIEWS, *ORDERED) and "alpha" not in operation.kwargs
+        return found if kept or not found else UP | DOWN
 
     def moved(self, label: Tensor, *key: Any, kind: str = "token", copy: Tensor | None = None) -> Tensor:
         """Return a label of new nodes, for channels whose tokens were moved or dropped; copy: which token is where."""
@@ -584,7 +602,7 @@ class Walk:
     def _step(self, operation: Operation) -> None:
         inputs = operation.inputs
         name = operation.name
-        self._steps_loud = self._is_loud(operation)
+        self._steps_loud = self._loudness(operation)
         self.loud.update((id(out), self._steps_loud) for out in operation.outputs if not self.codes.constant(out))
         if not any(self.live(each) for each in inputs) and name not in NAMED:
             return

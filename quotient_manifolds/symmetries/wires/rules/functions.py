@@ -76,7 +76,7 @@ def where(walk: Walk, operation: Operation) -> None:
     walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either], plus=plus[~either])
     walk.keep_group(a, operation.out)
     walk.keep_group(b, operation.out)
-    one, other = walk.level(a), walk.level(b)
+    one, other = (walk.level((each, 1.0)) for each in (a, b))
     known = walk.codes.constant(condition)
     walk.keep_level(
         operation.out, torch.where(condition.cpu() if known else one == other, one, other if known else nan)

@@ -91,7 +91,7 @@ def softmax(walk: Walk, operation: Operation) -> None:
         walk.single.append(walk.nodes(label))
     if bool((label == ZERO).any()):  # a score that is known is one
         label = torch.where(label == ZERO, FIXED, label)
-    level = walk.level(tensor)
+    level = walk.level((tensor, 1.0))
     if level.ndim:  # and one that has no weight beside others is none
         label = torch.where(level - level.amax(axis, keepdim=True) <= HIDDEN, ZERO, label)
     group = walk.notes.get(("group", id(tensor)))

@@ -54,7 +54,7 @@ def scaled(walk: Walk, operation: Operation, tensor: Tensor, factor: float) -> N
     walk.about("size")[nodes] = walk.about("size")[a] * factor
     walk.passed("sum", nodes, names, factor)
     walk.keep_group(tensor, operation.out)
-    walk.keep_level(operation.out, factor * walk.level(tensor))
+    walk.keep_level(operation.out, walk.level((tensor, factor)))
     if ("single", id(tensor)) in walk.notes:
         walk.notes["single", id(operation.out)] = walk.notes["single", id(tensor)]
 

@@ -44,15 +44,12 @@ def add_number(walk: Walk, operation: Operation, tensor: Tensor, factor: float, 
         walk.fix(names[:, 0], seen=False)
     walk.passed("sum", nodes, names, factor, plus=np.nan if isinstance(number, complex) else float(number))
     walk.keep_group(tensor, operation.out)
-    walk.keep_level(operation.out, factor * walk.level(tensor))
+    walk.keep_level(operation.out, walk.level((tensor, factor)))
 
 
 def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> None:
     """A weighted sum: all its parts change alike."""
-    level = torch.zeros((), dtype=torch.float64)
-    for tensor, factor in parts:
-        level = level + factor * walk.level(tensor)
-    walk.keep_level(out, level)
+    walk.keep_level(out, walk.level(*parts))
     if len(parts) == 2:
         for (tensor, factor), (number, size) in (parts, parts[::-1]):
             known = walk.live(tensor) and not walk.live(number) and walk.codes.constant(number)
