@@ -181,12 +181,14 @@ def lookup(walk: Walk, weight: Tensor, ids: Tensor, out: Tensor) -> None:
     if walk.codes.constant(ids) and entries.layout.numel() < MOST_ENTRIES:
         # Places that no input chooses, such as positions: each row is a vector of its own, of those that are asked for.
         asked, place = (ids % weight.shape[0]).cpu().unique(return_inverse=True)
-        key = "asked", (entries.key, tuple(asked.tolist()))
-        if key not in walk.notes:
-            (part,) = entries.apply(lambda layout: layout[asked.to(layout.device)])
-            walk.notes[key] = torch.from_numpy(walk.new(len(asked) * weight.shape[1])).view(len(asked), -1)
-            walk.vector(part, NONE, walk.notes[key].numpy(), gain=False)
-        walk.put(out, walk.notes[key][place])
+        known = walk.notes.setdefault(("rows", entries.key), {})
+        fresh = torch.tensor([row for row in asked.tolist() if row not in known], dtype=torch.long)
+        if len(fresh):
+            (part,) = entries.apply(lambda layout: layout[fresh.to(layout.device)])
+            nodes = torch.from_numpy(walk.new(len(fresh) * weight.shape[1])).view(len(fresh), -1)
+            known.update(zip(fresh.tolist(), nodes, strict=True))
+            walk.vector(part, NONE, nodes.numpy(), gain=False)
+        walk.put(out, torch.stack([known[row] for row in asked.tolist()])[place])
         return
     table = replace(entries, layout=entries.layout.T[None])
     walk.put(out, walk.linear(table, None, out.shape, table=True))
