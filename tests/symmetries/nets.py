@@ -550,6 +550,7 @@ POOLED: dict[str, Body] = {
     "cls, norms and positions": start_token,
     "short table": lambda s, x: by_token(s, s.norm(x + s.table(torch.arange(x.shape[1])))),
     "short slice": lambda s, x: by_token(s, s.norm(x + s.p_5_8[: x.shape[1]])),
+    "products of a plain norm": lambda s, x: (lambda y: s.b_5_8(y @ y.mT))(s.plain(x + s.v(tanh(s.a(x))))),
     "positions twice": lambda s, x: sum(
         s.b(tanh(s.a(y + s.table(torch.arange(y.shape[1]))))).mean(1) for y in (x, x[:, 1:])
     ),
@@ -893,7 +894,7 @@ weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squa
 80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
 152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
 mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0;
-positions twice: 152 128; short mixing: 145 129; short planes: 156 132
+positions twice: 152 128; products of a plain norm: 130 113; short mixing: 145 129; short planes: 156 132
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
 
