@@ -79,6 +79,8 @@ class Unseen:
         side = np.bitwise_or.reduce(self.sides[flow.outs]) if len(flow.outs) else 0
         if not side or flow.kind in ("bias", "dot", "soft"):
             return
+        if flow.kind == "norm" and self.partly(flow.outs).any():  # of what goes in, all but the mean is seen anyway
+            return
         names = flow.taken
         self.sides[names[names > FIXED]] |= side
         self.see(names[self.sides[names] == 3])
