@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -275,36 +274,6 @@ class Seq2Seq(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         y, _ = self.cross(self.encoder(x), keys, values, need_weights=False)
         return y
-
-
-def _tokens(*sizes: int) -> Tensor:
-    return torch.randn(2, *sizes, dtype=torch.float64)
-
-
-def handwritten() -> dict[str, tuple[nn.Module, Any]]:
-    """Every model, in eval mode, and inputs for it."""
-    torch.manual_seed(0)
-    models: dict[str, tuple[nn.Module, Any]] = {
-        "NanoGPT": (NanoGPT(), torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])),
-        "RearrangedViT": (RearrangedViT(), _tokens(5, 6)),
-        "CrossAttention": (CrossAttention(), (_tokens(4, 12), _tokens(5, 8))),
-        "PermutedQKV": (PermutedQKV(), _tokens(5, 8)),
-        "Einsum": (Einsum(), _tokens(5, 7)),
-        "ComplexRotary": (ComplexRotary(), _tokens(6, 12)),
-        "PartlyRotated": (PartlyRotated(), _tokens(6, 12)),
-        "Temperature": (Temperature(), _tokens(5, 8)),
-        "HeadByHead": (HeadByHead(), _tokens(5, 8)),
-        "PixelAttention": (PixelAttention(), _tokens(6, 3, 4)),
-        "Adapted": (Adapted(), _tokens(5, 8)),
-        "Normalised": (Normalised(), _tokens(5, 8)),
-        "Seq2Seq": (Seq2Seq(), (_tokens(4, 8), _tokens(5, 6), _tokens(5, 5))),
-    }
-    for model, _ in models.values():
-        model.eval()
-        with torch.no_grad():
-            for w in model.parameters():
-                w += 0.1 * torch.randn_like(w)
-    return models
 
 
 class SelfAttention(nn.Module):

@@ -43,6 +43,7 @@ SETTINGS: dict[str, Callable[[], Geometry]] = {
     "norm must be one of l2, linf. Found 'l1'": lambda: Euclidean(norm="l1"),  # type: ignore[arg-type]
     "or a finite number. Found 'euclid'": lambda: Quotient("euclid"),
     "Found 'third'": lambda: Quotient(geodesic="third"),
+    "must be one of all, pairs, paper, or Symmetries. Found 'none'": lambda: Quotient(symmetries="none"),  # type: ignore[arg-type]
     "eta must be a finite number of at least 0. Found -0.1": lambda: Adaptive(-0.1),
 }
 

@@ -17,8 +17,8 @@ from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.orbit.closest import _labels
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
-from tests.handwritten_models import handwritten
-from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama
+from tests.handwritten_models import HeadByHead
+from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
 from tests.symmetries.nets import Computed
 from tests.symmetries.test_nets import found_in, shown
 
@@ -100,7 +100,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "rotary, grouped queries": (lambda: llama().double(), IDS),
     "BERT, biases 0": (lambda: without_biases(ONE_LAYER["BERT"]().eval()), BY_NAME["BERT"].inputs),
     "units in groups": (grouped_queries, torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(0)).double()),
-    "head by head": (lambda: handwritten()["HeadByHead"][0].eval(), handwritten()["HeadByHead"][1]),
+    "head by head": (lambda: HeadByHead().eval(), noise(2, 5, 8)),
     **{name: (replace(BY_NAME[name], make=make).build, BY_NAME[name].inputs) for name, make in ONE_LAYER.items()},
 }
 

@@ -93,6 +93,7 @@ RELATIVE = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "mobilebert": {"intra_bottleneck_size": 32, "num_feedforward_networks": 2},
     "lilt": {"hidden_size": 48, "num_hidden_layers": 2},
+    "vit": {"encoder_stride": 8},
     "longformer": {"attention_window": [8]},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},

@@ -1,4 +1,7 @@
-"""Whatever is passed to the functions of symmetries, the answer is a result or one sentence of what was wrong."""
+"""Whatever is passed to the functions of symmetries, the answer is a result or one sentence of what was wrong.
+
+Errors of a model say where; those of the package are never taken for the model's.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds import symmetries as package
-from tests.symmetries.nets import Computed
+from quotient_manifolds.symmetries import (
+    certify,
+    declare_pair,
+    example_inputs,
+    find_symmetries,
+    output_change,
+    propose_symmetries,
+    random_representative,
+    verify_symmetries,
+)
+from tests.refusals import one_sentence
+from tests.symmetries.nets import Computed, linear
+from tests.symmetries.small_models import build
 
 
 def model() -> nn.Module:
@@ -23,7 +38,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)).eval()
 
 
-X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+X = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(0))
 
 FOUND = qm.find_symmetries(model(), X)
 
@@ -74,14 +89,14 @@ PARAMETERS = [name for name, _ in model().named_parameters()]
 NOTHING = (None, "symmetries", 3, (), [], {}, {"a": 1}, object(), torch.zeros(2), nn.Linear, model().forward)
 
 
-def says(call: Callable[[], Any]) -> None:
+def answers(call: Callable[[], Any]) -> None:
+    """Call, and where that raises assert that it says why in one sentence."""
     said = "an answer, of whatever kind"
     try:
         call()
     except (ValueError, TypeError) as error:
         said = str(error)
-    assert "\n" not in said.strip(), said
-    assert len(said) > 20, said
+    assert one_sentence(said), said
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -97,7 +112,7 @@ def test_strange_weights(function: str, spoil: str, name: str, given_symmetries:
         except Exception:
             return
     found = None if function == "verify" and not given_symmetries else FOUND
-    says(lambda: FUNCTIONS[function](network, found, 0))
+    answers(lambda: FUNCTIONS[function](network, found, 0))
 
 
 FINITE, VALUES = "'0.linear1.weight' must be finite", "'0.linear1.weight' must have values"
@@ -168,13 +183,220 @@ def test_one_name_of_what_is_frozen() -> None:
     assert FOUND.beside(name) == FOUND.beside([name]) != FOUND
 
 
-def test_example_inputs_are_of_a_model() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module. Found an object of type str"):
-        qm.example_inputs("bert")  # type: ignore[arg-type]
+# --- one sentence each ------------------------------------------------------------------------------------------------
+
+RUN = r"^Computed must run on the inputs to show its symmetries\. Found that "
+DENSE = r"inputs must be dense tensors\. Found "
+INNER = r"addmm in module 'inner\.0' \(Linear\) raises RuntimeError: "
+
+
+def middle(between: Callable[[Tensor], Any] = torch.tanh, width: int = 6) -> nn.Module:
+    """Return two linear maps and something between them."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 8))
+    return Computed(lambda s, x: s.inner(between(s.a(x))), a=nn.Linear(8, width), inner=inner).eval()
+
+
+def _fails(x: Tensor) -> Tensor:
+    raise KeyError("hidden_states")
+
+
+def finds(between: Callable[[Tensor], Any] = torch.tanh, width: int = 6) -> Callable[[], object]:
+    return lambda: find_symmetries(middle(between, width), X)
+
+
+def on(inputs: Callable[[], Any]) -> Callable[[], object]:
+    return lambda: find_symmetries(middle(), inputs())
+
+
+def training(deep: bool) -> nn.Module:
+    network = model()
+    (network[0].self_attn if deep else network).train()
+    return network
+
+
+def noisy() -> nn.Module:
+    return Computed(lambda s, x: s.b(s.a(x)) + torch.rand(8), **linear("a", 8, 3), **linear("b", 3, 8)).eval()
+
+
+def stored() -> dict[str, Tensor]:
+    return {name: w.detach().clone() for name, w in model().named_parameters()}
+
+
+PAIR = FOUND.pairs[0]
+NO_LIST, WEIGHT = "others must be a list of inputs. Found one ", "0.self_attn.in_proj_weight"
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    # what a model does
+    "shapes": (
+        finds(torch.tanh, 7),
+        RUN + INNER + r"mat1 and .* \(12x7 and 6x8\); it is called as model\(inputs\), "
+        "with one argument, a Tensor: give what the model takes, without targets, or evaluate=$",
+    ),
+    "code": (finds(_fails), RUN + "its forward raises KeyError: 'hidden_states'; it is called as model"),
+    "types": (finds(lambda x: x.int()), RUN + INNER + ".* dtype"),
+    "no output": (finds(lambda x: x[:0]), "output on these inputs is empty: nothing can be compared"),
+    "integers": (
+        lambda: find_symmetries(middle(), X, evaluate=lambda network, x: (network(x) > 0).long()),
+        "the model's output holds no floating point tensor that could be compared",
+    ),
+    "random": (lambda: verify_symmetries(noisy(), X), "two evaluations on the same inputs differ"),
+    "nan": (lambda: verify_symmetries(middle(lambda x: x * torch.nan), X), "contains NaN"),
+    "train": (lambda: find_symmetries(training(False), X), r"Found the model itself \(Sequential\) in train mode"),
+    "train, deep": (
+        lambda: verify_symmetries(training(True), X),
+        r"Found 0\.self_attn \(MultiheadAttention\) in train mode",
+    ),
+    # what it is given
+    "sparse": (on(lambda: X[0].to_sparse()), DENSE + r"a sparse one: call to_dense\(\)"),
+    "nested": (on(lambda: torch.nested.nested_tensor([*X])), DENSE + "a nested one: pad it"),
+    "jagged": (on(lambda: torch.nested.nested_tensor([*X], layout=torch.jagged)), DENSE + "a nested one: pad it"),
+    "quantised": (
+        on(lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)),
+        RUN + r"addmm in module 'a' \(Linear\) raises",
+    ),
+    "meta": (
+        on(lambda: X.to("meta")),
+        RUN + r"addmm in module 'a' \(Linear\) raises RuntimeError: Tensor on device meta",
+    ),
+    "complex": (on(lambda: X + 1j * X), RUN + "addmm in module 'a'"),
+    "none": (on(lambda: {"x": None}), RUN + r"module 'a' \(Linear\) raises"),
+    "empty": (on(lambda: X[:0]), "empty"),
+    # pairs
+    "point": (lambda: PAIR.write(stored(), torch.zeros(2, 17, 4)), r"has shape \(2, 18, 4\). Found \(2, 17, 4\)"),
+    "no parameters": (lambda: PAIR.read({}), f"must hold '{WEIGHT}'"),
+    "other shapes": (lambda: PAIR.read({WEIGHT: torch.zeros(23, 8)}), rf"'{WEIGHT}' has shape \(23, 8\)"),
+    "the model's own": (
+        lambda: PAIR.write(dict(model().named_parameters()), PAIR.read(stored())),
+        f"would change the model's own parameter '{WEIGHT}'",
+    ),
+    "overflow": (
+        lambda: random_representative(model().half(), FOUND, scale=1e6),
+        r"A = 1e\+06 x Gaussian overflows torch.float16",
+    ),
+}
+OF_TYPE: dict[str, tuple[Callable[[], object], str]] = {
+    "a batch of others": (lambda: verify_symmetries(middle(), X, others=X), NO_LIST + "Tensor"),
+    "a dict of others": (lambda: verify_symmetries(middle(), X, others={"x": X}), NO_LIST + "dict"),  # type: ignore[arg-type]
+    "no others": (lambda: verify_symmetries(middle(), X, others=None), NO_LIST + "NoneType"),  # type: ignore[arg-type]
+    "cuts": (
+        lambda: declare_pair(model(), "a", "b", G="weight", H=len),  # type: ignore[arg-type]
+        "G and H must be functions of the parameters by name. Found str",
+    ),
+    "parameters": (lambda: FOUND.transformed(stored()), r"torch\.nn\.Module"),  # type: ignore[type-var]
+    "a name": (lambda: example_inputs("bert"), "must be a torch.nn.Module. Found an object of type str"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", [*REFUSED, *OF_TYPE])
+def test_a_refusal_is_one_sentence(what: str) -> None:
+    error, table = (ValueError, REFUSED) if what in REFUSED else (TypeError, OF_TYPE)
+    call, sentence = table[what]
+    with pytest.raises(error, match=sentence) as caught:
+        call()
+    assert one_sentence(str(caught.value))
+
+
+CALLS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "verify": lambda model, x: verify_symmetries(model, X, others=[x]),
+    "find": lambda model, x: find_symmetries(model, X, x),
+    "certify": lambda model, x: certify(model, [x]),
+    "same_function": lambda model, x: qm.same_function(model, model, x),
+    "output_change": lambda model, x: output_change(model, x, {}, {}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_whoever_runs_a_model_says_where_it_fails(call: Callable[[nn.Module, Tensor], Any]) -> None:
+    says = r"'a' \(Linear\) raises RuntimeError: mat1 and .*called as model\(inputs\), with one argument, a Tensor"
+    with pytest.raises(ValueError, match=says):
+        call(Computed(lambda s, x: s.b(s.a(x).relu()), a=nn.Linear(8, 3), b=nn.Linear(3, 2)).eval(), X[..., :5])
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, IndexError, AssertionError])
+@pytest.mark.parametrize("where", ["wires.walk.Walk._step", "find.verify_on_batches"])
+def test_an_error_of_the_package_is_not_taken_for_the_models(
+    monkeypatch: pytest.MonkeyPatch, where: str, kind: type[Exception]
+) -> None:
+    def fails(*_: object) -> None:
+        raise kind("of the package")
+
+    network = build("mixtral")  # of which an expert is idle, so that what is found is verified
+    monkeypatch.setattr(f"quotient_manifolds.symmetries.{where}", fails)
+    with pytest.raises(kind, match=r"^of the package$"):
+        find_symmetries(network, {"input_ids": torch.tensor([[1]])})
 
 
 def test_layers_that_have_no_shape_yet() -> None:
-    says(lambda: qm.find_symmetries(nn.Sequential(nn.LazyLinear(3), *model()).eval(), X))
+    answers(lambda: qm.find_symmetries(nn.Sequential(nn.LazyLinear(3), *model()).eval(), X))
+
+
+# --- what is found all the same, and what is not ---------------------------------------------------------------------
+
+
+def test_nothing_is_verified_where_all_is_refused() -> None:
+    """A parameter of which some rows run on longer inputs alone, and that all symmetries touch."""
+    model = Computed(
+        lambda s, x: s.b(s.a(x + s.positions[: x.shape[1]])),
+        positions=nn.Parameter(torch.randn(5, 8)),
+        a=nn.Linear(8, 6),
+        b=nn.Linear(6, 9),
+    )
+    found = find_symmetries(model.eval(), X)
+    assert found.every == ()
+    assert any("positions did not run" in each.reason for each in found.refused)
+    assert not any("cannot be verified" in each.reason for each in found.refused)
+
+
+def test_an_output_that_says_nothing() -> None:
+    assert find_symmetries(middle(torch.ones_like), X).pairs == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [
+        ("sort", lambda x: x.sort(-1).values),
+        ("logcumsumexp", lambda x: x.logcumsumexp(-1)),
+        ("_fft_r2c", lambda x: torch.fft.rfft(x, n=10).abs()),
+        ("_linalg_eigh", lambda x: torch.linalg.eigh(x[..., None] * x[..., None, :]).eigenvalues),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_an_operation_that_no_rule_knows_is_refused(name: str, between: Callable[[Tensor], Any]) -> None:
+    found = find_symmetries(middle(between), X)
+    assert found.pairs == ()
+    (refusal,) = (each for each in found.refused if each.kind == "operation")
+    assert (refusal.name, refusal.reason) == (
+        name,
+        "this use of the operation is not understood, so its inputs are held fixed",
+    )
+    assert verify_symmetries(middle(between), X, found).failed == {}
+
+
+def test_known_operations_are_not_refused() -> None:
+    for name in ("bert", "llama", "t5"):
+        model = build(name)
+        assert not [each for each in find_symmetries(model, example_inputs(model)).refused if each.kind == "operation"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "torch"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_attention_over_one_token_has_no_queries(name: str, tokens: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)).eval()
+    model = layer if name == "torch" else build(name)
+    ids = torch.arange(3, 3 + 2 * tokens).view(2, tokens)
+    found = find_symmetries(model, X[:2, :tokens] if name == "torch" else {"input_ids": ids})
+    about = [each for each in found.every if "query/key" in each.name or "key bias" in each.name]
+    reasons = {each.reason for each in found.refused if each.kind == "query/key"}
+    assert bool(about) == (tokens > 1)
+    assert reasons == ({"softmax over one key is always 1: give inputs of at least 2 tokens"} if tokens == 1 else set())
+
+
+@pytest.mark.filterwarnings("ignore:var")
+def test_a_deviation_of_one_number_is_not_a_number() -> None:
+    model = Computed(lambda s, x: s.a(x).var(0), **linear("a", 3, 2))
+    assert not propose_symmetries(model.eval(), torch.randn(1, 3)).every
 
 
 # --- size ------------------------------------------------------------------------------------------------------------

@@ -88,11 +88,6 @@ def test_what_is_no_pair_is_one_sentence(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_cuts_are_functions() -> None:
-    with pytest.raises(TypeError, match=r"G and H must be functions of the parameters by name. Found str"):
-        declare_pair(nn.Linear(2, 2), "a", "b", G="weight", H=W)  # type: ignore[arg-type]
-
-
 def test_a_model_without_values_can_have_declared_pairs() -> None:
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 4)).to("meta")
     assert declare_pair(model, "both", "own", G=W, H=cut("1.weight", lambda w: w[None])).group == "GL(3)^1"

@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
+    Shift,
     Symmetries,
     balance,
     example_inputs,
     find_symmetries,
     make_generic,
     output_change,
+    propose_symmetries,
     random_representative,
+    verify_symmetries,
     zeros_of,
 )
 from quotient_manifolds.symmetries.outputs import rounded
-from tests.models import BY_NAME, GPT2, IDS, IMAGE, ModelCase, attend, hugging_face, llama, noise, tokens
+from studies.invariance import Subject
+from tests.models import BY_NAME, attend, hugging_face, noise, orbit_dimension, tokens
 from tests.symmetries.nets import Computed, linear
 from tests.symmetries.small_models import build
 
-NAMES = ("torch", "torch without bias", "torch with appended tokens", "BERT", "GPT-2", "CLIP, both towers")
+D = 8
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0)).double()
+TABLE = ("torch", "torch without bias", "torch with appended tokens", "BERT", "GPT-2", "CLIP, both towers")
+SUBJECTS = (
+    *("torch's encoder, norms first", "block as in timm", "network with BatchNorm", "convolutions with BatchNorm"),
+    *("decoder with RMSNorm and a head", "qwen3", "rotary positions as complex numbers"),
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*TABLE, *SUBJECTS])
 def test_balancing_keeps_the_function_and_forgets_the_representative(name: str) -> None:
-    case: ModelCase = BY_NAME[name]
-    model = case.build().double()
-    found = case.found(model, "all")
+    if name in TABLE:
+        model, inputs = BY_NAME[name].build().double(), BY_NAME[name].inputs()
+    else:
+        model, inputs = (subject := Subject.of(name)).model, subject.batch
+    found = find_symmetries(model, inputs)
     canonical = balance(model, found)
-    assert output_change(model, case.inputs(), {}, canonical) < 1e-12
     elsewhere = found.transformed(model, scale=2.0, seed=3)
     again = balance(elsewhere, found)
+    for params in (canonical, dict(elsewhere.named_parameters())):
+        assert output_change(model, inputs, {}, params) < 1e-11
     for key, w in canonical.items():
         torch.testing.assert_close(again[key], w, rtol=1e-7, atol=1e-8)
     for pair in found.pairs:
         G, H = pair.G.read(canonical), pair.H.read(canonical)
-        torch.testing.assert_close(G.mT @ G, H.mT @ H, rtol=1e-9, atol=1e-9)
+        if pair.acts != "GL(1, C)":
+            torch.testing.assert_close(G.mT @ G, H.mT @ H, rtol=1e-9, atol=1e-9)
     zeros = zeros_of(found.reparameterizations, canonical)
     assert zeros == zeros_of(found.reparameterizations, again)
     assert not any(canonical[key].flatten()[[*places]].any() for key, places in zeros.items())
+    constant = {key for each in found.reparameterizations for key in each.constant}
+    assert all(bool((canonical[key] * (canonical[key] - 1)).abs().max() < 1e-12) for key in constant)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_dimensions_add_up_to_those_of_the_tangent_vectors(name: str) -> None:
+    model = Subject.of(name).model
+    free = Symmetries((), reparameterizations=find_symmetries(model, Subject.of(name).batch).reparameterizations)
+    assert orbit_dimension(free, dict(model.named_parameters())) == sum(free.families.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,19 +115,6 @@ def test_a_representative_that_is_stored_in_float32_is_the_same_function(seed: i
     assert output_change(model, x, {}, moved) < 1e-5
 
 
-def test_rotary_models_move_and_balance_too() -> None:
-    model = llama(num_hidden_layers=2, attention_bias=True).double()
-    found = find_symmetries(model, IDS).within("pairs")  # its norms cast to float32
-    assert {pair.acts for pair in found.pairs} == {"GL(1, C)", "GL(h)"}
-    moved = random_representative(model, found, scale=3.0, seed=1)
-    assert output_change(model, IDS, {}, moved) < 1e-11
-    assert all(not torch.equal(moved[name], w) for name, w in model.named_parameters() if name in found.moved)
-    other = copy.deepcopy(model)
-    other.load_state_dict(moved, strict=False)
-    for key, w in balance(model, found).items():
-        torch.testing.assert_close(balance(other, found)[key], w, rtol=1e-8, atol=1e-9)
-
-
 def power(p: int) -> nn.Module:
     """Return relu(x)^p, of degree p."""
     return Computed(lambda _, x: x.relu() ** p)
@@ -151,20 +159,6 @@ def test_what_one_query_does_not_see_is_known_as_well_as_the_query(seed: int) ->
     assert output_change(moved, x, {}, canonical) < 5 * output_change(moved, x, {}, near)
 
 
-def test_only_positive_numbers_act_on_neurons() -> None:
-    """GL(1) with its negative numbers fails where GL+(1) holds."""
-    model, x = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)).double().eval(), noise(9, 5).double()
-    found = Symmetries(find_symmetries(model, x).pairs)
-    (pair,) = found.pairs
-    assert pair.group == "GL+(1)^7"
-    canonical = balance(model, found)
-    torch.testing.assert_close(pair.G.read(canonical).norm(dim=1), pair.H.read(canonical).norm(dim=1))
-    for params in (canonical, *(random_representative(model, found, seed=seed) for seed in range(3))):
-        torch.testing.assert_close(functional_call(model, params, (x,)), model(x), rtol=1e-12, atol=1e-12)
-    pair.write(canonical, -pair.read(canonical))
-    assert not torch.allclose(functional_call(model, canonical, (x,)), model(x), atol=1e-2)
-
-
 def tied() -> nn.Module:
     """Return a model with its table tied to the head, and a buffer that is no parameter."""
     model = Computed(
@@ -201,45 +195,48 @@ def test_a_transformed_model_is_another_one_of_the_same_function() -> None:
     assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
 
 
-def test_only_a_module_is_transformed() -> None:
-    model = tied()
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        find_symmetries(model, torch.arange(6).view(2, 3)).transformed(dict(model.named_parameters()))  # type: ignore[type-var]
+def test_a_mask_that_masks_nothing_is_a_mask() -> None:
+    """The reader's bias is added where it masks, too, so none of what is found is a shift."""
+    read = Computed(lambda s, x, mask: s.reader(s.norm(x) * mask).sin(), norm=nn.LayerNorm(D), reader=nn.Linear(D, 3))
+    model, mask = make_generic(read).double(), torch.ones(2, 5, 1).double()
+    whole = find_symmetries(model, (X, mask))
+    mask[0, 4] = 0.0
+    assert output_change(model, (X, mask), {}, balance(model, whole)) < 1e-12
+    names = [each.name for each in whole.reparameterizations]
+    assert names == [each.name for each in find_symmetries(model, (X, mask)).reparameterizations]
+    assert not any(isinstance(each, Shift) for each in whole.reparameterizations)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dead", [1.0, 1e-9, 5e-33, 0.0])
+def test_a_channel_without_gain_makes_no_other_one_constant_and_is_not_rotated(dead: float, seed: int) -> None:
+    """A gain may be a number like 1e-33, as in pretrained models, where a channel died."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
+    norm = model[1]
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(8) + 0.5)
+        norm.weight[:2] = torch.tensor([dead, 1.2 * dead])
+        norm.bias.copy_(torch.randn(8))
+    inputs = torch.randn(12, 6)
+    found = propose_symmetries(model, inputs)
+    assert found.families["constant input direction"] == 5  # a number for each row of the weight that follows
+    assert ("hidden rotation" in found.families) == (dead >= 1e-9)
+    refused = [each.name for each in found.refused if "gain" in each.reason]
+    assert refused == ["0.weight hidden rotation"] * (dead < 1e-9)
+    assert verify_symmetries(model, inputs, found).failed == {}
 
 
 # ---- parameters that did not run on the inputs given
 
 
-def attending(s: Any, x: Tensor, on: bool = False) -> Tensor:
+def attending(s: Any, x: Tensor) -> Tensor:
     n = s.norm(x)
-    q = s.q(n) + s.adapter(n) if on else s.q(n)
-    return x + s.o(attend(q, s.k(n), s.v(n), 3))
+    return x + s.o(attend(s.q(n), s.k(n), s.v(n), 3))
 
 
-def attention(**others: nn.Module) -> nn.Module:
-    return Computed(attending, norm=nn.LayerNorm(12), **linear("qkvo", 12, 12), **others)
-
-
-def adapted() -> nn.Module:
-    """Return two layers of attention, of which the first has an adapter, before a norm and a linear layer."""
-    return Computed(
-        lambda s, x, on=False: s.out(s.norm(s.second(s.first(x, on)))),
-        first=attention(adapter=nn.Linear(12, 12)),
-        second=attention(),
-        norm=nn.LayerNorm(12),
-        out=nn.Linear(12, 5),
-    )
-
-
-def masked() -> nn.Module:
-    """Return an encoder of words, some of which a vector takes the place of."""
-
-    def encode(s: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = s.words(ids) if mask is None else torch.where(mask[..., None], s.mask_token, s.words(ids))
-        return s.out(s.norm(s.encoder(x + s.places.weight)))
-
-    parts = {"words": nn.Embedding(40, 12), "places": nn.Embedding(6, 12), "mask_token": nn.Parameter(torch.randn(12))}
-    return Computed(encode, encoder=attention(), norm=nn.LayerNorm(12), out=nn.Linear(12, 5), **parts)
+def attention() -> nn.Module:
+    return Computed(attending, norm=nn.LayerNorm(12), **linear("qkvo", 12, 12))
 
 
 def task_heads() -> nn.Module:
@@ -313,12 +310,12 @@ def random(*shape: int) -> Tensor:
 
 
 MASK = torch.tensor([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0]]).bool()
-PIXELS = {"pixel_values": noise(2, 3, 8, 8)}
-TYPES = torch.arange(12).view(2, 6) % 2
+PIXELS = {"pixel_values": noise(2, 3, 16, 16)}
+MASKED = {**PIXELS, "bool_masked_pos": MASK[:, :4]}
+IDS_OF_TWO = {"input_ids": tokens()}
+OF_TYPES = {**IDS_OF_TWO, "token_type_ids": torch.arange(12).view(2, 6) % 2}
 IDLE: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
     # model, inputs, inputs that run what was idle, and modules of whose own nothing is refused
-    "adapter": (adapted, {"x": random(2, 6, 12)}, {"x": random(2, 6, 12), "on": True}, ("second",)),
-    "mask token": (masked, {"ids": tokens()}, {"ids": tokens(), "mask": MASK}, ("encoder",)),
     "task head": (task_heads, {"x": random(2, 6, 12)}, {"x": random(2, 6, 12), "task": 1}, ("first",)),
     "modulation": (modulated, {"x": random(5, 12)}, {"x": random(5, 12), "given": random(5, 2)}, ()),
     "observed": (lambda: observed(False), {"x": random(5, 12)}, {"x": random(5, 12), "on": True}, ()),
@@ -336,24 +333,9 @@ IDLE: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
         ("first",),
     ),
     "Switch": (switch, texts(1, 1), texts(8, 2), ("encoder.block.0", "decoder.block.0")),
-    "ViT": (
-        hugging_face("ViTForMaskedImageModeling", "ViTConfig", **IMAGE, encoder_stride=4),
-        PIXELS,
-        {**PIXELS, "bool_masked_pos": MASK[:, :4]},
-        ("vit.layers.0",),
-    ),
-    "Dinov2": (
-        hugging_face("Dinov2Model", "Dinov2Config", **IMAGE, mlp_ratio=2),
-        PIXELS,
-        {**PIXELS, "bool_masked_pos": MASK[:, :4]},
-        ("encoder.layer.0",),
-    ),
-    "XLNet": (
-        hugging_face("XLNetModel", "XLNetConfig", vocab_size=40, d_model=12, n_layer=1, n_head=3, d_inner=16),
-        {"input_ids": tokens()},
-        {"input_ids": tokens(), "token_type_ids": TYPES},
-        (),
-    ),
+    "ViT": (lambda: build("vit", model_class="ViTForMaskedImageModeling"), PIXELS, MASKED, ("vit.layers.0",)),
+    "Dinov2": (lambda: build("dinov2"), PIXELS, MASKED, ("encoder.layer.0",)),
+    "XLNet": (lambda: build("xlnet"), IDS_OF_TWO, OF_TYPES, ()),
 }
 
 
@@ -379,15 +361,9 @@ def test_what_did_not_run_computes_the_same_after_a_move(name: str) -> None:
         assert {"query/key", "value/output"} <= set(kinds)
 
 
-VARIED = {
-    "GPT-2": (
-        hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2),
-        {"input_ids": tokens()},
-        {"input_ids": tokens(), "token_type_ids": TYPES},
-    ),
-    "ViT": IDLE["ViT"][:3],
-    "XLNet": IDLE["XLNet"][:3],
-    "task head": IDLE["task head"][:3],
+VARIED: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
+    "GPT-2": (lambda: build("gpt2", model_class="GPT2LMHeadModel"), IDS_OF_TWO, OF_TYPES),
+    **{name: IDLE[name][:3] for name in ("ViT", "XLNet", "task head")},
 }
 
 
@@ -399,3 +375,19 @@ def test_symmetries_are_those_of_all_inputs_given(name: str) -> None:
     assert found.pairs
     assert found.reparameterizations
     assert_moves_keep(model, found, given, later)
+
+
+def test_neurons_of_experts_that_the_first_examples_do_not_go_to_are_found() -> None:
+    """One of two experts by the sign of an example's first number."""
+
+    def by_sign(s: Any, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for index, expert in enumerate(s.experts):
+            rows = (x[:, 0] > 0) == bool(index)
+            if rows.any():
+                out[rows] = expert(x[rows])
+        return out
+
+    two = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for _ in range(2))
+    x = torch.cat([X[0, :, :4].abs(), -X[0, :, :4].abs()])
+    assert len(find_symmetries(make_generic(Computed(by_sign, experts=two)).double(), x).pairs) == 2
