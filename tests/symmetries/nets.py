@@ -769,8 +769,10 @@ ALL_TOKENS: dict[str, Body] = {
     "scores of halves, crossed": lambda s, x: (
         crossed(s, x, lambda y, z: y @ z.mT) + (lambda y: y[..., :8] @ y[..., 8:].mT)(s.a_8_16(x))
     ),
+    "of one length": lambda s, x: (lambda y: F.normalize(y + s.b(s.deep(y.mT).mT), dim=-1))(s.a(tanh(x))),
     "wide scores of itself": lambda s, x: (lambda y: y @ y.mT)(s.a_8_12(x)),
     "wide scores of halves": lambda s, x: (lambda y: y[..., :12] @ y[..., 12:].mT)(s.a_8_24(x)),
+    "wide keys": lambda s, x: x + (lambda y: s.o((s.q_8_16(y) @ s.k_8_16(y).mT).softmax(-1) @ s.v(y)))(s.plain(x)),
     "wide scores of a stream": lambda s, x: (lambda y: s.q_12(y) @ s.k_12(y).mT)(s.a_8_12(x)),
 }
 """Nets of which each token is seen."""
@@ -873,7 +875,8 @@ diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 1
 assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
 200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
 crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 80/89 72; resized, positions: 152 128; resized,
+411 384; wide keys: 350 308; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 80/89 72; resized,
+positions: 152 128; of one length: 17 9; resized,
 softmax: 162/166 145; resized to the nearest: 80/89 72; resized, of zeros: 136/144 128; resized channels: 184/248
 160/224; resized channels, by lines: 144/205 128/168; averaged to three: 80/89 72; averaged to three, of zeros: 136 128;
 averaged to three channels: 72/134 64/118; reflected: 120/133 104; repeated at the ends: 144/152 128; padded before a

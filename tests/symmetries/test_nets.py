@@ -195,3 +195,10 @@ def test_where_a_mean_has_no_place_balancing_keeps_the_function(seed: int) -> No
     model, x = generic(model, x[:2]), x.double()
     found = find_symmetries(model, x[:2])
     assert difference(model, x, balance(model, found)) < CHANGE
+
+
+def test_lengths_that_no_scale_changes_do_not_lead_balancing_away() -> None:
+    """A pair measures the depthwise weight by what reads it, which the same scale makes longer as this gets shorter."""
+    model, x = net("of one length", True)
+    balanced = balance(model, find_symmetries(model, x))
+    assert 0.1 < float(balanced["a.weight"].norm()) < 10
