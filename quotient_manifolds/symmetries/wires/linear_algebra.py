@@ -61,12 +61,12 @@ def invertible(matrix: Array, scale: float = 0.0) -> bool:
     return not failed and bool(scipy.linalg.lapack.dgecon(parts, 1.0, norm="I")[0] > SURE)
 
 
-def span(matrix: Array) -> Array:
-    """Return an orthonormal basis of what the columns span."""
+def span(matrix: Array, scale: float = 0.0) -> Array:
+    """Return an orthonormal basis of what the columns span; `scale` is how large numbers are that count."""
     if not matrix.size:
         return matrix
     Q, R, _ = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
-    return Q[:, : _rank(R)]
+    return Q[:, : _rank(R, scale)]
 
 
 def outside(K: Array) -> Array:

@@ -34,6 +34,7 @@ SETTLED = 1e-13  # of log-scales: what is left when lengths agree
 STEP, MEMORY = 2 / 3, 5  # where nothing has been met yet; steps that are remembered
 FAR = 30  # times what is left: no step goes farther
 NULL = 1e-9
+NEAR = 1e-6  # of log-scales: what rounding leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +202,10 @@ class Scaling(Reparameterization):
         if not any(each.size for each in free):
             return total
         z, met = np.zeros(self.dimension), list[tuple[Array, Array]]()
+        kept = self._following(params, free)
         for _ in range(SWEEPS):
-            found = [each.lengths(params) for each in self.weights or self.vectors]
-            sizes = np.concatenate([g for g, _ in found])
-            left = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+            sizes, matrix = self._lengths(params)
+            left = self._solve(matrix[kept].tocsc(), sizes[kept], free)
             most = np.abs(left).max()
             if not most > SETTLED:
                 break
@@ -217,6 +218,41 @@ class Scaling(Reparameterization):
             self.apply(params, step)
             z = z + step
         return total + z
+
+    def _lengths(self, params: Mapping[str, Tensor]) -> tuple[Array, Sparse]:
+        """Return the logarithms of lengths that tell the place where no gain does, and how log-scales change them."""
+        found = [each.lengths(params) for each in self.weights or self.vectors]
+        return np.concatenate([g for g, _ in found]), scipy.sparse.vstack([B for _, B in found]).tocsr()
+
+    def _following(self, params: Mapping[str, Tensor], free: list[Array]) -> Array:
+        """Say of lengths whether they count: those that follow log-scales, where these suffice, or else all.
+
+        Of what a pair mixes, the length is measured by the other side, which the same scales may change, too: this is
+        a constant then, and many of these would outweigh the lengths that change.
+        """
+        sizes, matrix = self._lengths(params)
+        kept = np.ones(len(sizes), bool)
+        if not any(each.partners.pairs for each in self.weights):
+            return kept
+        z = gaussian(torch.empty(self.dimension), torch.Generator().manual_seed(0))
+        moved = {name: params[name].clone() for name in self.names}
+        parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
+        for each in parts:
+            each.apply(moved, z)
+        after, _ = self._lengths({**params, **moved})
+        follows = np.abs(after - sizes - matrix @ z.numpy()) <= NEAR
+        if follows.all():
+            return kept
+        by_columns = matrix.tocsc()
+        for block, basis in zip(self.blocks, free, strict=True):
+            part = by_columns[:, block].tocsr()
+            rows = np.unique(part.nonzero()[0])
+            if follows[rows].all():
+                continue
+            seen = part[rows] @ basis
+            if np.linalg.matrix_rank(seen[follows[rows]], NULL) == np.linalg.matrix_rank(seen, NULL):
+                kept[rows] = follows[rows]
+        return kept
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Scale by exp(size z), z Gaussian, in place; as a control the first of what is scaled alone.

@@ -132,7 +132,7 @@ class Unseen:
         K = K[first]
         free = (K**2).sum(1) > 1 - 1e-12  # by itself
         if free.any():
-            distinct, K = distinct[~free], span(K[~free])
+            distinct, K = distinct[~free], span(K[~free], 1.0)  # of the others rounding leaves something
         if len(distinct):
             self._put(Cell(distinct, K, False))
 
