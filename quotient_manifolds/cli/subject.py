@@ -24,7 +24,7 @@ from quotient_manifolds.symmetries import (
     optional_inputs,
 )
 from quotient_manifolds.symmetries.checks import running
-from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating, relative_change
+from quotient_manifolds.symmetries.outputs import ModelOutputs, call, floating, relative_change
 
 ALONE = "example inputs"
 MARGIN, NOISE = 100.0, 1e-12  # how often the rounding noise the output may change, in float64; the least of it
@@ -100,7 +100,7 @@ def examples(network: nn.Module, *, seed: int) -> dict[str, Any]:
 def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
     """Return the mean squared distance of the model's first output from targets: a loss for a model without a head."""
     inputs, targets = batch
-    return F.mse_loss(floating(answer(model, inputs))[0], targets)
+    return F.mse_loss(floating(call(model, inputs))[0], targets)
 
 
 def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:

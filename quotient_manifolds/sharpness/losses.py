@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.symmetries.example_inputs import without_adapters
-from quotient_manifolds.symmetries.outputs import answer
+from quotient_manifolds.symmetries.outputs import call
 
 Loss = Callable[[nn.Module, Any], Tensor]
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end that predict the next token
@@ -131,7 +131,7 @@ def logits_of(output: Any) -> Tensor:
 def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (..., classes) in at least float32, and the labels (...); TypeError or ValueError for bad ones."""
     inputs, labels = inputs_and_labels(batch)
-    logits = logits_of(answer(model, inputs))
+    logits = logits_of(call(model, inputs))
     # Losses of half precision would have two digits.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if labels.shape != logits.shape[:-1]:

@@ -181,17 +181,22 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
         raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
 
 
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Call a model on inputs: by name, by place, or one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
 def answer(model: nn.Module, inputs: Any) -> Any:
     """Call a model on inputs. Raises ModelError for what the model raises."""
     hint = f"; it is called as {_called(inputs)}: give what the model takes, without targets, or evaluate="
     with running(model, hint):
-        if isinstance(inputs, Mapping):
-            return model(**inputs)
-        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        return call(model, inputs)
 
 
 def _called(inputs: Any) -> str:
-    """Return how `answer` calls a model."""
+    """Return how a model is called."""
     if isinstance(inputs, Mapping):
         return f"model(**inputs), with {', '.join(map(str, inputs))}"
     if isinstance(inputs, tuple):
