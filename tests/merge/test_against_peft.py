@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from tests import hugging_face
-from tests.lora_files import edit
+from tests import hugging_face, peft_files
+from tests.lora_files import edit, replace_tensors
+from tests.refusals import one_sentence
 
 peft = pytest.importorskip("peft")
 
+FILE = "adapter_model.safetensors"
 WEIGHTS = [0.5, 0.75, -0.25]
 
 
@@ -68,7 +73,9 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 
 QUIET = pytest.mark.filterwarnings(
-    "ignore:fan_in_fan_out is set to False:UserWarning", "ignore:The following rank_pattern keys did not:RuntimeWarning"
+    "ignore:fan_in_fan_out is set to False:UserWarning",
+    "ignore:The following rank_pattern keys did not:RuntimeWarning",
+    "ignore:adapters should have updates of the same modules:UserWarning",
 )
 
 
@@ -182,3 +189,80 @@ def test_a_merged_classifier_is_loaded_from_disk(tmp_path: Path) -> None:
         qm.merge_adapters(paths)
     assert len(merged.modules) == 4
     assert 0 < merged.relative_error < 1
+
+
+UNSLOTH = r"(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|mlp)\.(?:(?:.*?q_proj.*?|.*?v_proj.*?|.*?up_proj.*?)))"
+OF_LANGUAGE: dict[str, dict[str, Any]] = {
+    "the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "the head": {"target_modules": ["q_proj", "lm_head"]},
+    "embeddings saved": {"target_modules": ["q_proj"], "embeddings": True},
+    "more words": {"target_modules": ["q_proj"], "words": 34},
+    "more words, the head": {"target_modules": ["lm_head"], "words": 34},
+    "Unsloth": {"target_modules": UNSLOTH},
+}
+
+
+@pytest.mark.parametrize("kind", OF_LANGUAGE)
+def test_adapters_of_language_models_are_merged(kind: str, tmp_path: Path) -> None:
+    """An adapter and its double have the mean of what each adds: 1.5 of the one."""
+    base = peft_files.language(tmp_path / "base")
+    peft_files.trained(base, tmp_path / "one", task_type="CAUSAL_LM", **OF_LANGUAGE[kind])
+    peft_files.trained(base, tmp_path / "other", task_type="CAUSAL_LM", lora_alpha=16, **OF_LANGUAGE[kind])
+    peft_files.trained(base, tmp_path / "mean", task_type="CAUSAL_LM", lora_alpha=12, **OF_LANGUAGE[kind])
+    if "words" in OF_LANGUAGE[kind]:  # new rows are random
+        same = {name: value for name, value in load_file(tmp_path / "one" / FILE).items() if ".lora_" not in name}
+        for name in ("other", "mean"):
+            replace_tensors(tmp_path / name, **same)
+    qm.merge_adapters([tmp_path / "one", tmp_path / "other"]).save(tmp_path / "merged")
+    merged, mean = (peft_files.logits(qm.load_model(tmp_path / name)) for name in ("merged", "mean"))
+    torch.testing.assert_close(merged, mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("base_is", ["here", "elsewhere"])
+@pytest.mark.parametrize("targets", [["q_proj"], r".*language_model\..*(q|v)_proj"], ids=["names", "expression"])
+def test_adapters_trained_before_and_after_modules_were_renamed(base_is: str, targets: Any, tmp_path: Path) -> None:
+    base = peft_files.vision_language(tmp_path / "base")
+    for seed, name in enumerate(("then", "now")):
+        peft_files.trained(base, tmp_path / name, seed=seed, target_modules=targets, modules_to_save=["lm_head"])
+        if base_is == "elsewhere":
+            edit(tmp_path / name, base_model_name_or_path="somebody/model")
+    models = [peft_files.logits(_on(base, tmp_path / name)) for name in ("then", "now")]
+    assert not models[0].equal(models[1])
+    peft_files.rename(tmp_path / "then", peft_files.before_the_renaming)
+    merged = qm.merge_adapters([tmp_path / "then", tmp_path / "now"], rank=4)
+    count = len(qm.merge_adapters([tmp_path / "now"]).modules)
+    assert [module.ranks for module in merged.modules] == [(2, 2)] * count
+    merged.save(tmp_path / "merged")
+    state = {name: value.clone() for name, value in base.state_dict().items()}
+    dense = [_on(base, tmp_path / name).merge_and_unload().state_dict() for name in ("then", "now")]
+    base.load_state_dict({name: sum(each[name] for each in dense) / 2 for name in state})
+    torch.testing.assert_close(peft_files.logits(_on(base, tmp_path / "merged", state)), peft_files.logits(base))
+
+
+def _on(base: nn.Module, directory: Path, state: Any = None) -> Any:
+    """An adapter on a copy of the base, by peft alone, which warns of names that it does not find."""
+    network = copy.deepcopy(base)
+    if state is not None:
+        network.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return peft.PeftModel.from_pretrained(network, str(directory)).eval()
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    base = peft_files.experts(tmp_path / "base")
+    peft_files.trained(base, tmp_path / "one", target_modules=[], target_parameters=["mlp.experts.down_proj"])
+    with pytest.raises(ValueError, match=r"no plain LoRA adapter.* target_parameters") as said:
+        qm.merge_adapters([tmp_path / "one"])
+    assert one_sentence(str(said.value))
+
+
+def test_a_merge_that_does_not_arrive_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = peft_files.language(tmp_path / "base")
+    peft_files.trained(base, tmp_path / "one", target_modules=["q_proj"])
+    peft_files.rename(tmp_path / "one", lambda name: name.replace("layers.1", "layers.7"))
+    with pytest.raises(ValueError, match=r"unexpected parameter .*layers\.7\..*lora_A") as said:
+        qm.merge_adapters([tmp_path / "one"])
+    assert one_sentence(str(said.value))
+    monkeypatch.setitem(sys.modules, "peft", None)  # without it there is nothing to see it in
+    assert len(qm.merge_adapters([tmp_path / "one"]).modules) == 2

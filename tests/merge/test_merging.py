@@ -36,6 +36,10 @@ def trio(folder: Path, dtype: torch.dtype = torch.float32) -> list[Path]:
     return [random_lora(folder / str(seed), each, seed, dtype=dtype) for seed, each in enumerate(ranks)]
 
 
+APART = pytest.mark.filterwarnings("ignore:adapters should have updates of the same modules")
+
+
+@APART
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_result_does_not_depend_on_the_factors(dtype: torch.dtype, tmp_path: Path) -> None:
     paths = trio(tmp_path, dtype)
@@ -160,9 +164,11 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (lambda p: (p / "adapter_model.safetensors").unlink(), "has no weights"),
     "no settings": (lambda p: (p / "adapter_config.json").unlink(), "No adapter at .*1"),
     "damaged settings": (lambda p: (p / "adapter_config.json").write_text("{"), "not valid JSON"),
-    "no expression": (lambda p: edit(p, rank_pattern={"(": 1}), "no regular expression"),
-    "nested repeats": (lambda p: edit(p, rank_pattern={"(a+)+b": 1}), "may take for ever"),
-    "patterns of layers": (lambda p: edit(p, layers_pattern=["(a*)*b"]), "may take for ever"),
+    "no expression": (lambda p: edit(p, alpha_pattern={"(": 1}), "must have names of modules as keys. Found '\\('"),
+    "nested repeats": (
+        lambda p: edit(p, alpha_pattern={"(a+)+b": 1}),
+        "alpha_pattern in .* must have names of modules",
+    ),
     "an integer too large for a float": (lambda p: edit(p, alpha_pattern={}, lora_alpha=10**400), "must be numbers"),
     "damaged weights": (lambda p: (p / "adapter_model.safetensors").write_text("?"), "does not load"),
     "too large": (lambda p: edit(p, alpha_pattern={}, lora_alpha=1e200), "must be finite in torch.float32"),
@@ -177,6 +183,39 @@ def test_bad_adapters_are_refused_in_one_sentence(spoil: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=match) as said:
         qm.merge_adapters(paths)
     assert one_sentence(str(said.value)), str(said.value)
+
+
+NEVER = "(a+)+(b"  # neither an expression nor one whose time is bounded
+SETTINGS: dict[str, dict[str, Any]] = {
+    "targets": {"target_modules": NEVER},
+    "excluded": {"exclude_modules": NEVER},
+    "layers": {"layers_pattern": [NEVER]},
+    "ranks": {"rank_pattern": {NEVER: 2}, "r": 5},
+    "one alpha": {"alpha_pattern": {NEVER: 7}, "lora_alpha": 7},
+    "whole": {"modules_to_save": [NEVER]},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_that_a_merge_does_not_need_are_not_read(setting: str, tmp_path: Path) -> None:
+    path = random_lora(tmp_path / "one", {"a": 2}, 0)
+    edit(path, **SETTINGS[setting])
+    scale = 7 / 2 if setting == "one alpha" else 1
+    qm.merge_adapters([path]).save(tmp_path / "merged")
+    torch.testing.assert_close(product(tmp_path / "merged", "a"), scale * product(path, "a"), rtol=1e-5, atol=1e-5)
+
+
+def test_adapters_of_different_modules_are_merged_with_a_warning(tmp_path: Path) -> None:
+    paths = [
+        random_lora(tmp_path / str(seed), dict.fromkeys(names, 2), seed) for seed, names in enumerate(("ab", "bcd"))
+    ]
+    expected = (
+        r"^adapters should have updates of the same modules\. Found .*0 without 2 of 4 .*: c, .*1 without 1 .*: a"
+    )
+    with pytest.warns(UserWarning, match=expected) as said:
+        merged = qm.merge_adapters(paths)
+    assert one_sentence(str(said[0].message))
+    assert [module.ranks for module in merged.modules] == [(2, 0), (2, 2), (0, 2), (0, 2)]
 
 
 def test_names_of_modules_are_no_expressions(tmp_path: Path) -> None:

@@ -59,6 +59,21 @@ def adapted(model: str | nn.Module, *others: str, **settings: Any) -> Any:
     return model.eval()
 
 
+def test_each_expert_has_the_symmetry_of_its_adapter() -> None:
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes, vocab_size=30, num_hidden_layers=1, num_local_experts=4)
+    torch.manual_seed(0)
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    network = transformers.MixtralForCausalLM(config)
+    model = adapted(network, target_modules=[], target_parameters=parameters, task_type="CAUSAL_LM")
+    inputs = {"input_ids": torch.randint(30, (2, 9))}
+    found = tuple(pair for pair in find_symmetries(model, inputs).pairs if pair.kind == ADAPTER)
+    assert [str(pair.group) for pair in found] == ["GL(3)^4"] * 2
+    assert verified(model, inputs, Symmetries(found))
+
+
 def down(*others: str, change: Callable[[Any], object] = id, **settings: Any) -> Any:
     """A small Llama whose MLP reads its neurons with adapters, after a change."""
     model = adapted("llama", *others, target_modules=["down_proj"], **settings)
