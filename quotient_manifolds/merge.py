@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.linalg import product_svd
-from quotient_manifolds.load.adapters import LoraAdapter, base_of, names_of, read_lora, write_adapter
+from quotient_manifolds.load.adapter_names import renamed_module, targets
+from quotient_manifolds.load.adapters import attached, base_of, empty_base, present_module, resize
+from quotient_manifolds.load.huggingface import renamings
+from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora, write_adapter
 from quotient_manifolds.messages import brief, shown
 
 __all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]
@@ -100,7 +105,10 @@ def merge_adapters(
     adapters: directories of peft, at least one. weights: a number for each, 1/k by default; they are not normalised,
     as in peft's `add_weighted_adapter`: [1, 1] adds, [1, -1] subtracts. rank: by
     default the largest that the adapters have in the module; a module has no more than its size allows and than all
-    adapters together have. An adapter without an update for a module counts as 0 there.
+    adapters together have. An adapter without an update for a module counts as 0 there; a UserWarning says so.
+
+    Names are those of the base model, also of modules that transformers has renamed since an adapter was trained. If
+    the base model is on this machine, and peft installed, every tensor of the result is seen to arrive in it.
 
     What is stored as it is and not as an update (heads and other `modules_to_save`, biases, embeddings) must be in all
     adapters. It stays where it is the same in all; else it becomes the weighted mean, for which weights must sum to 1.
@@ -111,15 +119,19 @@ def merge_adapters(
 
     Raises ValueError in one sentence: adapters of different base models or tasks, kinds other than LoRA, DoRA, starts
     that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a
-    rank below 1 or above what any module allows.
+    rank below 1 or above what any module allows, updates of modules that the base model does not have.
     """
     if not isinstance(adapters, (list, tuple)) or not adapters:
         raise ValueError(
             f"adapters must be a list of one or more directories. Found {brief(adapters)}: give a list, also of one"
         )
     given = _weights(weights, len(adapters))
-    read = [read_lora(expanded(os.fspath(each))) for each in adapters]
-    _check_same_base(read)
+    as_stored = [read_lora(expanded(os.fspath(each))) for each in adapters]
+    _check_same_base(as_stored)
+    first = as_stored[0]
+    network = empty_base(first.path, first.settings, first.whole)
+    read = _renamed(as_stored, network)
+    _warn_of_modules(read)
     sizes = {name: _size(name, read) for name in sorted({name for adapter in read for name in adapter.updates})}
     most = max(min(size) for size in sizes.values())
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most):
@@ -130,7 +142,11 @@ def merge_adapters(
         module, stored = _merged(name, size, read, given, rank)
         modules.append(module)
         tensors |= stored
-    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), given)
+    settings = _settings(read, modules, network, keep=read == as_stored)
+    if network is not None and (base := base_of(first.path)) and find_spec("peft"):
+        resize(network, tensors)
+        attached(network, settings, tensors, base, "merged adapter for the model")
+    return MergedAdapter(settings, tensors, tuple(modules), given)
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
@@ -165,6 +181,37 @@ def _bases(*both: LoraAdapter) -> tuple[Any, ...]:
     if None not in here:
         return tuple(os.fspath(each.resolve()) for each in here if each is not None)
     return tuple(each.settings.get("base_model_name_or_path") for each in both)
+
+
+def _renamed(read: Sequence[LoraAdapter], network: nn.Module | None) -> list[LoraAdapter]:
+    """Return adapters with the present names of modules: those of the base, or of transformers' types of models.
+
+    Without the base, a type of model whose renamings make modules of several adapters one tells them, if one of the
+    adapters has the present names already.
+    """
+    if network is not None:
+        return [adapter.renamed(present_module(network)) for adapter in read]
+    sets = [frozenset(adapter.updates) for adapter in read]
+    fewest, found = len(frozenset().union(*sets)), None
+    for rename in renamings() if len(set(sets)) > 1 else ():
+        renamed = [frozenset(renamed_module(module, rename) for module in each) for each in sets]
+        if len(count := frozenset().union(*renamed)) < fewest and any(map(frozenset.__eq__, renamed, sets)):
+            fewest, found = len(count), rename
+    if found is None:
+        return list(read)
+    return [adapter.renamed(lambda module: renamed_module(module, found)) for adapter in read]
+
+
+def _warn_of_modules(read: Sequence[LoraAdapter]) -> None:
+    every = {name for adapter in read for name in adapter.updates}
+    lacking = [(adapter.path, sorted(every - adapter.updates.keys())) for adapter in read]
+    if found := [f"{shown(path)} without {len(names)} (such as {shown(names[0])})" for path, names in lacking if names]:
+        warnings.warn(
+            f"adapters should have updates of the same modules. Found {', '.join(found)} of {len(every)} modules: an "
+            "update that an adapter lacks counts as 0",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
@@ -232,8 +279,13 @@ def _rounded(value: Tensor, like: Sequence[Tensor], name: str) -> Tensor:
     return rounded
 
 
-def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> dict[str, Any]:
-    """Return the settings of the first adapter, with ranks, scales and targets of the merged one."""
+def _settings(
+    read: Sequence[LoraAdapter], modules: Sequence[MergedModule], network: nn.Module | None, *, keep: bool
+) -> dict[str, Any]:
+    """Return the settings of the first adapter, with ranks, scales and targets of the merged one.
+
+    The targets stay if `keep`, and they are the same in all.
+    """
     settings = dict(read[0].settings)
     r = max(module.rank for module in modules)
     lower = {_pattern(module.name, modules): module.rank for module in modules if module.rank < r}
@@ -241,9 +293,11 @@ def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> d
     # How an adapter is started, which is over.
     settings |= {"init_lora_weights": True, "inference_mode": True, "loftq_config": {}}
     settings |= dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"))
-    if any(_targets(adapter.settings) != _targets(settings) for adapter in read):
+    if not keep or any(_targets(adapter.settings) != _targets(settings) for adapter in read):
         settings |= dict.fromkeys(TARGETS)
-        settings["target_modules"] = [module.name for module in modules]
+        names = [module.name for module in modules]
+        among = names if network is None else [name for name, _ in network.named_modules()]
+        settings["target_modules"] = targets(names, names, among)
     return settings
 
 

@@ -65,6 +65,7 @@ def trained(
         kind = settings.pop("kind", peft.LoraConfig)
         if kind is peft.LoraConfig:
             settings = {"r": 2, **settings}
+        torch.manual_seed(seed)
         model = peft.get_peft_model(network, kind(**settings))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():

@@ -1,15 +1,10 @@
-"""Read and write directories of peft: an adapter on the base model that it names, and LoRA's updates alone."""
+"""Read directories of peft: an adapter on the base model that it names, every tensor of the file seen to arrive."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import re
-import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import needs
-from quotient_manifolds.files import expanded, new_directory
+from quotient_manifolds.files import expanded
+from quotient_manifolds.load.adapter_names import (
+    PREFIX,
+    check_rank,
+    is_update,
+    present_names,
+    renamed_module,
+    split,
+    targets,
+    value_of,
+)
 from quotient_manifolds.load.huggingface import (
     OWN_CODE,
     check_config,
-    check_patterns,
+    empty_model,
     load_pretrained,
     loading,
     read_object,
     read_tensors,
+    renaming,
     shapes_in,
     without_weights,
 )
@@ -42,18 +48,7 @@ TASKS = {
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
     "FEATURE_EXTRACTION": "AutoModel",
 }
-PREFIX = "base_model.model."  # of the names in an adapter's file
 HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
-# What follows the module's name in the names of its two factors: of layers, and of embeddings.
-FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
-# Settings of peft with which the weight of a module does not become W + scale B A.
-OTHER_FUNCTIONS = (
-    *("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config", "kasa_config"),
-    *("monteclora_config", "use_bdlora", "target_parameters", "trainable_token_indices", "layer_replication"),
-    *("megatron_config", "ensure_weight_tying"),
-)
-# With other starts (pissa, olora, corda, loftq, ...) peft changes the base weight when it loads the adapter.
-PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 def load_directory(path: Path) -> nn.Module:
@@ -73,24 +68,39 @@ def load_adapter(path: Path) -> nn.Module:
     """
     settings, saved = read_adapter(path)
     base = base_directory(path, settings)
-    trained = settings.get("auto_mapping")  # the class that the adapter was trained on, where its task names none
-    named = trained.get("base_model_class") if isinstance(trained, dict) else None
-    heads = [len(value) for name, value in saved.items() if name.endswith(HEADS) and value.ndim == 2]
-    network = load_pretrained(
-        base,
-        architecture=TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None),
-        settings={"num_labels": heads[0]} if heads else {},  # the base gets as many classes as the head saved with it
-        instead={name.removeprefix(PREFIX): value for name, value in saved.items()},
-    )
-    model = _with_adapter(network, path, set(saved), base)
+    architecture, own = choices(settings, saved)
+    stored = {".".join((split(name)[0], name.rpartition(".")[2])): value for name, value in saved.items()}
+    network = load_pretrained(base, architecture=architecture, settings=own, instead=stored)
+    tensors = {name: saved[old] for old, name in present_names(saved, present_module(network)).items()}
+    if missing := resize(network, tensors):
+        raise ValueError(f"The adapter in {path} has another vocabulary than {base}, but lacks parameter {missing[0]}.")
+    model = attached(network, settings, tensors, path)
     model.directories = [path, base]  # where a tokenizer or an image processor may be
     return model.eval()
+
+
+def choices(settings: Mapping[str, Any], saved: Mapping[str, Tensor]) -> tuple[str | None, dict[str, Any]]:
+    """Return the class of the base model that an adapter was trained on, None if it does not say, and its settings."""
+    trained = settings.get("auto_mapping")  # the class, where the task names none
+    named = trained.get("base_model_class") if isinstance(trained, dict) else None
+    heads = [len(value) for name, value in saved.items() if name.endswith(HEADS) and value.ndim == 2]
+    architecture = TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None)
+    # The base gets as many classes as the head saved with it.
+    return architecture, {"num_labels": heads[0]} if heads else {}
+
+
+def empty_base(path: Path, settings: Mapping[str, Any], saved: Mapping[str, Tensor]) -> nn.Module | None:
+    """Return the base model of an adapter without its values; None if it is not here, or not one of transformers."""
+    base = base_of(path)
+    try:
+        return None if base is None else empty_model(base, *choices(settings, saved))
+    except (ValueError, ImportError):
+        return None
 
 
 def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the settings and the tensors in a directory of peft, whatever they are."""
     settings = read_object(path / SETTINGS)
-    check_patterns(settings, str(path / SETTINGS))
     if not (path / WEIGHTS).is_file():
         raise ValueError(without_weights(path))
     check_config(settings, shapes_in([path / WEIGHTS]), str(path / SETTINGS))
@@ -126,154 +136,164 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
     )
 
 
-def _with_adapter(network: nn.Module, path: Path, saved: set[str], base: Path) -> Any:
-    with needs(f"{path} is an adapter of {base}, which", "peft", "peft"):
-        from peft import PeftModel
-        from peft.utils import get_peft_model_state_dict
-    with warnings.catch_warnings(), loading("adapter", path):
+def present_module(network: nn.Module) -> Callable[[str], str]:
+    """Return the function from the name of a module in a file to its name in the network.
+
+    A name that the network does not have is one of an earlier version of transformers, whose own renamings tell the
+    present one.
+    """
+    names, rename = {name for name, _ in network.named_modules()}, renaming(network)
+
+    def present(module: str) -> str:
+        found = module if module in names else renamed_module(module, rename)
+        return found if found in names else module
+
+    return present
+
+
+def attached(
+    network: nn.Module, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path, what: str = "adapter"
+) -> Any:
+    """Return the peft model of a network and an adapter, whose tensors have names of the network.
+
+    peft is told modules and ranks that the tensors have. Raises ValueError in one sentence, on `what` in `path`, if a
+    parameter of the adapter is not among the tensors, or one of them is not in the model afterwards, with its values.
+    """
+    with needs(f"{path} is an {what} of {getattr(network, 'name_or_path', None)}, which", "peft", "peft"):
+        from peft import PeftConfig, get_peft_model
+        from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+    with warnings.catch_warnings(), loading(what, path):
         warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
+        config = PeftConfig.from_peft_type(**_resolved(settings, tensors, network, str(path / SETTINGS)))
+        model = get_peft_model(network, config)
+        config.base_model_name_or_path = settings.get("base_model_name_or_path")
         try:
-            model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
-            wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+            set_peft_model_state_dict(model, dict(tensors))
         except KeyError as error:  # peft looks up each parameter that it expects
             raise ValueError(f"it lacks parameter {first_line(error)}.") from error
-    for odd, verb in ((sorted(wanted - saved), "lacks"), (sorted(saved - wanted), "has the unexpected")):
-        if odd:
-            raise ValueError(f"The adapter in {path} {verb} parameter {odd[0]} (one of {len(odd)}).")
+        expected = _converted(model, config, tensors)
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    _check_arrival(model, own, expected, f"{what} in {path}")
     return model
 
 
-# ---- the updates of LoRA, without peft and without the base
-
-
-@dataclass(frozen=True)
-class LowRankUpdate:
-    """Hold the update scale * B A of one module's weight, its factors shaped as they are stored.
-
-    B (n, r) and A (r, m); of a convolution B (n, r, 1, ...) and A (r, channels, height, ...); of an embedding the
-    update is the transpose, with m the number of tokens.
-    """
-
-    B: Tensor
-    A: Tensor
-    scale: float
-    embedding: bool = False
-
-    @property
-    def rank(self) -> int:
-        return self.A.shape[0]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return (n, m), the size of the update as a matrix."""
-        return self.B.shape[0], math.prod(self.A.shape[1:])
-
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Return B (n, r) and A (r, m) as matrices."""
-        return self.B.reshape(self.B.shape[0], -1), self.A.reshape(self.rank, -1)
-
-
-@dataclass(frozen=True)
-class LoraAdapter:
-    """Hold what is in a directory of a LoRA adapter: settings, update of each module, tensors that are stored whole.
-
-    `whole` has heads (modules_to_save), biases and embeddings, by their names in the file.
-    """
-
-    path: Path
-    settings: dict[str, Any]
-    updates: dict[str, LowRankUpdate]
-    whole: dict[str, Tensor]
-
-
-def read_lora(path: Path) -> LoraAdapter:
-    """Return the LoRA adapter in a directory of peft, with the scale of each update worked out as peft does it.
-
-    Raises ValueError in one sentence for anything but plain LoRA, for a factor without partner, for shapes that do not
-    fit, and for numbers that are not finite.
-    """
-    if not (path / SETTINGS).is_file():
-        raise ValueError(f"No adapter at {path}: expected a directory with {SETTINGS} and {WEIGHTS}.")
-    settings, tensors = read_adapter(path)
-    start = settings.get("init_lora_weights", True)
-    if settings.get("peft_type") != "LORA":
-        raise ValueError(f"{path} is an adapter of peft of kind {settings.get('peft_type')!r}: expected LORA.")
-    if other := [name for name in OTHER_FUNCTIONS if settings.get(name) not in (None, False, [], {})]:
-        raise ValueError(f"{path} is no plain LoRA adapter, whose updates add up: it has {other[0]}.")
-    if start not in PLAIN_STARTS:
-        raise ValueError(
-            f"{path} was started with init_lora_weights = {brief(start)}, which may change the base weights "
-            "too: save it as plain LoRA, by save_pretrained with path_initial_model_for_weight_conversion."
-        )
-    file = path / WEIGHTS
-    for name, value in tensors.items():
-        if not value.is_floating_point() or value.dtype.itemsize < 2:
+def _check_arrival(model: nn.Module, own: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    state = model.state_dict()
+    unnamed = {".".join(part for part in name.split(".") if part != "default"): value for name, value in state.items()}
+    arrived = {**state, **unnamed, **own}
+    for odd, verb in (
+        (sorted(own.keys() - expected.keys()), "lacks"),
+        (sorted(expected.keys() - arrived.keys()), "has the unexpected"),
+    ):
+        if odd:
+            raise ValueError(f"The {what} {verb} parameter {odd[0]} (one of {len(odd)}).")
+    for name, value in expected.items():
+        if not torch.equal(arrived[name], value.to(arrived[name])):
             raise ValueError(
-                f"{file} must hold floating-point numbers of 16 bits or more. Found {name} in {value.dtype}."
+                f"Every tensor of the {what} must arrive in the model. Found other values of {name} in it: "
+                f"load it on another version of peft or transformers, or {OWN_CODE}."
             )
-        if not torch.isfinite(value).all():
-            raise ValueError(f"{file} has NaN or infinity in {name}.")
-    updates: dict[str, LowRankUpdate] = {}
-    for embedding, ends in enumerate(FACTORS):
-        stems = [{name.removesuffix(end) for name in tensors if name.endswith(end)} for end in ends]
-        for stem in sorted(stems[0] ^ stems[1]):
-            raise ValueError(f"{file} lacks parameter {stem + ends[stem in stems[0]]}.")
-        for stem in sorted(stems[0]):
-            A, B = (tensors[stem + end] for end in ends)
-            module = stem.removeprefix(PREFIX)
-            convolution = B.ndim > 2 and A.ndim == B.ndim and set(B.shape[2:]) == {1}
-            if not (A.ndim == B.ndim == 2 or convolution) or A.shape[0] != B.shape[1] or not A.numel() * B.numel():
-                raise ValueError(
-                    f"{file} has A of shape {tuple(A.shape)} and B of shape {tuple(B.shape)} for {module}: expected "
-                    "(r, m) and (n, r), or those of a convolution without groups."
-                )
-            updates[module] = LowRankUpdate(B, A, _scale(module, A.shape[0], settings, path), bool(embedding))
-    if not updates:
-        raise ValueError(f"{file} has no update: expected tensors named ...lora_A.weight.")
-    paired = {key for module, update in updates.items() for key in names_of(module, update.embedding)}
-    whole = {name: value for name, value in tensors.items() if name not in paired}
-    if odd := sorted(name for name in whole if ".lora_" in name or ".token_adapter" in name):
-        raise ValueError(f"{file} has {odd[0]}, which is no part of plain LoRA (of DoRA, for example).")
-    return LoraAdapter(path, settings, updates, whole)
 
 
-def names_of(module: str, embedding: bool) -> tuple[str, str]:
-    """Return the names of A and B of a module in an adapter's file."""
-    A, B = FACTORS[embedding]
-    return f"{PREFIX}{module}{A}", f"{PREFIX}{module}{B}"
-
-
-def write_adapter(directory: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write an adapter of peft to a new directory, which is complete or not there at all.
-
-    Raises ValueError unless `directory` is new, in one that exists.
-    """
-    from safetensors.torch import save_file
-
-    with new_directory(directory) as fresh:
-        (fresh / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        plain = {name: value.contiguous() for name, value in tensors.items()}
-        save_file(plain, os.fspath(fresh / WEIGHTS), metadata={"format": "pt"})
-
-
-def _scale(module: str, rank: int, settings: Mapping[str, Any], path: Path) -> float:
-    """Return alpha / r or, with rsLoRA, alpha / sqrt(r), as peft's LoraLayer.update_layer has it."""
-    r = _matched(module, "rank_pattern", settings.get("r", 8), settings, path)
-    alpha = _matched(module, "alpha_pattern", settings.get("lora_alpha", 8), settings, path)
-    if r != rank:
-        raise ValueError(f"{path} has factors of rank {rank} for {module}, but {SETTINGS} says {r:g}.")
-    return alpha / math.sqrt(r) if settings.get("use_rslora") else alpha / r
-
-
-def _matched(module: str, pattern: str, default: Any, settings: Mapping[str, Any], path: Path) -> float:
-    """Return the value of the first key that matches the end of the module's name, as peft's get_pattern_key has it."""
-    given = settings.get(pattern) or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"{pattern} in {path / SETTINGS} must be a dict of numbers. Found {brief(given)}.")
+def _converted(model: Any, config: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors as peft puts them into the model: it stacks experts that were modules of their own."""
     try:
-        value = next((own for key, own in given.items() if re.match(rf"(.*\.)?({key})$", module)), default)
-    except re.error as error:
-        raise ValueError(f"{pattern} in {path / SETTINGS} has a key that is no regular expression: {error}.") from error
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise ValueError(f"Rank and alpha in {path / SETTINGS} must be numbers. Found {brief(value)}.")
-    return value
+        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
+    except ImportError:  # of versions that convert nothing
+        return tensors
+    converted: dict[str, Tensor] = convert_peft_adapter_state_dict_for_transformers(model, config, dict(tensors))
+    return converted
+
+
+def resize(network: Any, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Give a network the vocabulary of an adapter that has its embeddings in another size.
+
+    Returns the parameters with new rows that the adapter does not have.
+    """
+    try:
+        both = [each for each in (network.get_input_embeddings(), network.get_output_embeddings()) if each is not None]
+    except NotImplementedError:  # of a network without words
+        return []
+    names = [name for name, module in network.named_modules() if any(module is each for each in both)]
+    whole = {name: value for name, value in tensors.items() if name.endswith("weight") and not is_update(name)}
+    words = {split(name)[0]: len(value) for name, value in whole.items() if split(name)[0] in names}
+    if len(set(words.values())) != 1 or {*words.values()} == {len(each.weight) for each in both}:
+        return []
+    tied = both[0].weight is both[-1].weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of new rows, which the adapter has
+        network.resize_token_embeddings(*set(words.values()), mean_resizing=False)
+    return [] if tied else [f"{PREFIX}{name}.weight" for name in names if name not in words]
+
+
+# ---- settings in which peft finds no stranger's expression
+
+
+def _resolved(
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    network: nn.Module,
+    where: str,
+) -> dict[str, Any]:
+    """Return the settings with modules and ranks as the tensors have them, in place of expressions."""
+    names = [name for name, _ in network.named_modules() if name]
+    parameters = _targeted_parameters(settings, network)
+    modules = {split(name)[0] for name in tensors if is_update(name)} - set(parameters.values())
+    present = present_module(network)
+    resolved = {key: value for key, value in settings.items() if key != "runtime_config"} | {"inference_mode": False}
+    resolved["target_modules"] = targets(settings.get("target_modules"), modules, names)
+    resolved |= {key: None for key in ("exclude_modules", "layers_to_transform", "layers_pattern") if key in settings}
+    if isinstance(whole := settings.get("modules_to_save"), list):
+        ends = [key if any(name.endswith(key) for name in names) else present(key) for key in map(str, whole)]
+        resolved["modules_to_save"] = [key for key in ends if any(name.endswith(key) for name in names)]
+    if settings.get("peft_type") == "IA3":
+        resolved["feedforward_modules"] = _feedforward(settings, tensors, where)
+    elif settings.get("peft_type") == "ADALORA":
+        resolved["alpha_pattern"] = {}  # which it does not read
+        for key in settings.get("rank_pattern") or ():
+            if not re.fullmatch(r"[\w.]+", str(key)):
+                raise ValueError(f"rank_pattern in {where} must have names of parameters as keys. Found {brief(key)}.")
+    else:
+        resolved |= _ranks_and_alphas(settings, tensors, [*modules, *parameters], where)
+    return resolved
+
+
+def _targeted_parameters(settings: Mapping[str, Any], network: nn.Module) -> dict[str, str]:
+    """Return the module of each parameter that has an update itself, as those of experts."""
+    given = settings.get("target_parameters")
+    keys = tuple(str(key) for key in given) if isinstance(given, list) else ()
+    own = ((f"{name}.{each}", name) for name, module in network.named_modules() for each in module._parameters)
+    return {name: module for name, module in own if name in keys or name.endswith(tuple(f".{key}" for key in keys))}
+
+
+def _ranks_and_alphas(
+    settings: Mapping[str, Any], tensors: Mapping[str, Tensor], keys: list[str], where: str
+) -> dict[str, Any]:
+    """Return settings that give each module by its whole name its rank, which its factors have, and its alpha."""
+    shown = "lora_alpha" if settings.get("peft_type") == "LORA" else "alpha"
+    defaults = {"rank_pattern": settings.get("r", 8), "alpha_pattern": settings.get(shown, 8)}
+    ends = ("lora_A.weight", "lora_embedding_A")
+    ranks = {split(name)[0]: len(value) for name, value in tensors.items() if split(name)[1] in ends}
+    found: dict[str, dict[str, float]] = {pattern: {} for pattern in defaults}
+    for key in keys:
+        if key in ranks:
+            check_rank(key, ranks[key], settings, where)
+        for pattern, default in defaults.items():
+            known = ranks.get(key) if pattern == "rank_pattern" else None
+            value = value_of(key, settings, pattern, default, where) if known is None else known
+            if value != default:
+                found[pattern][f"^{re.escape(key)}"] = value
+    return dict(found)
+
+
+def _feedforward(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> list[str]:
+    """Return the modules whose inputs IA3 scales, the others' outputs: their vectors are rows, and not columns."""
+    given = settings.get("feedforward_modules") or []
+    if not isinstance(given, str):
+        return [str(key) for key in given]
+    vectors = {split(name)[0]: value for name, value in tensors.items() if is_update(name)}
+    if odd := [name for name, value in vectors.items() if value.ndim != 2]:
+        raise ValueError(
+            f"feedforward_modules in {where} must be a list of names where convolutions are scaled. Found {odd[0]}."
+        )
+    return sorted(name for name, value in vectors.items() if len(value) == 1)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import needs
@@ -28,9 +28,6 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 OWN_CODE = "build such a model in a function and give package.module:function"
 
 MANY = 10_000  # classes or layers that any configuration may have; more only if the weights have as many
-# Settings of peft that are matched with the names of modules as regular expressions, and how many repeats one may have.
-PATTERNS = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern")
-REPEATS = 4
 
 _LOCK = threading.RLock()
 
@@ -51,12 +48,8 @@ def load_pretrained(
     Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, far more
     layers or classes than the files have, and anything that would have to be fetched from a network.
     """
-    settings, instead, config = settings or {}, instead or {}, read_config(path)
-    if config.get("transformers_weights") not in (None, WEIGHTS, INDEX):  # which may name pickles
-        raise ValueError(f"{path / 'config.json'} must leave its weights in {WEIGHTS}. Found others named there.")
-    check_config({**config, **settings}, shapes_in(_weight_files(path)), str(path / "config.json"))
-    named = config.get("architectures") or ["AutoModel"]
-    name: Any = architecture or (named[0] if isinstance(named, list) else named)
+    settings, instead = settings or {}, instead or {}
+    name, model_class = _checked(path, architecture, settings)
     options = {
         **LOCAL,
         **settings,
@@ -64,7 +57,6 @@ def load_pretrained(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
-    model_class = _model_class(name, path)
     with loading(name, path):
         model, info = model_class.from_pretrained(os.fspath(path), **options)
     mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
@@ -80,6 +72,64 @@ def load_pretrained(
         )
     model.load_state_dict({key: instead[key] for key in (*info["missing_keys"], *mismatched)}, strict=False)
     return model.eval()
+
+
+def empty_model(path: Path, architecture: str | None, settings: Mapping[str, Any]) -> nn.Module:
+    """Return the model that load_pretrained returns, with memory that nobody has written to: of most none is used."""
+    name, model_class = _checked(path, architecture, settings)
+    with loading(name, path):
+        config = transformers_library().AutoConfig.from_pretrained(os.fspath(path), **LOCAL, **settings)
+        with torch.device("meta"):
+            build = getattr(model_class, "_from_config", None) or model_class.from_config
+            model = build(config)
+        model.to_empty(device="cpu").tie_weights()
+    return model.eval()
+
+
+def _checked(path: Path, architecture: str | None, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the name of the class of a directory's model, and the class, once its configuration can be trusted."""
+    config = read_config(path)
+    if config.get("transformers_weights") not in (None, WEIGHTS, INDEX):  # which may name pickles
+        raise ValueError(f"{path / 'config.json'} must leave its weights in {WEIGHTS}. Found others named there.")
+    check_config({**config, **settings}, shapes_in(_weight_files(path)), str(path / "config.json"))
+    named = config.get("architectures") or ["AutoModel"]
+    name: Any = architecture or (named[0] if isinstance(named, list) else named)
+    return name, _model_class(name, path)
+
+
+# ---- names of parameters
+
+
+def renaming(network: nn.Module) -> Callable[[str], str]:
+    """Return the function from names of parameters in earlier versions of transformers to those in a network."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # before version 5
+        return lambda name: name
+    return _renames(get_model_conversion_mapping(network))
+
+
+def renamings() -> Iterator[Callable[[str], str]]:
+    """Yield such a function for each type of model that transformers knows, of models with a head."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    except ImportError:
+        return
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    for kind, inside in MODEL_MAPPING_NAMES.items():
+        steps, inner = (get_checkpoint_conversion_mapping(each) or () for each in (kind, inside))
+        for step in inner:  # as get_model_conversion_mapping has those of the model inside the one with a head
+            step.scope_prefix, step.base_model_prefix = "", "model"
+        if steps or inner:
+            yield _renames([*steps, *inner])
+
+
+def _renames(steps: Iterable[Any]) -> Callable[[str], str]:
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renaming = [step for step in steps if isinstance(step, WeightRenaming)]
+    return lambda name: rename_source_key(name, renaming, [])[0]
 
 
 @contextmanager
@@ -226,23 +276,6 @@ def check_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         counts = name in ("num_labels", "r") or "layer" in name
         if counts and isinstance(value, (int, float)) and value > most:
             raise ValueError(f"{name} in {where} must be at most {most}, as large as its weights are. Found {value}.")
-
-
-def check_patterns(settings: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError if peft would match names of modules by an expression whose time may grow without bound.
-
-    Python's `re` tries all ways to split a name among repeats: exponentially many where a group is repeated that
-    itself repeats or chooses, a power of the length where repeats stand side by side.
-    """
-    for key in PATTERNS:
-        given = settings.get(key) or ()
-        for pattern in [given] if isinstance(given, str) else given if isinstance(given, (list, dict)) else ():
-            repeats = re.findall(r"(?<!\()[*+?{][?+]?", str(pattern))
-            if re.search(r"\)[*+{]", str(pattern)) or len(repeats) > REPEATS:
-                raise ValueError(
-                    f"{key} in {where} must be simple expressions. Found {brief(pattern)}, which may take for ever: "
-                    "name the modules instead."
-                )
 
 
 @contextmanager

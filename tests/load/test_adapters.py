@@ -115,7 +115,7 @@ FILES: dict[str, dict[str, Any]] = {
     "embeddings saved": {"target_modules": ["q_proj"], "embeddings": True},
     "more words": {"target_modules": ["q_proj"], "words": 34},
     "fewer words": {"target_modules": ["q_proj"], "words": 26},
-    "more words, the embedding": {"target_modules": ["embed_tokens"], "words": 34},
+    "more words, embeddings": {"target_modules": ["embed_tokens", "lm_head"], "words": 34},
     "more words, trained whole": {
         "target_modules": ["q_proj"], "words": 34, "modules_to_save": ["embed_tokens", "lm_head"]
     },
@@ -149,8 +149,24 @@ def test_what_peft_writes_is_read(file: str, tied: bool, tmp_path: Path) -> None
     assert peft_files.logits(loaded).equal(peft_files.logits(model))
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     assert {name for name, value in loaded.named_parameters() if value.requires_grad} == trained
-    loaded.save_pretrained(tmp_path / "again", save_embedding_layers=FILES[file].get("embeddings", "auto"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # peft says when it saves embeddings
+        loaded.save_pretrained(tmp_path / "again", save_embedding_layers=FILES[file].get("embeddings", "auto"))
     assert peft_files.logits(load_model(tmp_path / "again")).equal(peft_files.logits(model))
+
+
+def test_rows_of_a_larger_vocabulary_that_peft_did_not_save_are_missed(tmp_path: Path) -> None:
+    base, settings = peft_files.language(tmp_path / "base"), {"target_modules": ["embed_tokens"], "words": 34}
+    peft_files.trained(base, tmp_path / "adapter", task_type="CAUSAL_LM", **settings)
+    with pytest.raises(
+        ValueError, match=r"another vocabulary than .*base, but lacks parameter .*lm_head\.weight\.$"
+    ) as caught:
+        load_model(tmp_path / "adapter")
+    assert one_sentence(str(caught.value))
+    model = peft_files.trained(
+        peft_files.language(tmp_path / "base", tied=True), tmp_path / "tied", task_type="CAUSAL_LM", **settings
+    )
+    assert peft_files.logits(load_model(tmp_path / "tied")).equal(peft_files.logits(model))
 
 
 def test_experts_are_read(tmp_path: Path) -> None:
