@@ -100,7 +100,7 @@ def _checked(path: Path, architecture: str | None, settings: Mapping[str, Any]) 
 # ---- names of parameters
 
 
-def renaming(network: nn.Module) -> Callable[[str], str]:
+def renaming(network: Any) -> Callable[[str], str]:
     """Return the function from names of parameters in earlier versions of transformers to those in a network."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping

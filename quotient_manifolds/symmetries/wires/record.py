@@ -148,13 +148,18 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Numbers(TorchFunctionMode):
-    """Read numbers of the tensors that are recorded: functionalization has no memory in which torch looks for them."""
+    """Read numbers of the tensors that are recorded: functionalization has no memory in which torch looks for them.
+
+    Nor does it know of gradients, so a tensor that the model wants to have one is left as it is.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.requires_grad_, Tensor.retain_grad):
+            return args[0] if func is Tensor.requires_grad_ else None
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             index = tuple(map(_read, args[1])) if isinstance(args[1], tuple) else _read(args[1])
             args = (args[0], index, *args[2:])
