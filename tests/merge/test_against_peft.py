@@ -266,3 +266,17 @@ def test_a_merge_that_does_not_arrive_is_seen(tmp_path: Path, monkeypatch: pytes
     assert one_sentence(str(said.value))
     monkeypatch.setitem(sys.modules, "peft", None)  # without it there is nothing to see it in
     assert len(qm.merge_adapters([tmp_path / "one"]).modules) == 2
+
+
+def test_values_that_do_not_arrive_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = peft_files.language(tmp_path / "base")
+    peft_files.trained(base, tmp_path / "one", task_type="CAUSAL_LM", target_modules=["q_proj"])
+    put = peft.PeftModel.load_state_dict
+    monkeypatch.setattr(
+        peft.PeftModel,
+        "load_state_dict",
+        lambda self, state, **options: put(self, {name: value + 1 for name, value in state.items()}, **options),
+    )
+    with pytest.raises(ValueError, match=r"merged adapter .*base must arrive in the model") as said:
+        qm.merge_adapters([tmp_path / "one"])
+    assert one_sentence(str(said.value))
