@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from quotient_manifolds.messages import brief
@@ -83,6 +84,7 @@ def names_module(key: Any, module: str) -> bool | None:
     return any(_matches(*choice, module) for choice in choices if choice is not None)
 
 
+@lru_cache(maxsize=4096)
 def _read(choice: str) -> tuple[bool, list[tuple[str, str]]] | None:
     """Return whether a choice starts with the name, and its characters with their repeats; None if it has others."""
     inner = choice[:-1] if choice.endswith("$") and not choice.endswith("\\$") else choice
@@ -93,19 +95,25 @@ def _read(choice: str) -> tuple[bool, list[tuple[str, str]]] | None:
 
 
 def _matches(anchored: bool, atoms: list[tuple[str, str]], name: str) -> bool:
-    ends = {0} if anchored else {0, *(place + 1 for place, character in enumerate(name) if character == ".")}
-
     def step(places: set[int], atom: str) -> set[int]:
         inside = (place for place in places if place < len(name))
-        any_of = {".": lambda _: True, "\\d": str.isdecimal}.get(atom, lambda character: character == atom[-1])
-        return {place + 1 for place in inside if any_of(name[place])}
+        return {place + 1 for place in inside if _takes(atom, name[place])}
 
+    start = len(name) - len(atoms)  # without repeats there is one place to start from
+    places = range(len(name)) if any(repeat for _, repeat in atoms) else range(start, start + 1)
+    ends = {place for place in places if place == 0 or (place > 0 and not anchored and name[place - 1] == ".")}
     for atom, repeat in atoms:
         reached = step(ends, atom)
         while repeat and (more := step(reached, atom) - reached):
             reached |= more
         ends = reached | ends if repeat == "*" else reached
+        if not ends:
+            return False
     return len(name) in ends
+
+
+def _takes(atom: str, character: str) -> bool:
+    return atom == "." or (character.isdecimal() if atom == "\\d" else character == atom[-1])
 
 
 def value_of(module: str, settings: Mapping[str, Any], pattern: str, default: Any, where: str) -> float:

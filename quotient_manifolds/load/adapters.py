@@ -174,6 +174,8 @@ def attached(
         expected = _converted(model, config, tensors)
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
     _check_arrival(model, own, expected, f"{what} in {path}")
+    if hasattr(model.base_model, "_cast_adapter_dtype"):  # as PeftModel.load_adapter ends: AdaLoRA makes new matrices
+        model.base_model._cast_adapter_dtype(adapter_name="default", autocast_adapter_dtype=True)
     return model
 
 
@@ -188,7 +190,8 @@ def _check_arrival(model: nn.Module, own: Mapping[str, Tensor], expected: Mappin
         if odd:
             raise ValueError(f"The {what} {verb} parameter {odd[0]} (one of {len(odd)}).")
     for name, value in expected.items():
-        if not torch.equal(arrived[name], value.to(arrived[name])):
+        found = arrived[name]
+        if found.shape != value.shape or not torch.allclose(found, value.to(found), rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"Every tensor of the {what} must arrive in the model. Found other values of {name} in it: "
                 f"load it on another version of peft or transformers, or {OWN_CODE}."
@@ -211,19 +214,22 @@ def resize(network: Any, tensors: Mapping[str, Tensor]) -> list[str]:
     Returns the parameters with new rows that the adapter does not have.
     """
     try:
-        both = [each for each in (network.get_input_embeddings(), network.get_output_embeddings()) if each is not None]
+        both = (network.get_input_embeddings(), network.get_output_embeddings())
     except NotImplementedError:  # of a network without words
         return []
-    names = [name for name, module in network.named_modules() if any(module is each for each in both)]
+    rows = {
+        name: module.weight
+        for name, module in network.named_modules()
+        if any(module is each for each in both) and isinstance(getattr(module, "weight", None), Tensor)
+    }
     whole = {name: value for name, value in tensors.items() if name.endswith("weight") and not is_update(name)}
-    words = {split(name)[0]: len(value) for name, value in whole.items() if split(name)[0] in names}
-    if len(set(words.values())) != 1 or {*words.values()} == {len(each.weight) for each in both}:
+    words = {split(name)[0]: len(value) for name, value in whole.items() if split(name)[0] in rows}
+    if len({*words.values()}) != 1 or all(len(rows[name]) == size for name, size in words.items()):
         return []
-    tied = both[0].weight is both[-1].weight
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of new rows, which the adapter has
         network.resize_token_embeddings(*set(words.values()), mean_resizing=False)
-    return [] if tied else [f"{PREFIX}{name}.weight" for name in names if name not in words]
+    return [f"{PREFIX}{name}.weight" for name, row in rows.items() if not any(row is rows[other] for other in words)]
 
 
 # ---- settings in which peft finds no stranger's expression
@@ -243,8 +249,11 @@ def _resolved(
     resolved = {key: value for key, value in settings.items() if key != "runtime_config"} | {"inference_mode": False}
     resolved["target_modules"] = targets(settings.get("target_modules"), modules, names)
     resolved |= {key: None for key in ("exclude_modules", "layers_to_transform", "layers_pattern") if key in settings}
-    if isinstance(whole := settings.get("modules_to_save"), list):
-        ends = [key if any(name.endswith(key) for name in names) else present(key) for key in map(str, whole)]
+    if whole := settings.get("modules_to_save"):
+        ends = [
+            key if any(name.endswith(key) for name in names) else present(key)
+            for key in map(str, [whole] if isinstance(whole, str) else whole)
+        ]
         resolved["modules_to_save"] = [key for key in ends if any(name.endswith(key) for name in names)]
     if settings.get("peft_type") == "IA3":
         resolved["feedforward_modules"] = _feedforward(settings, tensors, where)
