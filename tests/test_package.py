@@ -39,6 +39,32 @@ def test_the_import_loads_no_torch_its_modules_no_optional_package_and_its_names
     assert done.stdout.splitlines() == ["False", "", "seen as_pymanopt Recipe"]
 
 
+WITHOUT_DOCSTRINGS = """
+import importlib
+import quotient_manifolds as qm, torch
+for name in {modules}: importlib.import_module(name)
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(40, 3)).eval()
+batches = [(torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0]))]
+for geometry in "adaptive", "inv", "mix":
+    print(qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry, 0.1, steps=2).mean)
+    print(qm.gradient_norm(model, qm.cross_entropy, batches, geometry).mean)
+"""
+
+
+def test_the_package_measures_where_python_drops_docstrings() -> None:
+    """`python -OO` computes what `python` does; the callback needs transformers, which does not import there."""
+    late = tuple(f"quotient_manifolds.{room}" for room in ("callbacks", "__main__"))
+    code = WITHOUT_DOCSTRINGS.format(modules=[name for name in DOTTED if not name.startswith(late)])
+    done = [
+        subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False)
+        for flags in ([], ["-OO"])
+    ]
+    assert [(each.returncode, each.stderr[-2000:]) for each in done] == [(0, "")] * 2
+    assert done[0].stdout == done[1].stdout != ""
+
+
 def declared() -> dict[str, str]:
     """Public names and the modules that the type checker is told they come from."""
     tree = ast.parse(Path(quotient_manifolds.__file__).read_text(encoding="utf-8"))
