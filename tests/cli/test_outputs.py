@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from quotient_manifolds import files
 from quotient_manifolds.load import load_model
 from quotient_manifolds.plots import path_figure
 from tests import hugging_face
-from tests.command_line import MINE, call, refused
+from tests.command_line import call, refused
 from tests.lora_files import random_lora
 
 DIRECTORIES: dict[str, tuple[Any, ...]] = {
@@ -78,16 +76,18 @@ def test_no_work_for_a_place_that_cannot_be_written(
     assert sorted(each.name for each in texts.parent.iterdir() if each != closed) == ["A", "data.jsonl"]
 
 
-@pytest.mark.parametrize("arguments", [*DIRECTORIES.values(), FILES["inspect"]], ids=[*DIRECTORIES, "inspect"])
-@pytest.mark.parametrize("room", [0, 4000])
+@pytest.mark.parametrize(
+    ("name", "room"), [("move", 0), ("move", 2000), ("descend", 2000), ("merge", 0), ("inspect", 0)]
+)
 def test_a_full_disk_is_one_sentence(
-    arguments: tuple[Any, ...], room: int, bert: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, room: int, bert: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    random_lora(texts.parent / "A", {"a": 2, "b": 200}, 0)
+    """With room for small files, safetensors fails, by an error of its own."""
+    random_lora(texts.parent / "A", {"a": 2}, 0)
     monkeypatch.chdir(texts.parent)
     before = sorted(texts.parent.iterdir())
     with full_disk(room):
-        shown = call(*words(arguments, bert, texts.parent, Path("out")))
+        shown = call(*words((DIRECTORIES | FILES)[name], bert, texts.parent, Path("out")))
     refused(shown, "Cannot write out", "File too large")
     assert sorted(texts.parent.iterdir()) == before
 
@@ -144,34 +144,26 @@ def test_a_defect_and_a_reader_who_has_left_stay_what_they_are(error: Exception)
 
 def test_a_link_to_itself(mine: str, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "spec.yaml").write_text(
-        f"checkpoints: {{functions: ['{mine}:encoder']}}\ndata: {mine}:batches\n"
-        "measures: [{measure: gradient-norm, geometry: euclidean}]\n"
-    )
-    refused(call("compare", tmp_path / "spec.yaml", "--out", tmp_path / "loop"), "loop")
+    what = ("measure", f"{mine}:encoder", "--data", f"{mine}:batches", "--radius", 0.1)
+    refused(call(*what, "--out", tmp_path / "loop"), "loop")
     refused(call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--out", tmp_path / "loop"), "loop")
     refused(call("move", hugging_face.gpt2(tmp_path / "gpt2"), tmp_path / "loop"), "loop")
     assert (tmp_path / "loop").is_symlink()
 
 
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="a file system without devices")
-def test_a_pipe_and_a_device_are_written_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-
-    def inspected(place: str) -> subprocess.CompletedProcess[str]:
-        """Standard output is a pipe."""
-        given = ["inspect", "mine:layer", "--inputs", "mine:inputs", "--out", place, "--quiet"]
-        command = [sys.executable, "-m", "quotient_manifolds", *given]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
-
-    done = inspected("/dev/stdout")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["model"] == "mine:layer"
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="a system without names for pipes")
+def test_a_pipe_and_a_device_are_written_as_they_are(mine: str) -> None:
+    """As in `--out /dev/stdout | cat`: a link that leads to no name."""
+    given = ("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--quiet", "--out")
+    end, begin = os.pipe()
+    shown = call(*given, f"/dev/fd/{begin}")
+    os.close(begin)
+    with os.fdopen(end) as pipe:
+        assert json.loads(pipe.read())["model"] == f"{mine}:layer", shown.output
+    assert (shown.exit_code, shown.output) == (0, "")
     if Path("/dev/full").exists():
-        done = inspected("/dev/full")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.splitlines() == ["Error: Cannot write /dev/full: No space left on device"]
+        shown = call(*given, "/dev/full")
+        assert (shown.exit_code, shown.output) == (2, "Error: Cannot write /dev/full: No space left on device\n")
 
 
 def test_names_as_long_as_they_may_be(tmp_path: Path) -> None:
@@ -204,3 +196,12 @@ def test_what_is_written_loads(bert: Path, tmp_path: Path) -> None:
     assert call(*words(DIRECTORIES["descend"], bert, tmp_path, tmp_path / "out")).exit_code == 0
     assert json.loads((tmp_path / "out" / "orbit.json").read_text())["for"] == "sparsity"
     load_model(tmp_path / "out")
+
+
+def test_reports_are_tried_before_anything_is_measured(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    monkeypatch.setattr("quotient_manifolds.compare.run.with_radii", lambda *_: 1 / 0)
+    what = ("measure", f"{mine}:encoder", "--data", f"{mine}:batches", "--radius", 0.1, "--out", tmp_path / "out")
+    refused(call(*what), "Cannot write", "report.html: it is a directory")
