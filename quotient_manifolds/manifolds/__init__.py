@@ -1,6 +1,13 @@
 """Provide quotient manifolds of neural-network symmetries, as `geoopt.Manifold` subclasses."""
 
+import sys
+import types
 import warnings
+
+if sys.flags.optimize > 1:  # geoopt 0.5.1 edits docstrings when it is imported, and `python -OO` drops them
+    _docutils = types.ModuleType("geoopt.docutils")
+    _docutils.insert_docs = lambda *_: lambda function: function  # type: ignore[attr-defined]
+    sys.modules.setdefault(_docutils.__name__, _docutils)
 
 with warnings.catch_warnings():
     # geoopt 0.5.1 scripts its helpers when it is first imported, which is here; torch 2.13 deprecates that
