@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import check_file, check_new
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from quotient_manifolds.orbit.descend import Moved
 
 PURPOSES = (*(f"int{bits}" for bits in range(2, 9)), "sparsity")
-RECORD = "orbit.json"
 
 out_option = click.option(
     "--out", "target", required=True, type=click.Path(path_type=Path), help="The new directory to write."
@@ -48,7 +46,7 @@ def descend(
     used: the objective is a bound on the error of rounding to nearest, or the L1 norm of the weights. The directory
     loads like MODEL; its orbit.json records what was minimized and verified.
     """
-    common.check_new(target, model)
+    check_new(target, model)
     if purpose == "sparsity" and (group_size or clip):
         raise common.BadInput("--group-size and --clip describe a quantiser. Found them with --for sparsity.")
     from quotient_manifolds.cli.subject import all_inputs, load_directory
@@ -109,8 +107,9 @@ def align(
     channels take the order and the basis of those of B. With --data the loss along the straight path between the two
     is computed before and after. Models from different seeds become closer, not equal; do not average them.
     """
-    common.check_new(target, model, other)
-    common.check_output(figure, model, other)
+    check_new(target, model, other)
+    if figure is not None:
+        check_file(figure, model, other)
     if data is None and (figure or refine):
         raise common.BadInput("--figure and --refine take the loss along the path. Found no --data to compute it on.")
     from quotient_manifolds import orbit
@@ -149,15 +148,14 @@ def align(
 def _written(
     network: nn.Module, found: Moved, given: dict[str, Any], source: str, target: Path, record: dict[str, Any]
 ) -> float:
-    """Write the model and a record of it, and return how much its output changed."""
+    """Write the model with a record of it, and return how much its output changed."""
     import torch
 
     from quotient_manifolds.cli.subject import write_moved
 
     # What rounding to the dtype of the weights changes is no matter of the function: it is compared before.
     own = {name: w.detach() for name, w in network.named_parameters()}
-    change = write_moved(network, found.element.apply(own, torch.float64), given, source, target, seed=1)
     record |= {"model": source, "version": VERSION, "command": common.command_line()}
-    record |= {"condition": found.condition, "change": change, "verified_on": list(given)}
-    write_text(target / RECORD, json.dumps(record, indent=1) + "\n")
-    return change
+    record |= {"condition": found.condition, "verified_on": list(given)}
+    moved = found.element.apply(own, torch.float64)
+    return write_moved(network, moved, given, source, target, seed=1, record=record)

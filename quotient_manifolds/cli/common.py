@@ -5,7 +5,6 @@ Nothing here or in a command's module imports torch before the command runs: hel
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import warnings
@@ -18,7 +17,6 @@ import click
 from rich import progress
 from rich.console import Console
 
-from quotient_manifolds import files
 from quotient_manifolds.messages import Progress, sentence
 
 if TYPE_CHECKING:
@@ -128,27 +126,6 @@ batch_size_option = click.option("--batch-size", type=click.IntRange(min=1), hel
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --seed, --device and --quiet."""
     return seed_option(device_option(quiet_option(function)))
-
-
-def check_output(file: Path | None, *inputs: str) -> None:
-    """Raise BadInput, before anything is measured, for a file that cannot be written, or that lies in an input."""
-    if file is None:
-        return
-    target = file.resolve()  # a link stays, and what it leads to is written
-    if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise BadInput(f"Cannot write {file}: it must be the name of a file in a directory that can be written.")
-    _check_outside(file, *inputs)
-
-
-def check_new(directory: Path, *inputs: str | Path) -> None:
-    """Raise, before anything is done, for a directory that cannot be made, or that lies in an input."""
-    files.check_new(directory)
-    _check_outside(directory, *inputs)
-
-
-def _check_outside(path: Path, *inputs: str | Path) -> None:
-    if any(path.resolve().is_relative_to(files.expanded(each).resolve()) for each in inputs):
-        raise BadInput(f"Cannot write {path}: it must not be in an input.")
 
 
 # ---- the terminal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import check_file, write_text
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.version import VERSION
 
@@ -51,7 +51,8 @@ def inspect(
     The exit code is 1 if a symmetry fails or cannot be verified on these inputs, or if the certificate is
     inconclusive.
     """
-    common.check_output(out, model)
+    if out is not None:
+        check_file(out, model)
     from quotient_manifolds import load
     from quotient_manifolds import symmetries as room
     from quotient_manifolds.cli.subject import inputs_of, symmetries_of

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from quotient_manifolds.cli import common
+from quotient_manifolds.files import check_new
 
 
 @common.command
@@ -31,7 +32,7 @@ def merge(adapters: Sequence[str], target: Path, weights: Sequence[float], rank:
 
     For each module the part of the mean that the truncation cuts off is printed (relative, in the Frobenius norm).
     """
-    common.check_new(target, *adapters)
+    check_new(target, *adapters)
     from quotient_manifolds.merge import merge_adapters
 
     merged = merge_adapters(adapters, weights or None, rank=rank)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import check_file, check_new, write_text
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
@@ -59,8 +59,8 @@ def orbit(
     The file of --out is JSON with `rows`: precision, measure, scale (null: the model itself), value, and its ratio to
     that of the model itself.
     """
-    for file in (out, figure):
-        common.check_output(file, model)
+    for file in filter(None, (out, figure)):
+        check_file(file, model)
     from quotient_manifolds.cli.subject import distance, distance_batch, inputs_of, symmetries_of
     from quotient_manifolds.geometry import Adaptive, KnownSymmetries, Quotient
     from quotient_manifolds.load import load_model
@@ -133,7 +133,7 @@ def move(
     heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
     Other files in IN, such as a tokenizer, are copied.
     """
-    common.check_new(target, source)
+    check_new(target, source)
     from quotient_manifolds.cli.subject import all_inputs, load_directory, symmetries_of, write_moved
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quotient_manifolds.files import new_directory
+from quotient_manifolds.files import new_directory, writing
 from quotient_manifolds.load import call_object, load_model, load_symmetries
 from quotient_manifolds.symmetries import (
     HOW_TO,
@@ -26,7 +27,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import ModelOutputs, call, floating, relative_change
 
-ALONE = "example inputs"
+ALONE, RECORD = "example inputs", "orbit.json"
 MARGIN, NOISE = 100.0, 1e-12  # how often the rounding noise the output may change, in float64; the least of it
 WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
@@ -111,12 +112,20 @@ def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tenso
 
 
 def write_moved(
-    network: nn.Module, moved: Params, given: Mapping[str, Any], source: str, target: Path, *, seed: int
+    network: nn.Module,
+    moved: Params,
+    given: Mapping[str, Any],
+    source: str,
+    target: Path,
+    *,
+    seed: int,
+    record: Mapping[str, Any] | None = None,
 ) -> float:
     """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
 
     These are example inputs of another seed in place of those given that are examples themselves. What is written is
-    read again and compared before it is at OUT. Raises ValueError where something but rounding changes the output.
+    read again and compared before it is at OUT. record: what orbit.json there holds, beside this change. Raises
+    ValueError where something but rounding changes the output, OSError where it cannot be written.
     """
     held_out = {**given, **{what: one for what, one in examples(network, seed=seed).items() if what in given}}
     outputs = {what: ModelOutputs(network, [one]) for what, one in held_out.items()}
@@ -131,10 +140,11 @@ def write_moved(
     network.load_state_dict(stored, strict=False)  # buffers stay
     with new_directory(target) as fresh:
         saved: Any = network
-        saved.save_pretrained(fresh)
-        # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
-        ignored = shutil.ignore_patterns(*(f"*.{each}" for each in WEIGHTS), ".*")
-        shutil.copytree(source, fresh, ignore=ignored, dirs_exist_ok=True)
+        with writing(target):
+            saved.save_pretrained(fresh)
+            # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
+            ignored = shutil.ignore_patterns(*(f"*.{each}" for each in WEIGHTS), ".*")
+            shutil.copytree(source, fresh, ignore=ignored, dirs_exist_ok=True)
         again = load_model(fresh)
         read = dict(again.named_parameters())
         for name, value in stored.items():
@@ -148,4 +158,8 @@ def write_moved(
                 f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by "
                 f"{max(changes):.1e} of its size: nothing written; choose a scale nearer 1, or another seed."
             )
+        if record is not None:
+            text = json.dumps({**record, "change": max(changes)}, indent=1) + "\n"
+            with writing(target):
+                (fresh / RECORD).write_text(text, encoding="utf-8")
     return max(changes)

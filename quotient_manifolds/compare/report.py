@@ -15,13 +15,15 @@ from quotient_manifolds.plots import Panel, scatter_figure
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import FEWEST_MODELS, Correlation
 
+RECORD, VALUES, PAGE = REPORTS = ("comparison.json", "values.csv", "report.html")
+
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Write report.html, comparison.json and values.csv (a row for each measure of each checkpoint)."""
-    comparison.save(folder / "comparison.json")
+    """Write `REPORTS`: the record, the values (a row for each measure of each checkpoint), and the page."""
+    comparison.save(folder / RECORD)
     settled = comparison.values.join(comparison.measures, on="label")
-    write_text(folder / "values.csv", settled.to_csv(index=False))
-    write_text(folder / "report.html", comparison_page(comparison))
+    write_text(folder / VALUES, settled.to_csv(index=False))
+    write_text(folder / PAGE, comparison_page(comparison))
 
 
 def summary_tables(comparison: Comparison) -> list[Table]:

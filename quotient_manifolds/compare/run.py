@@ -20,7 +20,7 @@ import torch
 from quotient_manifolds.check import needs
 from quotient_manifolds.compare.analysis import analyse, unmatched
 from quotient_manifolds.compare.comparison import Comparison
-from quotient_manifolds.compare.report import write_comparison
+from quotient_manifolds.compare.report import REPORTS, write_comparison
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.spec_file import read_spec
 from quotient_manifolds.compare.store import Store
@@ -35,6 +35,7 @@ from quotient_manifolds.compare.worker import (
     measure_checkpoint,
     tasks_of,
 )
+from quotient_manifolds.files import check_file
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import HessianTrace, Measure, PreparedModel, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
@@ -91,6 +92,8 @@ def run_comparison(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
         store = stack.enter_context(Store(folder / "store.sqlite"))
+        for name in REPORTS:
+            check_file(folder / name)
         wanted, said = with_radii(wanted, device, store)
         jobs = jobs_of(wanted, device)
         left = [job for job in jobs if _left(job, store)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -50,7 +51,7 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, alone: bool = True) -> None:
-        self.path = Path(path).resolve()
+        self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for links in a circle
         if not alone and not self.path.exists():
             raise StoreError(f"A store must exist to be read. Found none at {self.path}")
         with ExitStack() as stack:

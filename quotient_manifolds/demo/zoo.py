@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import needs
-from quotient_manifolds.files import new_directory, whole, write_text
+from quotient_manifolds.files import new_directory, whole, write_text, writing
 from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
 
@@ -158,13 +158,16 @@ def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path]
     directory.parent.mkdir(parents=True, exist_ok=True)
     with new_directory(directory) as unfinished:  # a hidden one, which no pattern of a zoo matches
         make(unfinished)
-        (unfinished / record).write_text(text, encoding="utf-8")
+        with writing(directory):
+            (unfinished / record).write_text(text, encoding="utf-8")
 
 
 def _train_into(recipe: TrainingRecipe, data: Path, architecture: Mapping[str, Any], folder: Path) -> None:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name]) for name in ("images", "labels"))
-    train(recipe, images, labels, architecture).save_pretrained(folder)
+    model = train(recipe, images, labels, architecture)
+    with writing(folder):
+        model.save_pretrained(folder)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quotient_manifolds.files import new_directory
+from quotient_manifolds.files import new_directory, writing
 from quotient_manifolds.load.adapter_names import PREFIX, check_rank, present_names, value_of
 from quotient_manifolds.load.adapters import SETTINGS, WEIGHTS, read_adapter
 from quotient_manifolds.messages import brief
@@ -139,11 +139,11 @@ def names_of(module: str, embedding: bool) -> tuple[str, str]:
 def write_adapter(directory: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write an adapter of peft to a new directory, which is complete or not there at all.
 
-    Raises ValueError unless `directory` is new, in one that exists.
+    Raises ValueError unless `directory` is new, in one that exists; OSError if it cannot be written.
     """
     from safetensors.torch import save_file
 
-    with new_directory(directory) as fresh:
+    with new_directory(directory) as fresh, writing(directory):
         (fresh / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         plain = {name: value.contiguous() for name, value in tensors.items()}
         save_file(plain, os.fspath(fresh / WEIGHTS), metadata={"format": "pt"})
