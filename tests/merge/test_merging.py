@@ -116,14 +116,19 @@ def test_what_is_stored_whole_is_averaged(tmp_path: Path) -> None:
         random_lora(tmp_path / str(seed), {"a": 2}, seed, whole={"head.weight": head, **both})
         for seed, head in enumerate(heads)
     ]
-    tensors = qm.merge_adapters(paths, [0.25, 0.75]).tensors
+    merged = qm.merge_adapters(paths, [0.25, 0.75])
+    tensors = merged.tensors
+    assert merged.averaged == (PREFIX + "head.weight",)
+    assert f"averaged, as they differ: {PREFIX}head.weight" in str(merged)
     torch.testing.assert_close(tensors[PREFIX + "head.weight"], 0.25 * heads[0] + 0.75 * heads[1])
     assert tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
     with pytest.raises(ValueError, match=r"weights must sum to 1, for .*head\.weight .* Found a sum of 2") as said:
         qm.merge_adapters(paths, [1, 1])
     assert one_sentence(str(said.value))
     same = [random_lora(tmp_path / f"same{seed}", {"a": 2}, seed, whole=both) for seed in range(2)]
-    assert qm.merge_adapters(same, [1, 1]).tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
+    merged = qm.merge_adapters(same, [1, 1])
+    assert merged.tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
+    assert (merged.averaged, "averaged" in str(merged)) == ((), False)
 
 
 def whole(path: Path) -> None:
