@@ -17,6 +17,7 @@ from tests.symmetries.nets import Computed
 X = torch.randn(16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
+@torch.no_grad()
 def mean_square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
