@@ -57,13 +57,15 @@ class MergedAdapter:
     """Hold an adapter that was merged of others, in memory.
 
     settings: the content of adapter_config.json. tensors: that of adapter_model.safetensors, by name. modules: what
-    became of each module's updates. weights: those of the adapters.
+    became of each module's updates. weights: those of the adapters. averaged: names of tensors that are stored whole
+    (heads, biases, embeddings, buffers) and differ between adapters.
     """
 
     settings: dict[str, Any] = field(repr=False)
     tensors: dict[str, Tensor] = field(repr=False)
     modules: tuple[MergedModule, ...]
     weights: tuple[float, ...]
+    averaged: tuple[str, ...] = ()
 
     @property
     def relative_error(self) -> float:
@@ -77,7 +79,8 @@ class MergedAdapter:
         head = f"{len(self.weights)} adapter{s} merged with weight{s} {weights}; {self.relative_error:.2%} lost in all"
         width = max((len(module.name) for module in self.modules), default=0)
         lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in self.modules]
-        return "\n".join([head, *lines])
+        means = [f"stored whole and averaged, as they differ: {', '.join(self.averaged)}"] if self.averaged else []
+        return "\n".join([head, *lines, *means])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the adapter to a new directory, as peft does: `PeftModel.from_pretrained` and `load_model` read it.
@@ -146,7 +149,8 @@ def merge_adapters(
     if network is not None and (base := base_of(first.path)) and find_spec("peft"):
         resize(network, tensors)
         attached(network, settings, tensors, base, "merged adapter for the model")
-    return MergedAdapter(settings, tensors, tuple(modules), given)
+    averaged = tuple(name for name in read[0].whole if not _is_one([adapter.whole[name] for adapter in read]))
+    return MergedAdapter(settings, tensors, tuple(modules), given, averaged)
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
@@ -261,7 +265,7 @@ def _mean(name: str, values: Sequence[Tensor], weights: Sequence[float]) -> Tens
     first = values[0]
     if len(shapes := {tuple(value.shape) for value in values}) > 1:
         raise ValueError(f"{shown(name)} must have one shape. Found {' and '.join(map(str, sorted(shapes)))}")
-    if all(torch.equal(first.double(), value.double()) for value in values):
+    if _is_one(values):
         return first
     if not abs(sum(weights) - 1) <= SUM_TOLERANCE:
         raise ValueError(
@@ -270,6 +274,11 @@ def _mean(name: str, values: Sequence[Tensor], weights: Sequence[float]) -> Tens
         )
     mean = sum((weight * value.double() for weight, value in zip(weights, values, strict=True)), torch.zeros(()))
     return _rounded(mean, values, name)
+
+
+def _is_one(values: Sequence[Tensor]) -> bool:
+    """Return whether all are one tensor."""
+    return all(torch.equal(values[0].double(), value.double()) for value in values)
 
 
 def _rounded(value: Tensor, like: Sequence[Tensor], name: str) -> Tensor:

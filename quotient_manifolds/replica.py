@@ -42,13 +42,15 @@ def unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged) -> Module:
+def replica(
+    model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged, buffers: Mapping[str, Tensor] | None = None
+) -> Module:
     """Return a copy of the model's structure that computes with `params` in place of the parameters of these names.
 
     The copy holds the tensors of `params` themselves, so gradients reach them, in every place that the model keeps the
     parameter in, tied or used twice. All other parameters and buffers are cloned, then cast. So whatever a forward pass
     writes, in place or by a hook, it writes to the copy (or to `params`, which the caller must own). Names are those
-    of `model.named_parameters()`.
+    of `model.named_parameters()`. buffers: likewise, in place of those of `model.named_buffers()`.
 
     Raises ValueError for a name that the model lacks, and for a model that does not copy: `copy.deepcopy` fails, as for
     attributes that are locks or generators, or gives a model that keeps its old parameters, as scripted modules do.
@@ -57,7 +59,10 @@ def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged)
     if unknown := [name for name in params if name not in own]:
         raise ValueError(f"{type(model).__name__} has no parameter {unknown[0]}")
     memo: dict[int, Any] = {id(w): params[name] if name in params else _private(w, cast) for name, w in own.items()}
-    memo |= {id(buffer): cast(buffer.detach().clone()) for buffer in model.buffers()}
+    given = buffers or {}
+    memo |= {
+        id(own): given[name] if name in given else cast(own.detach().clone()) for name, own in model.named_buffers()
+    }
     copied = _copied(model, memo, cast)
     held = {id(w) for module in copied.modules() for w in module._parameters.values()}
     if lost := [name for name in params if id(params[name]) not in held]:
@@ -74,6 +79,25 @@ def twin(model: Module) -> Module:
     Raises ValueError for a model that does not copy.
     """
     return _copied(model, {}, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
+
+
+def differing_buffers(a: nn.Module, b: nn.Module) -> list[str]:
+    """Return the names of the buffers in which two models differ: in values or shape, or because one has no such."""
+    here, there = (dict(each.named_buffers()) for each in (a, b))
+    return [
+        name
+        for name in dict.fromkeys((*here, *there))
+        if name not in here or name not in there or not _equal(here[name], there[name])
+    ]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers, whatever their types; NaN is NaN."""
+    x, y = (each.detach().to_dense() if each.layout != torch.strided else each.detach() for each in (one, other))
+    if x.shape != y.shape:
+        return False
+    y = y.to(x.device)
+    return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
 def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer, check_number
-from quotient_manifolds.replica import twin
+from quotient_manifolds.replica import differing_buffers, twin
 from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_in
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
@@ -31,7 +31,8 @@ class OrbitAudit:
 
     drifts: for every move |f - f'| / |f - f_0| with f and f' the outputs after both runs and f_0 those before: 1 is as
     far as training went; not finite where a run ended so. starts: |f_0 - f_0'| / |f_0|, which is rounding. loss,
-    moved_losses: the first batch's loss at the end, of the run and of those from moved weights.
+    moved_losses: the first batch's loss at the end, of the run and of those from moved weights. buffers: those that
+    ended elsewhere, such as running statistics, by name: the largest |b - b'| / |b| over the runs from moved weights.
     """
 
     optimizer: str
@@ -39,6 +40,7 @@ class OrbitAudit:
     starts: tuple[float, ...]
     loss: float
     moved_losses: tuple[float, ...]
+    buffers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def drift(self) -> float:
@@ -49,7 +51,9 @@ class OrbitAudit:
         rows = zip(self.starts, self.drifts, self.moved_losses, strict=True)
         lines = [f"{start:14.1e}  {drift:14.1e}  {loss:.6g}" for start, drift, loss in rows]
         head = f"{self.optimizer}: median drift {self.drift:.1e} of the distance trained; loss {self.loss:.6g}"
-        return "\n".join([head, "  at the start  after training  loss", *lines])
+        apart = ", ".join(f"{name} by {change:.1e}" for name, change in self.buffers.items())
+        said = [f"buffers that differ at the end: {apart}"] if apart else []
+        return "\n".join([head, "  at the start  after training  loss", *lines, *said])
 
 
 def orbit_audit(
@@ -118,7 +122,7 @@ def orbit_audit(
         with torch.no_grad():
             return type(optimizer).__name__, before, _outputs(model, given), float(loss(model, given[0]))
 
-    runs = []
+    runs, networks = [], list[nn.Module]()
     for index in range(1 + moves):
         network = twin(model)
         params = {name: p.detach() for name, p in network.named_parameters()}
@@ -126,6 +130,7 @@ def orbit_audit(
             pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
         with torch.random.fork_rng():  # the caller's random numbers stay
             runs.append(run(network))
+        networks.append(network)
     names, befores, afters, losses = zip(*runs, strict=True)
     travelled = float(torch.linalg.vector_norm(afters[0] - befores[0]))
     if travelled == 0:
@@ -133,7 +138,21 @@ def orbit_audit(
     size = float(torch.linalg.vector_norm(befores[0])) or 1.0
     drifts = (float(torch.linalg.vector_norm(after - afters[0])) / travelled for after in afters[1:])
     starts = (float(torch.linalg.vector_norm(before - befores[0])) / size for before in befores[1:])
-    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:])
+    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:], _apart(*networks))
+
+
+def _apart(first: nn.Module, *others: nn.Module) -> dict[str, float]:
+    """Return the largest relative change of each buffer in which others differ from the first."""
+    found, own = dict[str, float](), dict(first.named_buffers())
+    for other in others:
+        there = dict(other.named_buffers())
+        for name in differing_buffers(first, other):
+            change = math.inf
+            if name in own and name in there and own[name].shape == there[name].shape:
+                b = own[name].double()
+                change = float(torch.linalg.vector_norm(there[name].double() - b) / (torch.linalg.vector_norm(b) or 1))
+            found[name] = max(found.get(name, 0.0), change)
+    return found
 
 
 def _outputs(model: nn.Module, batches: list[Any]) -> Tensor:

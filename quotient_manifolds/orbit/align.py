@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newto
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
+from quotient_manifolds.replica import differing_buffers
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import (
@@ -152,17 +155,32 @@ def same_function(
 
     "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
     number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the
-    group was found that leads from one to the other, and the number is the distance that is left. tolerance: that of
-    models in float64; in float32 rounding alone may exceed it, so give 1e-4. options: of `align`.
+    group was found that leads from one to the other, and the number is the distance that is left, the larger one of
+    parameters and floating-point buffers. tolerance: that of models in float64; in float32 rounding alone may exceed
+    it, so give 1e-4. options: of `align`.
+
+    Warns of buffers that differ, by name: no symmetry changes them.
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
+    if names := differing_buffers(a, b):
+        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)
     if change > tolerance:
         return "different", change
     found = align(b, a, inputs, **options)
-    return ("same" if found.distance <= tolerance else "same outputs here, no element found"), found.distance
+    left = max(found.distance, _apart(b, a, names))
+    return ("same" if left <= tolerance else "same outputs here, no element found"), left
+
+
+def _apart(one: nn.Module, other: nn.Module, names: Collection[str]) -> float:
+    """Return the largest relative distance of floating-point buffers of these names that both models have."""
+    numbers = [{name: own for name, own in each.named_buffers() if own.is_floating_point()} for each in (one, other)]
+    here, there = ({name: each[name] for name in names if name in each} for each in numbers)
+    shared = [(w, there[name].to(w)) for name, w in here.items() if name in there and there[name].shape == w.shape]
+    distances = (distance({"": w}, {"": v}) for w, v in shared)
+    return max((math.inf if math.isnan(each) else each for each in distances), default=0.0)
 
 
 def quotient_distance(

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import KnownSymmetries
-from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.replica import differing_buffers, private_batch, replica
 from quotient_manifolds.sharpness import Loss, WorstCase
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model
+
+SAME = 1e-6  # relative: losses that differ by no more are one loss, rounded
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,12 @@ def loss_along_path(
 ) -> PathLosses:
     """Compute the mean of loss(model, batch) over batches at (1 - t) a + t b, for equidistant t from 0 to 1.
 
-    Parameters are interpolated; buffers are those of a. The models are not changed.
+    Parameters are interpolated, and so are floating-point buffers, such as running statistics. Other buffers (integers,
+    another shape, infinities, in one model alone) have no mean: they are those of a for t < 1, and those of b at t = 1.
+    The models are not changed.
 
-    ValueError for models whose parameters differ in name or shape, models in train mode, fewer than 3 points, and no
-    batches.
+    ValueError for models whose parameters differ in name or shape, for buffers without a mean that differ and change
+    the loss at b, models in train mode, fewer than 3 points, and no batches.
     """
     check_alike(a, b)
     check_integer("points", points, 3)
@@ -57,12 +61,60 @@ def loss_along_path(
     given = listed(batches)
     first, last = parameters(a), parameters(b)
     ts = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
-    losses = []
+    here, there = (dict(each.named_buffers()) for each in (a, b))
+    differing = differing_buffers(a, b)
+    mixed = [name for name in differing if name in here and name in there and _has_mean(here[name], there[name])]
+
+    def mean(model: nn.Module) -> float:
+        return sum(float(loss(model, private_batch(batch))) for batch in given) / len(given)
+
+    def at(t: float) -> float:
+        buffers = {name: _between(here[name], there[name], t) for name in mixed}
+        return mean(replica(a, {name: _between(w, last[name], t) for name, w in first.items()}, buffers=buffers))
+
     with torch.no_grad():
-        for t in ts:
-            model = replica(a, {name: w.lerp(last[name].to(w), t) for name, w in first.items()})
-            losses.append(sum(float(loss(model, private_batch(batch))) for batch in given) / len(given))
-    return PathLosses(tuple(ts), tuple(losses))
+        end = at(1.0)
+        if rest := [name for name in differing if name not in mixed]:  # then the end is computed by b itself
+            shared = {name: _like(w, here[name]) for name, w in there.items() if name in here}
+            own = mean(replica(b, {name: _like(w, first[name]) for name, w in last.items()}, buffers=shared))
+            _check_no_matter(rest, end, own, first)
+            end = own
+        return PathLosses(tuple(ts), (*map(at, ts[:-1]), end))
+
+
+def _has_mean(one: Tensor, other: Tensor) -> bool:
+    """Return whether two buffers can be interpolated: numbers of 16 bits or more, finite wherever they differ."""
+    for each in (one, other):
+        if not each.is_floating_point() or each.dtype.itemsize < 2 or each.layout != torch.strided:
+            return False
+    if one.shape != other.shape:
+        return False
+    other = other.to(one)
+    return bool((one.isfinite() & other.isfinite() | (one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _between(one: Tensor, other: Tensor, t: float) -> Tensor:
+    """Return (1 - t) one + t other, in the type of the first; what is the same, as infinities are, stays."""
+    other = other.detach().to(one)
+    return torch.where(one == other, one.detach(), one.detach().lerp(other, t))
+
+
+def _like(w: Tensor, other: Tensor) -> Tensor:
+    """Return a copy of a tensor on the device of another, and in its type if both are of floating point."""
+    both = w.is_floating_point() and other.is_floating_point()
+    return w.detach().to(other.device, other.dtype if both else w.dtype, copy=True)
+
+
+def _check_no_matter(names: Sequence[str], end: float, own: float, params: Params) -> None:
+    """Raise ValueError unless the loss of b is the same with the buffers of these names that a has."""
+    rounding = max((torch.finfo(w.dtype).eps for w in params.values() if w.is_floating_point()), default=0.0)
+    same = math.isclose(end, own, rel_tol=max(SAME, 8 * rounding)) or (math.isnan(end) and math.isnan(own))
+    if not same:
+        s = "s" * (len(names) == 1)
+        raise ValueError(
+            f"buffers that have no mean must be the same in both models, or not matter. Found that {', '.join(names)} "
+            f"differ{s} and change{s} the loss from {own:.6g} to {end:.6g}: give both models one value of these."
+        )
 
 
 def along_orbit(
