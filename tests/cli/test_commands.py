@@ -15,7 +15,7 @@ import quotient_manifolds as qm
 from quotient_manifolds import symmetries
 from quotient_manifolds.cli.subject import distance, distance_batch
 from quotient_manifolds.compare import Comparison
-from tests.command_line import FAST, TEXTS, call, digest
+from tests.command_line import FAST, TEXTS, call, digest, refused
 from tests.lora_files import random_lora
 
 # ---- inspect
@@ -163,6 +163,55 @@ def test_orbit_of_a_function_says_once_that_a_measure_is_beyond_reach(mine: str)
     assert shown.exit_code == 0, shown.output
     said = [line.partition(" worst")[0] for line in shown.stderr.splitlines() if "relative speed" in line]
     assert sorted(set(said)) == sorted(said) != []
+
+
+def test_a_point_that_cannot_be_measured_is_a_row_with_its_reason(mine: str, tmp_path: Path) -> None:
+    """At 1e8, float32 has no digits left for a canonical point; at 1e30, for no output, nor has float64 for the first."""
+    out, how = tmp_path / "orbit.json", ("--inputs", f"{mine}:inputs", "--scale", 1, "--scale", 1e8, "--scale", 1e30)
+    shown = call("orbit", f"{mine}:encoder", *how, *FAST, "--out", out, "--figure", tmp_path / "o.svg", "--quiet")
+    assert shown.exit_code == 1, shown.output
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 2 * 3 * 4
+    for row in rows:
+        assert (row["value"] is None) == (row["ratio"] is None) == bool(row["failed"])
+    failed = {(row["precision"], row["measure"].partition(" ")[0], row["scale"]) for row in rows if row["failed"]}
+    assert {("float32", "inv", 1e8), ("float32", "adaptive", 1e30)} <= failed
+    assert not any(scale in (None, 1) for _, _, scale in failed)
+    assert not any(precision == "float64" and scale == 1e8 for precision, _, scale in failed)
+    assert "<svg" in (tmp_path / "o.svg").read_text()
+    lines = [line for line in shown.stderr.splitlines() if line.startswith("Failed: ")]
+    assert any(line.startswith("Failed: inv (second order), float32, a = 1e+08") for line in lines)
+    for word in ("verify", "Adaptive()", "symmetries="):
+        assert word not in shown.output
+    table = call("orbit", f"{mine}:encoder", *how[:4], *how[-2:], *FAST)
+    assert "failed" in next(
+        line for line in table.stdout.splitlines() if line.startswith("inv (second order), float32")
+    )
+
+
+def test_a_geometry_without_a_radius_leaves_the_others(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def suggested(
+        model: object, loss: object, batches: object, geometry: qm.Adaptive | qm.Quotient, known: object
+    ) -> float:
+        if geometry.name == "mix (second order)":
+            raise ValueError(
+                "Pair a cannot be measured: rank(G H^T) = h = 3 fails; use Adaptive(), or pass symmetries="
+            )
+        return 0.1
+
+    monkeypatch.setattr("quotient_manifolds.sharpness.suggest_radius", suggested)
+    shown = call("orbit", f"{mine}:encoder", "--inputs", f"{mine}:inputs", "--scale", 1, *FAST)
+    assert shown.exit_code == 1, shown.output
+    failed = (
+        "Failed: mix (second order), {}, the model itself, a = 1: Pair a cannot be measured: rank(G H^T) = h = 3 fails"
+    )
+    said = [line for line in shown.stderr.splitlines() if line.startswith("Failed: ")]
+    assert said == [failed.format(precision) for precision in ("float32", "float64")]
+    assert len([line for line in shown.stdout.splitlines() if line.startswith(("adaptive, ", "inv (", "mix ("))]) == 6
+
+
+def test_nothing_that_can_be_measured_is_bad_input(mine: str) -> None:
+    refused(call("orbit", f"{mine}:encoder", "--inputs", f"{mine}:inputs", "--radius", 1e-30, *FAST), "float64")
 
 
 def test_the_distance_loss_is_that_of_the_first_output() -> None:
