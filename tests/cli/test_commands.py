@@ -163,10 +163,12 @@ def test_orbit_of_a_function_says_once_that_a_measure_is_beyond_reach(mine: str)
     assert shown.exit_code == 0, shown.output
     said = [line.partition(" worst")[0] for line in shown.stderr.splitlines() if "relative speed" in line]
     assert sorted(set(said)) == sorted(said) != []
+    assert "geodesic=" not in shown.stderr  # which is no option of the command
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_point_that_cannot_be_measured_is_a_row_with_its_reason(mine: str, tmp_path: Path) -> None:
-    """At 1e8, float32 has no digits left for a canonical point; at 1e30, for no output, nor has float64 for the first."""
+    """At 1e8 float32 has no digits left for the canonical point, and at 1e30 none for an output."""
     out, how = tmp_path / "orbit.json", ("--inputs", f"{mine}:inputs", "--scale", 1, "--scale", 1e8, "--scale", 1e30)
     shown = call("orbit", f"{mine}:encoder", *how, *FAST, "--out", out, "--figure", tmp_path / "o.svg", "--quiet")
     assert shown.exit_code == 1, shown.output
