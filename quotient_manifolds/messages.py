@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ Progress = Callable[[str, int, int], None]
 
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
 _NOT_THE_USERS = tuple({Path(each).resolve() for each in (str(Path(__file__).parent), *_INSTALLED)})
+_OF_PYTHON = re.compile(r"\w\(\)|\b[a-z_]{2,}=")
 
 
 def first_line(error: BaseException) -> str:
@@ -32,6 +34,16 @@ def sentence(error: BaseException) -> str:
     if not places:
         return said
     return f"{said} (at {shown(Path(places[-1].filename).name)}, line {places[-1].lineno}, in {places[-1].name})"
+
+
+def without_advice(said: str) -> str:
+    """Return a sentence without its last clause if that advises arguments or calls of Python, which no command takes.
+
+    >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='all'")
+    'The loss must be the same. Found 2 for 1'
+    """
+    finding, _, advice = max(said.rpartition("; "), said.rpartition(": "), key=lambda parts: len(parts[0]))
+    return finding if finding and _OF_PYTHON.search(advice) else said
 
 
 def is_users(file: str) -> bool:

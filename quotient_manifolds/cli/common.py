@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import click
 from rich import progress
 from rich.console import Console
 
-from quotient_manifolds.messages import Progress, sentence
+from quotient_manifolds.messages import Progress, sentence, without_advice
 
 if TYPE_CHECKING:
     import torch
@@ -140,6 +140,23 @@ def show(*blocks: object) -> None:
     """Print sentences and tables to standard output, unless --quiet is given."""
     for block in () if _is_quiet() else blocks:
         click.echo(str(block))  # which an ASCII terminal takes, too
+
+
+def say_failures(failures: Sequence[str]) -> None:
+    """Print a line for each failure to standard error, and leave with exit code 1 if there is one."""
+    for failed in failures:
+        click.echo(f"Failed: {failed}", err=True)
+    if failures:
+        raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+@contextmanager
+def findings_alone() -> Iterator[None]:
+    """Print warnings, inside, without advice on arguments of Python that are no options of a command."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, *others, **more: show(without_advice(str(message)), *others, **more)
+        yield
 
 
 @contextmanager

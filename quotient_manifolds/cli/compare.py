@@ -70,9 +70,9 @@ def compare(
     if check:
         found = forecast(wanted, folder, device)
         _print_forecast(found, wanted, folder)
-        _say_failures(found.failures)
+        common.say_failures(found.failures)
     else:
-        _say_failures(_measured(wanted, folder, device=device, workers=workers, scheduler=scheduler))
+        common.say_failures(_measured(wanted, folder, device=device, workers=workers, scheduler=scheduler))
 
 
 # ---- one model
@@ -249,7 +249,7 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     page = comparison_page(Comparison.load(out), title=title, lead=lead, chapters=chapters)
     write_text(out / "report.html", page)
     common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
-    _say_failures(failures)
+    common.say_failures(failures)
 
 
 # ---- what all of them do
@@ -268,13 +268,6 @@ def _measured(spec: Spec | Path, folder: Path | None, **how: Any) -> list[str]:
     if len(found.values):
         _print_comparison(found, folder)
     return [f"{', '.join(filter(None, where))}: {why}" for *where, why in found.failure_groups()]
-
-
-def _say_failures(failures: Sequence[str]) -> None:
-    for failed in failures:
-        click.echo(f"Failed: {failed}", err=True)
-    if failures:
-        raise click.exceptions.Exit(common.NEGATIVE_FINDING)
 
 
 def _print_comparison(found: Comparison, folder: Path | None) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +14,13 @@ import click
 
 from quotient_manifolds.cli import common
 from quotient_manifolds.files import check_file, check_new, write_text
+from quotient_manifolds.messages import without_advice
 from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
     import torch
+NOTHING = {"value": None, "ratio": None}  # of a point that cannot be measured
 
 
 @common.command
@@ -57,14 +62,17 @@ def orbit(
     without one needs --inputs.
 
     The file of --out is JSON with `rows`: precision, measure, scale (null: the model itself), value, and its ratio to
-    that of the model itself.
+    that of the model itself. If a point cannot be measured, these are null and `failed` says why; the figure leaves it
+    out.
+
+    The exit code is 1 if a point could not be measured; the others are measured nevertheless.
     """
     for file in filter(None, (out, figure)):
         check_file(file, model)
     from quotient_manifolds.cli.subject import distance, distance_batch, inputs_of, symmetries_of
     from quotient_manifolds.geometry import Adaptive, KnownSymmetries, Quotient
     from quotient_manifolds.load import load_model
-    from quotient_manifolds.orbit.path import along_orbit
+    from quotient_manifolds.orbit.path import along_orbit, attempted
     from quotient_manifolds.sharpness import WorstCase, suggest_radius
 
     network = load_model(model).to(device=device)
@@ -73,20 +81,25 @@ def orbit(
     found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     batch, known = distance_batch(network, given, seed), KnownSymmetries()
     quotiented: Any = found if symmetries else "all"
-    measures = []
+    measures, lost, rows = list[WorstCase](), list[dict[str, Any]](), list[dict[str, Any]]()
     for each in (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)):
-        size = suggest_radius(network, distance, [batch], each, known) if radius is None else radius
-        measures.append(WorstCase(each, size, steps=steps, seed=seed))
-    rows: list[dict[str, Any]] = []
-    with common.progress_bars() as progress:
+        suggested = partial(suggest_radius, network, distance, [batch], each, known)
+        size, why = attempted(suggested) if radius is None else (radius, "")
+        if size is None:
+            lost += [{"measure": each.name, "scale": scale, **NOTHING, "failed": why} for scale in (None, *scales)]
+        else:
+            measures.append(WorstCase(each, size, steps=steps, seed=seed))
+    with common.progress_bars() as progress, common.findings_alone():
         for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
-            for row in along_orbit(start, found, measures, distance, batch, scales, seed=seed):
-                rows.append({"precision": precision, **row})
-                progress("moving along the orbit", len(rows), 2 * len(measures) * (1 + len(scales)))
-    lines: dict[str, list[float]] = {}
+            for row in chain(along_orbit(start, found, measures, distance, batch, scales, seed=seed), lost):
+                rows.append({"precision": precision, **row, "failed": without_advice(row["failed"])})
+                progress("moving along the orbit", len(rows), 2 * 3 * (1 + len(scales)))
+    if all(row["failed"] for row in rows):
+        raise ValueError(rows[0]["failed"])
+    lines: dict[str, list[float | None]] = {}
     for row in rows:
         if row["scale"] is not None:
-            lines.setdefault(f"{row['measure']}, {row['precision']}", []).append(row["ratio"])
+            lines.setdefault(_line(row), []).append(row["ratio"])
     radii = {each.geometry.name: each.radius for each in measures}
     if out is not None:
         record = {"model": model, "version": VERSION, "command": common.command_line(), "radius": radii}
@@ -95,10 +108,28 @@ def orbit(
         from quotient_manifolds.plots import orbit_figure
 
         orbit_figure(scales, lines).save(figure)
-    cells = [[name, *(f"{ratio - 1:+.1e}" for ratio in ratios)] for name, ratios in lines.items()]
+    cells = [
+        [name, *("failed" if ratio is None else f"{ratio - 1:+.1e}" for ratio in ratios)]
+        for name, ratios in lines.items()
+    ]
     listed = ", ".join(f"{name} at radius {size:g}" for name, size in radii.items())
     caption = f"{model}: relative change of sharpness, {listed}"
     common.show(Table("changes", caption, ["measure", *(f"a = {scale:g}" for scale in scales)], cells))
+    common.say_failures(_failures(rows))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return f"{row['measure']}, {row['precision']}"
+
+
+def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on all points of one measure that cannot be measured for one reason."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["failed"]:
+            at = "the model itself" if row["scale"] is None else f"a = {row['scale']:g}"
+            places.setdefault((_line(row), row["failed"]), []).append(at)
+    return [f"{', '.join([line, *at])}: {why}" for (line, why), at in places.items()]
 
 
 @common.command

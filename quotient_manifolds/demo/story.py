@@ -65,6 +65,8 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpnessWarning)  # of a few steps: enough for ratios
         for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
+            if row["failed"]:
+                raise ValueError(row["failed"])
             if row["scale"] is not None:
                 ratios[row["measure"]].append(row["ratio"])
     moved = (random_representative(model, symmetries, scale=scale, seed=seed) for seed, scale in enumerate(SCALES))

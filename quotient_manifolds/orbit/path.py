@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import KnownSymmetries
+from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import differing_buffers, private_batch, replica
 from quotient_manifolds.sharpness import Loss, WorstCase
 from quotient_manifolds.sharpness.losses import check_loss
@@ -19,6 +21,9 @@ from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
+
+Made = TypeVar("Made")
 
 SAME = 1e-6  # relative: losses that differ by no more are one loss, rounded
 
@@ -130,22 +135,45 @@ def along_orbit(
     """Yield sharpness of a model (scale: None) and of its moves by A = scale x Gaussian per head, and its ratio.
 
     A is drawn anew for every scale. The floating-point tensors of the batch take the dtype of the model. [paper, ICML
-    version, Sec. 6.2] Raises ValueError if a sharpness to compare with is not positive.
+    version, Sec. 6.2] Where a model cannot be measured, or its loss does not increase, value and ratio are None and
+    `failed` is a sentence that says why. A ratio is None, too, if the model as it is has no value.
     """
     w = next(model.parameters())
     batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
     before: dict[str, float] = {}
     for index, scale in enumerate((None, *scales)):
-        moved = model if scale is None else symmetries.transformed(model, scale=scale, seed=seed + index - 1)
+        moved = partial(symmetries.transformed, model, scale=scale, seed=seed + index - 1)
+        there, lost = (model, "") if scale is None else attempted(moved)
         known = KnownSymmetries()
         for each in measures:
-            value, name = warned(each.of(moved, loss, [batch], known)).mean, each.geometry.name
-            if scale is None and not value > 0:
-                raise ValueError(
-                    f"The loss of the model must increase within radius {each.radius:g} of {name}. Found no increase "
-                    f"in {w.dtype}: choose more steps, or another radius."
-                )
-            yield {"measure": name, "scale": scale, "value": value, "ratio": value / before.setdefault(name, value)}
+            name, value, failed = each.geometry.name, None, lost
+            if there is not None:
+                value, failed = attempted(partial(_mean, each, there, loss, batch, known, increases=scale is None))
+            if scale is None and value is not None:
+                before[name] = value
+            ratio = value / before[name] if value is not None and name in before else None
+            yield {"measure": name, "scale": scale, "value": value, "ratio": ratio, "failed": failed}
+
+
+def attempted(work: Callable[[], Made]) -> tuple[Made | None, str]:
+    """Return what `work` returns, or a sentence on what it raised."""
+    try:
+        return work(), ""
+    except RUN_ERRORS as error:
+        return None, sentence(error)
+
+
+def _mean(
+    measure: WorstCase, model: nn.Module, loss: Loss, batch: Any, known: KnownSymmetries, *, increases: bool
+) -> float:
+    """Return the sharpness; ValueError, if asked for, unless the loss increases."""
+    value = warned(measure.of(model, loss, [batch], known)).mean
+    if increases and not value > 0:
+        raise ValueError(
+            f"The loss of the model must increase within radius {measure.radius:g} of {measure.geometry.name}. Found "
+            f"no increase in {next(model.parameters()).dtype}: choose more steps, or another radius."
+        )
+    return value
 
 
 def check_alike(a: nn.Module, b: nn.Module) -> None:
