@@ -142,8 +142,9 @@ def along_orbit(
     batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
     before: dict[str, float] = {}
     for index, scale in enumerate((None, *scales)):
-        moved = partial(symmetries.transformed, model, scale=scale, seed=seed + index - 1)
-        there, lost = (model, "") if scale is None else attempted(moved)
+        there, lost = model, ""
+        if scale is not None:
+            there, lost = attempted(partial(symmetries.transformed, model, scale=scale, seed=seed + index - 1))
         known = KnownSymmetries()
         for each in measures:
             name, value, failed = each.geometry.name, None, lost
