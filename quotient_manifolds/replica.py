@@ -81,9 +81,8 @@ def twin(model: Module) -> Module:
     return _copied(model, {}, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
-def differing_buffers(a: nn.Module, b: nn.Module) -> list[str]:
-    """Return the names of the buffers in which two models differ: in values or shape, or because one has no such."""
-    here, there = (dict(each.named_buffers()) for each in (a, b))
+def differing_tensors(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors that differ: in values or shape, or because one side has no such, as of buffers."""
     return [
         name
         for name in dict.fromkeys((*here, *there))
@@ -96,6 +95,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     x, y = (each.detach().to_dense() if each.layout != torch.strided else each.detach() for each in (one, other))
     if x.shape != y.shape:
         return False
+    x, y = (each.float() if each.is_floating_point() and each.dtype.itemsize < 2 else each for each in (x, y))
     y = y.to(x.device)
     return bool(((x == y) | ((x != x) & (y != y))).all())
 

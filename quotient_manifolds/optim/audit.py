@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer, check_number
-from quotient_manifolds.replica import differing_buffers, twin
+from quotient_manifolds.replica import differing_tensors, twin
 from quotient_manifolds.sharpness.losses import Loss, check_loss, inputs_in
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Params, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.checks import check_model, generator_of
 from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.representatives import group_element
@@ -122,7 +122,7 @@ def orbit_audit(
         with torch.no_grad():
             return type(optimizer).__name__, before, _outputs(model, given), float(loss(model, given[0]))
 
-    runs, networks = [], list[nn.Module]()
+    runs, ends = [], list[Params]()
     for index in range(1 + moves):
         network = twin(model)
         params = {name: p.detach() for name, p in network.named_parameters()}
@@ -130,7 +130,7 @@ def orbit_audit(
             pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
         with torch.random.fork_rng():  # the caller's random numbers stay
             runs.append(run(network))
-        networks.append(network)
+        ends.append(dict(network.named_buffers()))
     names, befores, afters, losses = zip(*runs, strict=True)
     travelled = float(torch.linalg.vector_norm(afters[0] - befores[0]))
     if travelled == 0:
@@ -138,19 +138,18 @@ def orbit_audit(
     size = float(torch.linalg.vector_norm(befores[0])) or 1.0
     drifts = (float(torch.linalg.vector_norm(after - afters[0])) / travelled for after in afters[1:])
     starts = (float(torch.linalg.vector_norm(before - befores[0])) / size for before in befores[1:])
-    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:], _apart(*networks))
+    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:], _apart(*ends))
 
 
-def _apart(first: nn.Module, *others: nn.Module) -> dict[str, float]:
+def _apart(first: Params, *others: Params) -> dict[str, float]:
     """Return the largest relative change of each buffer in which others differ from the first."""
-    found, own = dict[str, float](), dict(first.named_buffers())
+    found = dict[str, float]()
     for other in others:
-        there = dict(other.named_buffers())
-        for name in differing_buffers(first, other):
+        for name in differing_tensors(first, other):
             change = math.inf
-            if name in own and name in there and own[name].shape == there[name].shape:
-                b = own[name].double()
-                change = float(torch.linalg.vector_norm(there[name].double() - b) / (torch.linalg.vector_norm(b) or 1))
+            if name in first and name in other and first[name].shape == other[name].shape:
+                b, difference = first[name].double(), other[name].double() - first[name].double()
+                change = float(torch.linalg.vector_norm(difference) / (torch.linalg.vector_norm(b) or 1))
             found[name] = max(found.get(name, 0.0), change)
     return found
 

@@ -20,7 +20,7 @@ from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newto
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters
-from quotient_manifolds.replica import differing_buffers
+from quotient_manifolds.replica import differing_tensors
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import (
@@ -163,7 +163,7 @@ def same_function(
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
-    if names := differing_buffers(a, b):
+    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, b))):
         warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)

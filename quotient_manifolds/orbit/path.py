@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.replica import differing_buffers, private_batch, replica
+from quotient_manifolds.replica import differing_tensors, private_batch, replica
 from quotient_manifolds.sharpness import Loss, WorstCase
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.measure import warned
@@ -67,7 +67,7 @@ def loss_along_path(
     first, last = parameters(a), parameters(b)
     ts = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     here, there = (dict(each.named_buffers()) for each in (a, b))
-    differing = differing_buffers(a, b)
+    differing = differing_tensors(here, there)
     mixed = [name for name in differing if name in here and name in there and _has_mean(here[name], there[name])]
 
     def mean(model: nn.Module) -> float:
@@ -142,7 +142,8 @@ def along_orbit(
     batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
     before: dict[str, float] = {}
     for index, scale in enumerate((None, *scales)):
-        there, lost = model, ""
+        there: nn.Module | None = model
+        lost = ""
         if scale is not None:
             there, lost = attempted(partial(symmetries.transformed, model, scale=scale, seed=seed + index - 1))
         known = KnownSymmetries()
