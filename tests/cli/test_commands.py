@@ -195,7 +195,7 @@ def test_a_geometry_without_a_radius_leaves_the_others(mine: str, monkeypatch: p
     ) -> float:
         if geometry.name == "mix (second order)":
             raise ValueError(
-                "Pair a cannot be measured: rank(G H^T) = h = 3 fails; use Adaptive(), or pass symmetries="
+                "Pair a cannot be measured: rank(G H^T) = h = 3 fails; use eps > 0; use Adaptive(), or pass symmetries="
             )
         return 0.1
 
