@@ -14,7 +14,7 @@ Progress = Callable[[str, int, int], None]
 
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
 _NOT_THE_USERS = tuple({Path(each).resolve() for each in (str(Path(__file__).parent), *_INSTALLED)})
-_OF_PYTHON = re.compile(r"\w\(\)|\b[a-z_]{2,}=")
+_OF_PYTHON = re.compile(r"\w\(\)|\b[a-z_]{2,}=|\beps > 0")
 
 
 def first_line(error: BaseException) -> str:
@@ -37,13 +37,13 @@ def sentence(error: BaseException) -> str:
 
 
 def without_advice(said: str) -> str:
-    """Return a sentence without its last clause if that advises arguments or calls of Python, which no command takes.
+    """Return a sentence without the last clauses that advise arguments or calls of Python, which no command takes.
 
     >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='all'")
     'The loss must be the same. Found 2 for 1'
     """
     finding, _, advice = max(said.rpartition("; "), said.rpartition(": "), key=lambda parts: len(parts[0]))
-    return finding if finding and _OF_PYTHON.search(advice) else said
+    return without_advice(finding) if finding and _OF_PYTHON.search(advice) else said
 
 
 def is_users(file: str) -> bool:
