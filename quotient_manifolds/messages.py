@@ -13,6 +13,7 @@ Progress = Callable[[str, int, int], None]
 """Take what is being done, how many of its parts are finished, and how many there are in all."""
 
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+_INSTALLED_ANYWHERE = {"site-packages", "dist-packages"}  # also of the system, of a user, of another environment
 _NOT_THE_USERS = tuple({Path(each).resolve() for each in (str(Path(__file__).parent), *_INSTALLED)})
 _OF_PYTHON = re.compile(r"\w\(\)|\b[a-z_]{2,}=|\beps > 0")
 
@@ -48,7 +49,9 @@ def without_advice(said: str) -> str:
 
 def is_users(file: str) -> bool:
     """Return whether a source file is neither of an installed package, nor Python's, nor this package's."""
-    return not file.startswith("<") and not any(map(Path(file).resolve().is_relative_to, _NOT_THE_USERS))
+    if file.startswith("<") or not _INSTALLED_ANYWHERE.isdisjoint(Path(file).parts):
+        return False
+    return not any(map(Path(file).resolve().is_relative_to, _NOT_THE_USERS))
 
 
 def brief(value: Any, width: int = 60) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from quotient_manifolds.compare.comparison import Comparison, listing, table
+from quotient_manifolds.compare.identity import Identity
 from quotient_manifolds.compare.spec import GAPS, MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
-from quotient_manifolds.compare.worker import Identity, Job, Task, tasks_of
+from quotient_manifolds.compare.worker import Job, Task, tasks_of
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import BatchResult
 from quotient_manifolds.statistics import COEFFICIENTS, FEWEST_MODELS, correlation, holm

@@ -19,23 +19,23 @@ import torch
 
 from quotient_manifolds.check import needs
 from quotient_manifolds.compare.analysis import analyse, unmatched
+from quotient_manifolds.compare.code import code_on_disk
 from quotient_manifolds.compare.comparison import Comparison
+from quotient_manifolds.compare.identity import Identity, files_fingerprint, files_in
 from quotient_manifolds.compare.report import REPORTS, write_comparison
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.spec_file import read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.worker import (
-    Identity,
     Job,
     Loaded,
     attempt,
-    files_fingerprint,
-    files_in,
     load,
     measure_checkpoint,
     tasks_of,
 )
 from quotient_manifolds.files import check_file
+from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import HessianTrace, Measure, PreparedModel, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
@@ -122,16 +122,19 @@ def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tupl
     where that checkpoint cannot be measured.
     """
     first, measures, said = spec.checkpoints[0], list[MeasureEntry](), list[str]()
+    code = code_on_disk(spec.code_of(first))
     loaded: Loaded | None = None
     for entry in spec.measures:
         if not entry.suggested:
             measures.append(entry)
             continue
-        key = repr(("suggested radius", entry.measure.geometry, spec.loss, spec.dtype, VERSION, MEANING))
+        key = repr(
+            ("suggested radius", entry.measure.geometry, spec.loss, spec.dtype, sorted(code.items()), VERSION, MEANING)
+        )
         known = None if store is None else store.recall(key)
         if known is None:
             if loaded is None:
-                loaded = load(Job(spec, first, device, fingerprint=""))
+                loaded = load(Job(spec, first, device, fingerprint="", code=code))
             batches = loaded.batches["data"][:1]
             prepared = PreparedModel.of(
                 loaded.model, spec.loss_of(), batches, entry.measure.geometry, known=loaded.known
@@ -150,10 +153,13 @@ def jobs_of(spec: Spec, device: str) -> list[Job]:
     """Return a job for each checkpoint, with a fingerprint that says, without loading, that all is as it was."""
     data = [None if split is None else split.fingerprint() for split in (spec.data, spec.test)]
     settings, listed = (VERSION, MEANING, spec.dtype, spec.loss, *data), cache(files_in)
-    return [
-        Job(spec, each, device, repr((*settings, each.loader, files_fingerprint(each.path, listed))))
-        for each in spec.checkpoints
-    ]
+    codes = cache(code_on_disk)
+
+    def job(checkpoint: Checkpoint) -> Job:
+        code, files = codes(spec.code_of(checkpoint)), files_fingerprint(checkpoint.path, listed)
+        return Job(spec, checkpoint, device, repr((*settings, checkpoint.loader, files, sorted(code.items()))), code)
+
+    return list(map(job, spec.checkpoints))
 
 
 def _left(job: Job, store: Store) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import BatchFunction, Checkpoint, DataSource, load_object
+from quotient_manifolds.load.models import HUGGING_FACE
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
@@ -34,6 +34,7 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
 }
+LIBRARIES = ("torch", "transformers", "peft")  # by which models are made and run
 GAPS = ("error_gap", "loss_gap")
 _OF_THE_RUN = ("geometry", "radius", "progress")  # fields of a measure that are not its options
 Scores = dict[str, float | str | None]
@@ -187,13 +188,16 @@ class Spec:
         return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
     def loss_of(self) -> Loss:
-        """Return the loss that measures are computed on."""
-        return _loss_of(self.loss, self.data.task == CAUSAL)
+        """Return the loss that measures are computed on, one object as long as its module is imported once."""
+        if self.loss is None:
+            return next_token_cross_entropy if self.data.task == CAUSAL else cross_entropy
+        loss: Loss = load_object(self.loss, "a function loss(model, batch) that returns a scalar")
+        return loss
 
+    def code_of(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Return the functions that compute the numbers of a checkpoint, and the packages that do.
 
-@cache  # one object each, so that what was found for it is known again
-def _loss_of(reference: str | None, causal: bool) -> Loss:
-    if reference is None:
-        return next_token_cross_entropy if causal else cross_entropy
-    loss: Loss = load_object(reference, "a function loss(model, batch) that returns a scalar")
-    return loss
+        Those that make batches do not belong to them: batches count by what they hold.
+        """
+        loader = () if checkpoint.loader == HUGGING_FACE else (checkpoint.loader,)
+        return (*loader, *filter(None, [self.loss]), *LIBRARIES)

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, product
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from quotient_manifolds.compare.code import code_imported, edited
+from quotient_manifolds.compare.identity import Identity, batch_hash, computed, model_hash
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.load import Checkpoint, load_checkpoint
-from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import counted_logits
 from quotient_manifolds.sharpness.measure import counted
-from quotient_manifolds.symmetries import Evaluate
-from quotient_manifolds.symmetries.outputs import ModelOutputs
-from quotient_manifolds.symmetries.verify import jittered
 from quotient_manifolds.version import MEANING, VERSION
 
 Made = TypeVar("Made")
 _ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Hold what decides the numbers of a checkpoint, and what must be said beside them (notes, by split).
-
-    model: its hash; batches: by split, for each batch its hash and what the model computes of it.
-    """
-
-    model: str
-    batches: Mapping[str, Sequence[str]]
-    notes: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -73,13 +57,14 @@ class Task:
 class Job:
     """Ask for all that a spec wants of one checkpoint; fingerprint: of its files and data, before they were read.
 
-    What is written meanwhile makes another, and is loaded by the next run.
+    What is written meanwhile makes another, and is loaded by the next run. code: by `code_on_disk`, when the run began.
     """
 
     spec: Spec
     checkpoint: Checkpoint
     device: str
     fingerprint: str
+    code: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -132,7 +117,10 @@ def attempt(work: Callable[[], Made]) -> Made | str:
 
 
 def load(job: Job) -> Loaded:
-    """Load the model in the spec's precision on the device, and its batches."""
+    """Load the model in the spec's precision on the device, and its batches.
+
+    Raises ValueError if this process has imported other code than the run began with.
+    """
     spec = job.spec
     beside = os.getcwd() if spec.path is None else str(spec.path.resolve().parent)
     sys.path.extend(each for each in (os.getcwd(), beside) if each not in sys.path)  # functions of the user's
@@ -152,11 +140,18 @@ def load(job: Job) -> Loaded:
     batches = {split: [tree_map_only(Tensor, placed, batch) for batch in found] for split, found in made.items()}
     model = model.to(device, dtype)
     told = {
-        split: [f"{batch_hash(batch)} {computed(model, outputs, batch)}" for batch in found]
+        split: [f"{batch_hash(batch)} {computed(model, outputs, spec.loss_of(), batch)}" for batch in found]
         for split, found in batches.items()
     }
     notes = {split: tuple(getattr(found, "notes", ())) for split, found in made.items()}
-    return Loaded(model, batches, Identity(model_hash(model), told, notes), spec)
+    held = {type(each) for each in (*model.modules(), *tree_leaves(batches))}
+    code = code_imported(spec.code_of(job.checkpoint), held)  # now, for a forward pass may import, too
+    if (name := edited(code, job.code)) is not None:
+        raise ValueError(
+            f"Code must be imported as it is in its files when a run begins. Found that {name} was edited after it was "
+            "imported; start Python anew (with a scheduler, its workers)"
+        )
+    return Loaded(model, batches, Identity(code, model_hash(model), told, notes), spec)
 
 
 def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> tuple[int, list[dict[str, str]]]:
@@ -206,6 +201,7 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
             # The index of the batch seeds what is random, so it decides the number too.
             "what": "score" if entry is None else repr((entry.measure, index)),
             "loss": spec.loss,
+            "code": dict(identity.code),
             "model": identity.model,
             "batch": identity.batches[split][index],
             "version": VERSION,
@@ -218,76 +214,3 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
         product(spec.measures, range(len(identity.batches["data"]))), key=lambda each: settings.index(each[0].setting)
     )
     return [*scores, *(task("data", index, entry) for entry, index in asked)]
-
-
-def model_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
-
-    The classes of its modules with what they print of themselves; name, shape, dtype and bytes of its whole state. What
-    it calls, and what else it holds, `computed` tells.
-    """
-    frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _hash([repr(model), repr(frozen)], state)
-
-
-def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
-    """Return evaluate(model, batch) in float64, at the weights and 1 % beside them, as text of 6 digits; or "nothing".
-
-    It tells models apart that hold alike weights and yet compute different things, whatever decides that: a function
-    that is called, a tensor that is no buffer, a hook. Beside the weights it shows what these hide, as a head of zeros
-    does. More digits than 6 may depend on the machine. What is random draws alike each time, and sums are added in one
-    order, by one thread.
-    """
-    losses, threads = ModelOutputs(model, [batch], evaluate), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            points = (losses.params(), jittered(losses.params(), 0))
-            return " ".join(f"{losses.value(params, 0):.5e}" for params in points)
-    except Exception:  # the model is the user's; the measures say what is wrong
-        return "nothing"
-    finally:
-        torch.set_num_threads(threads)
-
-
-def batch_hash(batch: Any) -> str:
-    """Return the SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
-    leaves, structure = tree_flatten_with_path(batch)
-    tensors = {repr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
-    others = [f"{path!r}: {leaf!r}" for path, leaf in leaves if not isinstance(leaf, Tensor)]
-    return _hash([str(structure), *others], tensors)
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder, not below, in the order of their names; none if there is no folder."""
-    return sorted(each for each in folder.iterdir() if each.is_file()) if folder.is_dir() else []
-
-
-def files_fingerprint(path: Path | None, listed: Callable[[Path], list[Path]] = files_in) -> str:
-    """Return the SHA-256 of name, size, times of change and inode of a checkpoint's files: as before if none changed.
-
-    The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot. Those of a file
-    are also all beside it that begin with its stem; of a directory, the files in it, and in that of the base model if
-    it is an adapter's. listed: `files_in`, or one that remembers folders in which many checkpoints lie.
-    """
-    if path is None:
-        return "no files"
-    if path.is_dir():
-        found = [each for folder in (path, base_of(path)) if folder is not None for each in listed(folder)]
-    else:
-        found = [each for each in listed(path.parent) if each.name.startswith(path.stem)]
-    stats = [(each, each.stat()) for each in found]
-    seen = [f"{each} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}" for each, stat in stats]
-    return _hash([str(path), *seen], {})
-
-
-def _hash(texts: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # names of files need not be text
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

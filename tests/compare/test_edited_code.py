@@ -179,7 +179,7 @@ def test_installed_packages_count_by_version(spec: Path, monkeypatch: pytest.Mon
 def test_a_radius_is_suggested_anew_for_edited_code(spec: Path) -> None:
     write_spec(spec.parent, RADIUS, head=HEAD, tail=LOSS)
     run(spec)
-    edit(spec, *EDITS["a detach in the loss"])
+    edit(spec, "user_loss", "logits * ", "3 * logits * ")
     found = anew(spec)
     forget()
     assert found.measures["radius"].tolist() == run_comparison(spec).measures["radius"].tolist()

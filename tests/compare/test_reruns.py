@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from quotient_manifolds.compare import Store, StoreError, analysis, read_spec, worker
+from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.compare.run import jobs_of
-from quotient_manifolds.compare.worker import files_fingerprint, model_hash
 from tests import zoos
 from tests.counters import recorded_runs
 from tests.zoos import CLASSES, MARK, run, save, values, vit, write_seeds, write_spec, write_zoo

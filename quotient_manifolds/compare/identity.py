@@ -1,0 +1,127 @@
+"""Tell what decides a number: the code, the model with what it computes, the batch, and files before they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path
+
+from quotient_manifolds.geometry import Euclidean
+from quotient_manifolds.load.adapters import base_of
+from quotient_manifolds.sharpness import Loss
+from quotient_manifolds.sharpness.objective import BatchObjective, autograd_available
+from quotient_manifolds.symmetries import Evaluate
+from quotient_manifolds.symmetries.outputs import ModelOutputs
+from quotient_manifolds.symmetries.verify import jittered
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Hold what decides the numbers of a checkpoint, and what must be said beside them (notes, by split).
+
+    code: that computes them, by `code_imported`; model: its hash; batches: by split, for each batch its hash and what
+    the model computes of it.
+    """
+
+    code: Mapping[str, str]
+    model: str
+    batches: Mapping[str, Sequence[str]]
+    notes: Mapping[str, Sequence[str]]
+
+
+def model_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
+
+    The classes of its modules with what they print of themselves; name, shape, dtype and bytes of its whole state. Its
+    code counts beside it, and what else it holds `computed` tells.
+    """
+    frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return hashed([repr(model), repr(frozen)], state)
+
+
+def computed(model: nn.Module, evaluate: Evaluate, loss: Loss, batch: Any) -> str:
+    """Return numbers that tell models apart which hold alike weights and yet compute different things, as text.
+
+    Whatever decides that: a file that code reads, a tensor that is no buffer, a hook. evaluate(model, batch) in
+    float64, at the weights and 1 % beside them, which shows what these hide, as a head of zeros does; and as a measure
+    computes them, loss and norm of its gradient. Where they cannot be computed, "nothing": the measures say what is
+    wrong. More digits may depend on the machine.
+    """
+
+    def outputs() -> str:
+        found = ModelOutputs(model, [batch], evaluate)
+        with torch.no_grad():
+            points = (found.params(), jittered(found.params(), 0))
+            return " ".join(f"{found.value(params, 0):.5e}" for params in points)
+
+    def slope() -> str:
+        with autograd_available():
+            objective = BatchObjective(model, loss, Euclidean().at(model), batch)
+            value, gradient = objective.value_and_gradient(objective.zero())
+            norm = sum(float(each.double().square().sum()) for each in gradient.values()) ** 0.5
+            return f"{value:.3e} {norm:.3e}"
+
+    return f"{_alike(outputs)} {_alike(slope)}"
+
+
+def _alike(work: Callable[[], str]) -> str:
+    """Return what `work` returns, "nothing" if it raises; what is random draws alike, by one thread in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return work()
+    except Exception:  # the model is the user's
+        return "nothing"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def batch_hash(batch: Any) -> str:
+    """Return the SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
+    leaves, structure = tree_flatten_with_path(batch)
+    tensors = {repr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    others = [f"{path!r}: {leaf!r}" for path, leaf in leaves if not isinstance(leaf, Tensor)]
+    return hashed([str(structure), *others], tensors)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder, not below, in the order of their names; none if there is no folder."""
+    return sorted(each for each in folder.iterdir() if each.is_file()) if folder.is_dir() else []
+
+
+def files_fingerprint(path: Path | None, listed: Callable[[Path], list[Path]] = files_in) -> str:
+    """Return the SHA-256 of name, size, times of change and inode of a checkpoint's files: as before if none changed.
+
+    The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot. Those of a file
+    are also all beside it that begin with its stem; of a directory, the files in it, and in that of the base model if
+    it is an adapter's. listed: `files_in`, or one that remembers folders in which many checkpoints lie.
+    """
+    if path is None:
+        return "no files"
+    if path.is_dir():
+        found = [each for folder in (path, base_of(path)) if folder is not None for each in listed(folder)]
+    else:
+        found = [each for each in listed(path.parent) if each.name.startswith(path.stem)]
+    stats = [(each, each.stat()) for each in found]
+    seen = [f"{each} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}" for each, stat in stats]
+    return hashed([str(path), *seen])
+
+
+def hashed(texts: Iterable[str], tensors: Mapping[str, Tensor] | None = None) -> str:
+    """Return the SHA-256 of texts and of tensors with their names."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # names of files need not be text
+    for name, tensor in (tensors or {}).items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
