@@ -198,6 +198,10 @@ def test_what_is_wrong_is_said_in_one_sentence(read: Read, zoo: Path, good: str,
         ("checkpoint,error_gap\nm_1,1\n", "names that are measured. Found error_gap; rename it"),
         ("checkpoint,euclidean gradient norm\nm_1,1\n", "Found euclidean gradient norm"),
         ("checkpoint,rate\nm_1,1,2\n", "must be readable as CSV"),
+        ("checkpoint,rate\nm_1,inf\nm_2,1\n", "bad.csv must have finite numbers. Found inf for the rate of m_1"),
+        ("checkpoint,rate\nm_1,1\nm_2,-1e999\n", "Found -inf for the rate of m_2"),
+        ("checkpoint,rate,rate\nm_1,1,2\n", "bad.csv must have each column once. Found rate twice"),
+        ("checkpoint,rate,checkpoint\nm_1,1,m_2\n", "Found checkpoint twice"),
         ("", "must be readable as CSV"),
     ],
 )
@@ -210,18 +214,21 @@ def test_scores_that_cannot_be_used(read: Read, zoo: Path, cells: str, words: st
 
 def test_names_of_checkpoints_are_text_in_scores(tmp_path: Path) -> None:
     """Whatever they look like; and scores are numbers, truths or text, NA where there is none."""
-    for name in ("007", "8", "1e3"):
+    for name in ("007", "8", "1e3", "nan", "NA"):
         (tmp_path / name).mkdir()
     write_images(tmp_path / "train.npz", 4, seed=0)
-    (tmp_path / "scores.csv").write_text("checkpoint,good,kind,rate\n007,True,a,1\n8,False,NA,\n1e3,True,b,1e-320\n")
+    rows = "007,True,a,1\n8,False,NA,\n1e3,True,b,1e-320\nnan,True,a,2\nNA,,a,3\n"
+    (tmp_path / "scores.csv").write_text(f"\ufeffcheckpoint,good,kind,rate\n{rows}", encoding="utf-8")
     (tmp_path / "spec.yaml").write_text(
-        "checkpoints: {paths: ['0*', '8', '1e3']}\ndata: train.npz\nscores: scores.csv\n"
+        "\ufeffcheckpoints: {paths: ['0*', '8', '1e3', 'nan', 'NA']}\ndata: train.npz\nscores: scores.csv\n"
         "measures: [{measure: gradient-norm, geometry: inv}]\n"
     )
     assert read_spec(tmp_path / "spec.yaml").scores == {
         "007": {"good": 1.0, "kind": "a", "rate": 1.0},
         "8": {"good": 0.0, "kind": None, "rate": None},
         "1e3": {"good": 1.0, "kind": "b", "rate": 1e-320},
+        "nan": {"good": 1.0, "kind": "a", "rate": 2},
+        "NA": {"good": None, "kind": "a", "rate": 3},
     }
 
 
@@ -236,6 +243,7 @@ ENTRY = MeasureEntry(GradientNorm(Euclidean()))
         ({"measures": [GradientNorm(Euclidean())]}, TypeError, "measures must be MeasureEntry"),
         ({"measures": []}, ValueError, "measures must not be empty"),
         ({"checkpoints": [ONE, ONE]}, ValueError, "checkpoints must have names of their own. Found one twice"),
+        ({"scores": {"one": {"rate": float("inf")}}}, ValueError, "scores must have finite numbers. Found inf for"),
         ({"against": ["error"], "loss": "tests.zoos:squares"}, ValueError, "against must name scores: loss. Found"),
     ],
 )

@@ -246,6 +246,20 @@ def test_8_bits_are_prepared_by_the_image_processor_of_the_model(tmp_path: Path)
     assert len(DataSource(small, mean="none").batches(model)) == 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"mean": "none"}])
+def test_grey_images_are_no_color_images(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = transformers.ViTConfig(**hugging_face.TINY_VIT, num_channels=3, num_labels=3)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    size = {"height": 16, "width": 16}
+    transformers.ViTImageProcessorPil(size=size).save_pretrained(tmp_path)
+    path = write_npz(tmp_path, images=pictures(channels=1), labels=np.arange(5) % 3)
+    with pytest.raises(ValueError, match=r"3 channels, as .* Found 1") as caught:
+        DataSource(path, **settings).batches(model, Checkpoint("vit", tmp_path, "huggingface"))
+    assert one_sentence(str(caught.value)), str(caught.value)
+    assert str(path) in str(caught.value)
+
+
 def test_code_beside_an_image_processor_is_never_run(tmp_path: Path) -> None:
     home = hugging_face.vit_classifier(tmp_path / "vit")
     (home / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")

@@ -96,6 +96,8 @@ LIES = b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,439804651
 DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (drop("config.json"), "no config.json"),
     "config is no JSON": (text("{"), "not valid JSON"),
+    "a number that is none": (config(hidden_dropout_prob=float("nan")), r"config\.json .* Found NaN"),
+    "a byte order mark": (text("\ufeff{}"), r"config\.json must be UTF-8 without a byte order mark"),
     "config names no model": (text("{}"), "model_type"),
     "no weights": (drop("model.safetensors"), "no weights"),
     "pickle only": (pickle_weights, "safe_serialization=True"),

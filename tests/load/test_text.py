@@ -92,6 +92,13 @@ BAD_DATA = {
     "label is a truth value": ("a.jsonl", '{"text": "good", "label": true}\n', "line 1: the label must be an integer"),
     "label too large": ("a.jsonl", GOOD + '{"text": "bad", "label": 2}\n', r"line 2: .* 0 \.\.\. 1, .* Found 2"),
     "label negative": ("a.csv", "text,label\ngood,-1\n", "line 2: .* Found '-1'"),
+    "an empty cell": ("a.csv", "text,label\ngood,1\n,0\n", "a.csv, line 3: the text must not be empty"),
+    "an empty string": ("a.jsonl", GOOD + '{"text": " ", "label": 1}\n', "a.jsonl, line 2: the text must not be empty"),
+    "a column twice": (
+        "a.csv",
+        "text,label,text\ngood,1,bad\n",
+        "a.csv must have each column once. Found 'text' twice",
+    ),
     "another kind of file": ("a.parquet", "", r"\.jsonl, \.csv, \.tsv"),
     "no UTF-8": ("a.csv", "text,label\n\udcff,1\n", "UTF-8"),
 }
@@ -105,6 +112,12 @@ def test_bad_data_is_refused_in_one_sentence(name: str, content: str, match: str
     assert one_sentence(str(caught.value)), str(caught.value)
     with pytest.raises(ValueError, match="no data file"):
         read(tmp_path / "absent.csv")
+
+
+def test_empty_texts_and_columns_that_nobody_reads_are_no_fault(tmp_path: Path) -> None:
+    """A language model predicts nothing from the first, as in WikiText; tables often have nameless columns."""
+    (tmp_path / "a.csv").write_text("text,label,,\n,1,a,b\ngood,0,c,d\n")
+    assert [each.text for each in read_examples(tmp_path / "a.csv", needed=("text",))] == ["", "good"]
 
 
 PIECES = [b"text,label\n", b"text\tlabel\n", b'{"text": "a", "label": 1}', b"\n", b'"', b",", b"\r", b"1", b"\0"]

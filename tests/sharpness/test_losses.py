@@ -69,6 +69,15 @@ def test_cross_entropy_reads_every_kind_of_output_and_skips_ignored_labels() -> 
         qm.cross_entropy(Returns(None), batches[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_labels_may_be_integers_of_any_size(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(2, 4, 3), torch.tensor([[0, 1, 2, 1], [0, 1, 0, 0]])
+    given = Returns(logits), (logits, labels.to(dtype))
+    assert qm.cross_entropy(*given) == qm.cross_entropy(Returns(logits), (logits, labels))
+    assert qm.next_token_cross_entropy(*given) == qm.next_token_cross_entropy(Returns(logits), (logits, labels))
+    assert all(each.dtype == torch.int64 for each in counted_logits(*given, causal=False)[1:])
+
+
 def test_next_tokens_are_those_of_the_loss() -> None:
     model, batch = nn.Embedding(5, 3), (torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([[0, 1, -100], [2, 2, 0]]))
     logits, labels = counted_logits(model, batch, causal=True)
