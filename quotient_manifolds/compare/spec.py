@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -125,6 +126,16 @@ def measures_of(
             yield MeasureEntry(made(geometry, **ball, **own), suggested)
 
 
+def check_scores(scores: Mapping[str, Scores], where: str = "scores") -> None:
+    """Raise ValueError for an infinite number, which no report can hold."""
+    for checkpoint, row in scores.items():
+        for name, value in row.items():
+            if isinstance(value, float) and math.isinf(value):
+                raise ValueError(
+                    f"{where} must have finite numbers. Found {value} for the {name} of {checkpoint}; leave it empty"
+                )
+
+
 @dataclass(frozen=True)
 class Spec:
     """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
@@ -163,6 +174,7 @@ class Spec:
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{what} must have names of their own. Found {twice} twice")
         check_one_of("dtype", self.dtype, ("float32", "float64"))
+        check_scores(self.scores)
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
         measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
         if self.loss is not None:  # errors are those of cross-entropy, which has labels

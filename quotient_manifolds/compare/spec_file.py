@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from quotient_manifolds.check import check_one_of, meant
-from quotient_manifolds.compare.spec import MEASURES, MeasureEntry, Scores, Spec, measures_of
+from quotient_manifolds.compare.spec import MEASURES, MeasureEntry, Scores, Spec, check_scores, measures_of
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load import BatchFunction, DataSource, data_of, find_checkpoints, load_object
 from quotient_manifolds.messages import brief, sentence
@@ -126,19 +126,26 @@ def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
 def read_scores(path: Path) -> Mapping[str, Scores]:
     """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
-    Raises ValueError for a file that cannot be read so, or that lacks a name or has it twice.
+    Raises ValueError for a file that cannot be read so, that lacks a name or has it twice, and for infinite numbers.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
-            frame = pd.read_csv(path, dtype={NAME: str}, index_col=False)  # a checkpoint may be called 007
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+            frame = pd.read_csv(path, dtype={NAME: str}, index_col=False)
+            # A checkpoint may be called 007, or nan.
+            text = pd.read_csv(path, dtype=str, index_col=False, keep_default_na=False)
     except (OSError, ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} must be readable as CSV: {' '.join(str(error).split())}") from error
+    if len(twice := header[header.duplicated()]):
+        raise ValueError(f"{path} must have each column once. Found {twice.iloc[0]} twice")
     if NAME not in frame:
         raise ValueError(f"{path} must have a column {NAME}. Found {', '.join(frame.columns)}")
-    names = frame.pop(NAME).fillna("")
-    if twice := [*names[names.duplicated()], *names[names == ""]]:
-        raise ValueError(f"{path} must name each checkpoint once. Found {twice[0]!r}")
+    frame, names = frame.drop(columns=NAME), text[NAME]
+    if again := [*names[names.duplicated()], *names[names == ""]]:
+        raise ValueError(f"{path} must name each checkpoint once. Found {again[0]!r}")
     flags = frame.select_dtypes(["bool", "int"]).columns
     rows = frame.astype(dict.fromkeys(flags, float)).astype(object).where(frame.notna(), None).to_dict("records")
-    return dict(zip(names, rows, strict=True))
+    scores = dict(zip(names, rows, strict=True))
+    check_scores(scores, str(path))
+    return scores

@@ -136,6 +136,7 @@ class DataSource:
             images, given = read_images(path, len(found)), figures(self.mean, self.std)
             chunks = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
             inputs = [{keyword: prepared(images[chunk], given, homes, path)} for chunk in chunks]
+            check_channels(model, inputs[0][keyword], path)
         else:
             check_task(model, CLASSIFICATION)
             home, config, keyword = self._home(model, homes), getattr(model, "config", None), "input_ids"
@@ -317,7 +318,7 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
     home = next(filter(has_image_processor, homes), None)
     processor = None if home is None else load_image_processor(home)
     if eight and processor is not None:
-        return processor(list(images), input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
+        return _processed(processor, images, home, path)
     if eight:
         raise ValueError(
             f"Nothing says how the pixels of {path} are normalised: the model has no preprocessor_config.json. Give "
@@ -329,6 +330,32 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
             "and std, or mean: none if they are to be taken as they are."
         )
     return values
+
+
+def _processed(processor: Any, images: NDArray[Any], home: Path | None, path: Path) -> Tensor:
+    """Return what an image processor makes of images. Raises ValueError naming the file where it makes nothing."""
+    try:
+        made: Tensor = processor(list(images), input_data_format="channels_first", return_tensors="pt")["pixel_values"]
+    except Exception as error:  # code of transformers
+        channels = len(getattr(processor, "image_mean", None) or ())
+        if channels not in (0, images.shape[1]):
+            raise ValueError(
+                f"The images in {path} must have {channels} channels, as the image processor in {home} takes. Found "
+                f"{images.shape[1]}; give a file of such images (grey ones may be repeated)."
+            ) from error
+        raise ValueError(f"The image processor in {home} does not take {path}: {first_line(error)}") from error
+    return made.float()
+
+
+def check_channels(model: nn.Module, images: Tensor, path: Path) -> None:
+    """Raise ValueError for images with fewer channels than the configuration of a Hugging Face model says."""
+    config: Any = getattr(model, "config", None)
+    channels = getattr(config, "num_channels", None)
+    if isinstance(channels, int) and "pixel_values" in accepted_by(model) and images.shape[1] < channels:
+        raise ValueError(
+            f"The images in {path} must have {channels} channels, as {type(model).__name__} takes. Found "
+            f"{images.shape[1]}; give a file of such images (grey ones may be repeated)."
+        )
 
 
 def _array(path: Path, name: str) -> NDArray[Any]:

@@ -185,14 +185,24 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
+    """Return the JSON object in a file. Raises ValueError for what is none, for NaN, and for a byte order mark."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_text(encoding="utf-8")
+        record = json.loads(content.removeprefix("\ufeff"), parse_constant=_constant)
     except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON: {first_line(error)}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{file} must hold one JSON object. Found {type(record).__name__}.")
+    if content.startswith("\ufeff"):  # transformers and peft, which read it again, refuse that
+        raise ValueError(f"{file} must be UTF-8 without a byte order mark. Found one at its start; save it without.")
     return record
+
+
+def _constant(name: str) -> float:
+    """Return an infinite number, as Mamba's limits are. Raises ValueError for NaN."""
+    if name == "NaN":
+        raise ValueError("a number must not be NaN. Found NaN")
+    return float(name)
 
 
 def _weight_files(path: Path) -> list[Path]:

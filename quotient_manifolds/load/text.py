@@ -43,13 +43,13 @@ def read_examples(
     """Yield the examples of a .jsonl, .csv, .tsv or .txt file, in order; none is read before it is asked for.
 
     A .tsv file has no quotes. columns: what text, text_pair and label are called in the file; needed: those that must
-    be there besides. Raises ValueError naming the file and the line: no examples, a missing column, a text that is no
-    string.
+    be there besides. Raises ValueError naming the file and the line: no examples, a column that is missing or there
+    twice, a text that is no string, and an empty one that has a label.
     """
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
     wanted = [column for column in COLUMNS if column in (*needed, *(columns or {}))]
     line = 0
-    for line, record in _records(path):
+    for line, record in _records(path, [*names.values()]):
         where = f"{path}, line {line}"
         if not isinstance(record, dict):
             raise ValueError(f"{where} must be an object with text and label. Found {type(record).__name__}.")
@@ -64,18 +64,24 @@ def read_examples(
         text, pair = (record.get(names[column]) for column in COLUMNS[:2])
         if not isinstance(text, str) or not isinstance(pair, str | None):
             raise ValueError(f"{where}: text and text_pair must be strings. Found {brief(text)} and {brief(pair)}.")
+        if "label" in needed and not text.strip():  # a language model predicts nothing from it
+            raise ValueError(f"{where}: the text must not be empty. Found {text!r}; leave out the line.")
         yield LabelledText(text, pair, record.get(names["label"], ""), line)
     if not line:
         raise ValueError(f"{path} must have examples: lines with a text. Found none; it is empty.")
 
 
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the lines of a file and what they hold by column; of a .txt file, each line that is not blank."""
+def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Yield the lines of a file and what they hold by column; of a .txt file, each line that is not blank.
+
+    columns: those of a table that must not be there twice.
+    """
     suffix, line = path.suffix.lower(), 0
     if suffix not in SUFFIXES:
         raise ValueError(f"Data must be in a {', '.join(SUFFIXES)} file. Found {path}.")
     if not path.is_file():
         raise ValueError(f"There is no data file {path}.")
+    twice: list[str] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             if suffix in (".jsonl", PLAIN):
@@ -85,12 +91,16 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
             else:
                 style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
                 reader = csv.DictReader(stream, **style)
-                for record in reader:
+                header = reader.fieldnames or ()
+                twice = [name for name in columns if header.count(name) > 1]
+                for record in () if twice else reader:
                     line = reader.line_num
                     yield line, record
     except (ValueError, csv.Error, RecursionError, OSError) as error:
         what = "not valid JSON" if isinstance(error, json.JSONDecodeError) else "not readable as UTF-8 text"
         raise ValueError(f"{path}, line {max(line, 1)}: {what} ({first_line(error)}).") from error
+    if twice:
+        raise ValueError(f"{path} must have each column once. Found {twice[0]!r} twice.")
 
 
 # ---- rows, classes and batches

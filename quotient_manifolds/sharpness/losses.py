@@ -145,4 +145,4 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, as the model has {classes} classes. Found {wrong}")
-    return logits, labels
+    return logits, labels.long()  # torch's losses take integers of few sizes

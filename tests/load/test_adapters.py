@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from quotient_manifolds.compare.worker import files_fingerprint, model_hash
+from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.load import DataSource, find_checkpoints, load_checkpoint, load_model
 from quotient_manifolds.load.text import known_classes
 from quotient_manifolds.merge import merge_adapters
