@@ -246,6 +246,24 @@ def test_what_is_drawn_at_random_is_no_constant() -> None:
     assert find_symmetries(model, noise(4, 8)).families == {"relu neuron": 6}
 
 
+class Summed(nn.Module):
+    """A layer, and rows of which there may be none."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(4, 3), nn.Parameter(torch.ones(rows, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) + self.rows.sum()
+        return out
+
+
+def test_an_empty_parameter_is_named_where_it_hides_the_symmetries() -> None:
+    find_symmetries(Summed(2).eval(), torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"must have elements\. Found rows of shape \(0, 4\)"):
+        find_symmetries(Summed(0).eval(), torch.ones(3, 4))
+
+
 @pytest.mark.parametrize("weigh", ["weight_norm", "prune"])
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 def test_a_model_that_keeps_what_autograd_made_moves(weigh: str) -> None:
