@@ -42,6 +42,24 @@ def running(model: nn.Module, hint: str = "") -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def named_if_empty(params: Mapping[str, Tensor]) -> Iterator[None]:
+    """Turn what torch raises inside into a ValueError that names a parameter without elements, if there is one.
+
+    Most of them do no harm, so they are not refused beforehand.
+    """
+    try:
+        yield
+    except (RuntimeError, ArithmeticError, LookupError) as error:
+        empty = next((name for name, w in params.items() if not w.numel()), None)
+        if empty is None:
+            raise
+        raise ValueError(
+            f"Parameters must have elements. Found {empty} of shape {tuple(params[empty].shape)}, with which no "
+            "symmetries can be found; leave it out of the model"
+        ) from error
+
+
 def check_model(model: Any) -> None:
     """Raise TypeError for anything but a module."""
     if not isinstance(model, nn.Module):

@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.checks import (
     check_loaded,
     check_model,
     check_weights,
+    named_if_empty,
 )
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
@@ -56,8 +57,9 @@ def proposals(
     declared = Symmetries(()) if declared is None else declared
     check_symmetries(declared)
     check_weights(params, declared.moved)
-    for run in _runs(model, batch, evaluate):
-        yield _found_in(run, declared, model), run
+    with named_if_empty(params):
+        for run in _runs(model, batch, evaluate):
+            yield _found_in(run, declared, model), run
 
 
 def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> tuple[Permutation, ...]:
