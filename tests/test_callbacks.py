@@ -99,9 +99,61 @@ def test_a_measurement_that_fails_late_does_not_end_the_run(start: nn.Module, tm
     with pytest.warns(UserWarning, match=r"sharpness after step \d: The loss"):
         callback.on_step_end(trainer.args, trainer.state, trainer.control)
     trainer.state.log_history.clear()
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.warns(UserWarning, match="finite"):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)
     assert trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize("error", [KeyError("labels"), AssertionError(), NotImplementedError("none"), OSError("gone")])
+def test_a_measurement_that_never_works_does_not_end_the_run(start: nn.Module, tmp_path: Path, error: Any) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise error
+
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=2)
+    batches, settings = [{"input_ids": sequences(4)}], {**MEASURED, "geometry": "euclidean"}
+    callback = qm.SharpnessCallback(trainer, loss, batches, every=2, **settings)
+    trainer.add_callback(callback)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    said = [str(each.message) for each in caught if str(each.message).startswith("sharpness")]
+    assert [each.partition(":")[0] for each in said] == ["sharpness after step 0", "sharpness after step 2"]
+    assert all(str(error).strip("'") in each for each in said)
+    assert (trainer.state.global_step, callback.results) == (2, {})
+    assert all(module.training for module in trainer.model.modules())
+
+
+def test_what_other_callbacks_raise_is_not_taken_for_a_measurement_that_fails(start: nn.Module, tmp_path: Path) -> None:
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_log(self, *args: Any, **given: Any) -> None:
+            raise RuntimeError("no disk")
+
+    trainer = trainer_of(copy.deepcopy(start), tmp_path)
+    added(trainer)
+    trainer.add_callback(Ends())
+    with pytest.raises(RuntimeError, match="no disk"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_run_with_gradient_checkpointing_is_measured_as_one_without(
+    start: nn.Module, tmp_path: Path, adapted: bool
+) -> None:
+    values = []
+    for checkpointing in (False, True):
+        model = copy.deepcopy(start)
+        if adapted:
+            peft = pytest.importorskip("peft")
+            torch.manual_seed(0)
+            model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            model.enable_input_require_grads()
+        trainer = trainer_of(model, tmp_path, max_steps=1, gradient_checkpointing=checkpointing)
+        callback = added(trainer, every=1)
+        trainer.train()
+        values.append([callback.results[step].mean for step in (0, 1)])
+    assert values[1] == pytest.approx(values[0], rel=1e-4)
 
 
 def test_a_run_that_is_taken_up_again_logs_no_step_twice(start: nn.Module, tmp_path: Path) -> None:

@@ -75,9 +75,29 @@ def test_what_is_frozen_stays_and_half_a_pair_is_refused() -> None:
     model[0].self_attn.in_proj_weight.requires_grad_(True)
     with pytest.raises(ValueError, match="is frozen in part"):
         qm.QuotientAdam(model.named_parameters(), found)
-    model[0].requires_grad_(True)
-    model[0].linear1.requires_grad_(False)  # neurons of a frozen layer: the other layer goes as torch moves it
-    qm.QuotientAdam(model.named_parameters(), found)
+
+
+@pytest.mark.parametrize("name", ["encoder", "GPT", "Llama"])
+@pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
+def test_half_a_pair_of_any_kind_is_refused_and_the_message_says_what_to_leave_out(kind: Any, name: str) -> None:
+    model, inputs, targets, found = made(name)
+    for pair in found.pairs:
+        model.requires_grad_(True)
+        frozen = {view.name for view in pair.G.views} - {view.name for view in pair.H.views}
+        for each in frozen:
+            model.get_parameter(each).requires_grad_(False)
+        if not frozen:  # one parameter holds both factors
+            continue
+        with pytest.raises(ValueError, match="is frozen in part") as said:
+            kind(model.named_parameters(), found)
+        assert repr(pair.name) in str(said.value)
+        halves = [each.name for each in found.pairs if not frozen.isdisjoint(each.names)]
+        assert all(repr(each) in str(said.value) for each in halves)
+        before = weights(model)
+        train(model, kind(model.named_parameters(), found.without(halves), lr=0.01), inputs, targets, 1)
+        changed = {each for each, w in weights(model).items() if not torch.equal(w, before[each])}
+        assert frozen.isdisjoint(changed)
+        assert changed
 
 
 def test_a_pair_has_one_group_and_one_precision() -> None:

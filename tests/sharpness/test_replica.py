@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 import quotient_manifolds as qm
 from quotient_manifolds.replica import private_batch, replica
@@ -118,7 +119,9 @@ def linear_pair() -> nn.Module:
 
 
 def measuring(measure: Callable[..., qm.Result], geometry: str, **settings: Any) -> Callable[..., qm.Result]:
-    return lambda model, batches, loss=qm.cross_entropy: measure(model, loss, batches, geometry=geometry, **settings)
+    return lambda model, batches, loss=qm.cross_entropy, geometry=geometry: measure(
+        model, loss, batches, geometry=geometry, **settings
+    )
 
 
 MEASURES: dict[str, Callable[..., qm.Result]] = {
@@ -313,6 +316,39 @@ def test_a_loss_that_is_a_module_shares_what_it_shares_with_the_model() -> None:
     with untouched(model, data):
         found, expected = (MEASURES["gradient"](model, [data], loss) for loss in (Penalised(model[2]), by_hand))
     assert found.values == expected.values
+
+
+class Asking(nn.Module):
+    """Asks for gradients as Hugging Face and peft do, and recomputes a layer for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(WIDTH, 5), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+        self.asks = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        def layer(x: Tensor) -> Tensor:
+            return self.inner(x).relu()
+
+        y = self.first(x).relu()
+        if not self.asks:
+            return self.last(layer(y))
+        y.requires_grad_()
+        y.retain_grad()
+        return self.last(checkpoint(layer, y, use_reentrant=False))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_model_that_asks_for_gradients_is_measured_as_one_that_does_not(measure: str, frozen: bool) -> None:
+    torch.manual_seed(3)
+    model, data = Asking().double().eval(), batch()
+    model.first.requires_grad_(not frozen)
+    for geometry in ("euclidean", "mix"):
+        values = []
+        for model.asks in (False, True):
+            values.append(MEASURES[measure](model, [data], geometry=geometry).values)
+        assert values[0] == pytest.approx(values[1], rel=1e-12)
 
 
 def test_a_compiled_model_is_measured_as_itself() -> None:

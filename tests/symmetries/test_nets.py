@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import cache
 from typing import Any
 
@@ -36,6 +38,9 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
     model, x, found = found_in(name, bias)
     moved = random_representative(model, found, log_scale=0.5, seed=3)
     assert difference(model, x, moved) < CHANGE
+    for stored in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        again = random_representative(model, stored, log_scale=0.5, seed=3)
+        assert all(torch.equal(again[key], w) for key, w in moved.items())
     names = [each.name for each in found.every]
     assert len(set(names)) == len(names)
     sizes = [pair.group_dimension for pair in found.pairs]

@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -169,6 +170,18 @@ def test_symmetries_that_were_used_are_sent_to_other_processes(name: str) -> Non
     again = random_representative(here.model, pickle.loads(pickle.dumps(found)), seed=1)
     for key, w in moved.items():
         torch.testing.assert_close(again[key], w, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("store", [lambda found: pickle.loads(pickle.dumps(found)), copy.deepcopy])
+def test_symmetries_of_cross_attention_are_stored_as_they_were_found(store: Callable[[Any], Any]) -> None:
+    """Queries and keys come from one parameter: where in it each of them begins is kept."""
+    model = nn.MultiheadAttention(12, 3, batch_first=True).double().eval()
+    x, c = torch.randn(2, 4, 12).double(), torch.randn(2, 5, 12).double()
+    found = find_symmetries(model, (x, c, c))
+    stored = store(found)
+    assert torch.allclose(stored.transformed(model, seed=1)(x, c, c)[0], model(x, c, c)[0], rtol=1e-9, atol=1e-9)
+    here, there = (random_representative(model, each, seed=1) for each in (found, stored))
+    assert all(torch.equal(there[name], w) for name, w in here.items())
 
 
 def test_symmetries_are_plain_data() -> None:
