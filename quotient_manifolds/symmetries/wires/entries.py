@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any
@@ -21,6 +21,7 @@ class Entries:
     """Hold a view of a parameter times a number, plus another.
 
     layout: a tensor without memory, whose strides tell the entries; or, where these do not suffice, the place of each.
+    It is stored as integers, since torch pickles and copies a tensor without memory without its offset.
     """
 
     name: str
@@ -31,6 +32,13 @@ class Entries:
     @staticmethod
     def of(name: str, parameter: Tensor) -> Entries:
         return Entries(name, torch.empty(parameter.shape, device="meta"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layout = self.layout
+        if not layout.is_meta:
+            return Entries, (self.name, layout, self.scale, self.offset)
+        place = tuple(layout.shape), layout.stride(), layout.storage_offset(), _memory(layout)
+        return _stored, (self.name, place, self.scale, self.offset)
 
     @property
     def shape(self) -> torch.Size:
@@ -178,3 +186,17 @@ class Entries:
             found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
         found = (found if there else found.cpu()).to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset
+
+
+Place = tuple[Sequence[int], Sequence[int], int, int]
+"""Sizes, strides and offset of a view, and how many numbers the parameter has."""
+
+
+def _memory(layout: Tensor) -> int:
+    return layout.untyped_storage().nbytes() // layout.itemsize
+
+
+def _stored(name: str, place: Place, scale: float, offset: float) -> Entries:
+    """Return entries that were stored."""
+    shape, strides, start, numbers = place
+    return Entries(name, torch.empty(numbers, device="meta").as_strided(shape, strides, start), scale, offset)
