@@ -9,8 +9,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from quotient_manifolds.batches import mapped
 from quotient_manifolds.check import check_integer, needs
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
@@ -82,7 +82,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         model: nn.Module = self._trainer.accelerator.unwrap_model(self._trainer.model)
         device = next(model.parameters()).device
-        batches = tree_map_only(Tensor, lambda tensor: tensor.to(device), self._batches)
+        batches = mapped(lambda tensor: tensor.to(device), self._batches)
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:

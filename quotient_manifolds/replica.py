@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from quotient_manifolds.batches import mapped
 
 Module = TypeVar("Module", bound=nn.Module)
 Cast = Callable[[Tensor], Tensor]
@@ -113,23 +114,11 @@ def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:
 
 
 def private_batch(batch: Any, cast: Cast = unchanged) -> Any:
-    """Return the batch with every tensor in its nested lists, tuples and mappings cloned, then cast.
+    """Return the batch with every tensor that `mapped` finds in it cloned, then cast.
 
-    A model that writes to its inputs (`ReLU(inplace=True)` in front) then writes to a copy. Objects of other kinds are
-    passed on as they are.
+    A model that writes to its inputs (`ReLU(inplace=True)` in front) then writes to a copy.
     """
-    if isinstance(batch, MutableMapping) and not isinstance(batch, dict):  # Hugging Face's BatchEncoding
-        copied = copy.copy(batch)
-        for key, value in batch.items():
-            copied[key] = private_batch(value, cast)
-        return copied
-
-    def private(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return cast(leaf.detach().clone())
-        return private_batch(leaf, cast) if isinstance(leaf, MutableMapping) else leaf
-
-    return tree_map(private, batch)
+    return mapped(lambda tensor: cast(tensor.detach().clone()), batch)
 
 
 def _private(w: Tensor, cast: Cast) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path
 
+from quotient_manifolds.batches import taken_apart
 from quotient_manifolds.geometry import Euclidean
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.sharpness import Loss
@@ -87,10 +87,10 @@ def _alike(work: Callable[[], str]) -> str:
 
 def batch_hash(batch: Any) -> str:
     """Return the SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
-    leaves, structure = tree_flatten_with_path(batch)
-    tensors = {repr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
-    others = [f"{path!r}: {leaf!r}" for path, leaf in leaves if not isinstance(leaf, Tensor)]
-    return hashed([str(structure), *others], tensors)
+    found = list(taken_apart(batch))
+    tensors = {path: leaf for path, leaf in found if isinstance(leaf, Tensor)}
+    others = [f"{path}: {leaf!r}" for path, leaf in found if not isinstance(leaf, Tensor)]
+    return hashed(others, tensors)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from quotient_manifolds.batches import mapped
 from quotient_manifolds.compare.code import code_imported, edited
 from quotient_manifolds.compare.identity import Identity, batch_hash, computed, model_hash
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
@@ -137,7 +138,7 @@ def load(job: Job) -> Loaded:
 
     sources = {"data": spec.data, **({} if spec.test is None else {"test": spec.test})}
     made = {split: source.batches(model, job.checkpoint) for split, source in sources.items()}
-    batches = {split: [tree_map_only(Tensor, placed, batch) for batch in found] for split, found in made.items()}
+    batches = {split: [mapped(placed, batch) for batch in found] for split, found in made.items()}
     model = model.to(device, dtype)
     told = {
         split: [f"{batch_hash(batch)} {computed(model, outputs, spec.loss_of(), batch)}" for batch in found]

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.replica import Cast, TrueGradients, private_batch, replica, unchanged
@@ -235,8 +235,7 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     """
     sharded = ShardedModel(model)
     check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
-    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
-    own = [[tuple(leaf.shape) for leaf in each if isinstance(leaf, Tensor)] for each in leaves]
+    own = [[tuple(tensor.shape) for tensor in tensors_in(batch)] for batch in batches]
     every = from_all(own)
     different = [pair for other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
     if not different:

@@ -13,9 +13,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import RandomSampler
 
+from quotient_manifolds.batches import taken_apart, tensors_in
 from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, ShardedSpace, TangentSpace, as_geometry
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.messages import sentence
@@ -146,10 +146,9 @@ def listed(batches: Iterable[Any]) -> list[Any]:
 def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
     """Raise TypeError where a model cannot compute because a batch holds arrays, or another precision than its own."""
     own = {w.dtype for w in model.parameters() if w.is_floating_point()}
-    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    if any(type(leaf).__module__ == "numpy" for leaf in leaves):
+    if any(type(leaf).__module__ == "numpy" for _, leaf in taken_apart(batch)):
         raise TypeError("A batch must hold tensors. Found numpy.ndarray; convert it by torch.as_tensor") from error
-    given = [leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    given = [tensor.dtype for tensor in tensors_in(batch) if tensor.is_floating_point()]
     if isinstance(error, RuntimeError) and len(own) == 1 and (other := [dtype for dtype in given if dtype not in own]):
         name = str(next(iter(own))).removeprefix("torch.")
         raise TypeError(
@@ -250,8 +249,7 @@ def _halves_noted(model: nn.Module) -> Iterator[dict[torch.dtype, bool]]:
     found: dict[torch.dtype, bool] = {}
 
     def note(module: nn.Module, inputs: object, output: Any) -> None:
-        values = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-        first = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+        first = next((value for value in tensors_in(output) if value.is_floating_point()), None)
         if first is not None:
             device = first.device.type
             inside = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

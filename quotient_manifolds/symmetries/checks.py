@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.messages import first_line
 
 
@@ -76,8 +76,8 @@ def check_eval(model: nn.Module) -> None:
 
 def check_inputs(batch: Any) -> None:
     """Raise ValueError for tensors that are sparse or nested, which no run can be recorded on."""
-    for each in tree_leaves(batch):
-        if isinstance(each, Tensor) and (each.is_nested or each.layout != torch.strided):
+    for each in tensors_in(batch):
+        if each.is_nested or each.layout != torch.strided:
             kind = "a nested one: pad it" if each.is_nested else "a sparse one: call to_dense() on it"
             raise ValueError(f"inputs must be dense tensors. Found {kind} first.")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
+from quotient_manifolds.batches import mapped, taken_apart, tensors_in
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.replica import TrueGradients, attention_by_formula, private_batch, replica
 from quotient_manifolds.symmetries.checks import check_list, check_loaded, check_model, check_weights, generator_of
@@ -175,8 +175,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
 def distinct(batches: Any) -> list[Any]:
     """Return the batches, repeated ones once, for these lift no rank."""
     check_list("batches", batches)
-    flat = ((batch, *tree_flatten(batch)) for batch in batches)
-    found = {(str(names), *map(_content, leaves)): batch for batch, leaves, names in flat}
+    found = {tuple((path, _content(leaf)) for path, leaf in taken_apart(batch)): batch for batch in batches}
     if not found:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
     return list(found.values())
@@ -301,11 +300,11 @@ class Jacobian:
 
     def examples(self, batch: Any) -> list[Any]:
         """Return the examples of a batch, if all of its outputs are those of one example alone; else the batch."""
-        sizes = {leaf.shape[:1] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
+        sizes = {tensor.shape[:1] for tensor in tensors_in(batch)}
         count = sizes.pop()[0] if len(sizes) == 1 and () not in sizes else 1
         if count == 1:
             return [batch]
-        found = [tree_map_only(Tensor, itemgetter(slice(at, at + 1)), batch) for at in range(count)]
+        found = [mapped(itemgetter(slice(at, at + 1)), batch) for at in range(count)]
         with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AssertionError):  # of user's code
             whole = self.outputs(batch, self.params).detach().sort().values
             alone = torch.cat([self.outputs(each, self.params).detach() for each in found]).sort().values

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.symmetries.checks import check_eval, running
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
@@ -166,11 +166,10 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
 
 def first_examples(batch: Any) -> list[Any]:
     """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_in(batch)}
     if len(sizes) != 1 or max(sizes) <= EXAMPLES:
         return []
-    return [tree_map_only(torch.Tensor, lambda tensor: tensor[:EXAMPLES], batch)]
+    return [mapped(lambda tensor: tensor[:EXAMPLES], batch)]
 
 
 def check_outputs(outputs: Sequence[Tensor]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
+from quotient_manifolds.batches import mapped, taken_apart, tensors_in
 from quotient_manifolds.symmetries.example_inputs import accepted_by, example_inputs
 from quotient_manifolds.symmetries.outputs import floating
 
@@ -120,19 +120,19 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
 
 def joined(batches: Sequence[Any]) -> Any:
     """Put batches together, example after example; return the largest where they are not alike."""
-    first, *others = (tree_flatten(batch) for batch in batches)
-    tensors = [leaf for leaves, _ in (first, *others) for leaf in leaves if isinstance(leaf, Tensor)]
-    alike = all(
-        spec == first[1] and list(map(_shape, leaves)) == list(map(_shape, first[0])) for leaves, spec in others
-    )
-    if not alike or not all(tensor.ndim for tensor in tensors):
-        sizes = [sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) for leaves, _ in (first, *others)]
+    first, *others = (list(taken_apart(batch)) for batch in batches)
+    alike = all([*map(_shape, leaves)] == [*map(_shape, first)] for leaves in others)
+    found = [tensors_in(batch) for batch in batches]
+    if not alike or not all(tensor.ndim for tensors in found for tensor in tensors):
+        sizes = [sum(tensor.numel() for tensor in tensors) for tensors in found]
         return batches[sizes.index(max(sizes))]
-    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
+    together = map(torch.cat, zip(*found, strict=True))
+    return mapped(lambda _: next(together), batches[0])
 
 
-def _shape(leaf: Any) -> Any:
-    return leaf.shape[1:] if isinstance(leaf, Tensor) else leaf
+def _shape(part: tuple[str, Any]) -> Any:
+    path, leaf = part
+    return path, leaf.shape[1:] if isinstance(leaf, Tensor) else leaf
 
 
 def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Tensor]]:

@@ -96,7 +96,8 @@ def test_symmetries_are_those_of_tokens_in_a_tensor(name: str) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 def test_numbers_that_a_model_makes_tensors_of_are_data(name: str, closed: bool) -> None:
     pack, unpack = CONTAINERS[name]
-    model = Computed(lambda s, batch: s.inner(batch if isinstance(batch, Tensor) else unpack(batch)), inner=net()).eval()
+    own = net()
+    model = Computed(lambda s, batch: s.inner(batch if isinstance(batch, Tensor) else unpack(batch)), inner=own).eval()
     batch = pack(words())
     evaluate = (lambda model, _: model(batch)) if closed else (lambda model, given: model(given))
     found = qm.find_symmetries(model, None if closed else batch, evaluate=evaluate)

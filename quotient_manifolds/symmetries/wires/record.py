@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from quotient_manifolds.batches import taken_apart, tensors_in
 from quotient_manifolds.replica import attention_by_formula
 from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import Evaluate
@@ -70,7 +71,11 @@ def tensors(tree: Any) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Hold the operations of a forward pass in order, its parameters by name, what the caller gave, and the outputs."""
+    """Hold the operations of a forward pass in order, its parameters by name, its inputs, and the outputs.
+
+    given: the inputs, all tensors that operations take and that are neither the model's own nor the result of an
+    operation. So they are told from constants wherever they come from: a batch of any type, or what a loss closes over.
+    """
 
     operations: tuple[Operation, ...]
     parameters: Mapping[str, Tensor]
@@ -85,10 +90,14 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, kept: Collection[int]) -> None:
+    def __init__(self, kept: Collection[int], own: Collection[int]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.kept = kept
+        self.own = {*kept, *own}
+        """Tensors, by identity, that are the model's own: parameters, buffers, attributes, numbers in its code."""
+        self.given_numbers = False
+        """Whether the model was called with what it may make tensors of: numbers, arrays, text."""
         self.apart = set[int]()
         """Tensors, by identity, that torch promises to use as if they were no views of each other."""
         self.modules = [""]
@@ -97,10 +106,12 @@ class _Recorder(TorchDispatchMode):
     def watch(self, model: nn.Module) -> None:
         """Follow which module of a model is running."""
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(partial(self._enter, name))
+            module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
             module.register_forward_hook(self._leave)
 
-    def _enter(self, name: str, *_: Any) -> None:
+    def _enter(self, name: str, _: nn.Module, *given: Any) -> None:
+        if len(self.modules) == 1:
+            self.given_numbers |= any(_makes_tensors(leaf) for _, leaf in taken_apart(given))
         self.modules.append(name)
 
     def _leave(self, *_: Any) -> None:
@@ -121,6 +132,8 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
             return out  # every entry stays where it is: a mean over pixels for another order in memory
+        if func is torch.ops.aten.lift_fresh.default and len(self.modules) > 1 and not self.given_numbers:
+            self.own.add(id(args[0]))
         made = Operation(func, args, kwargs or {}, out, self.modules[-1])
         made = made if former is None else self._written(made, args[0], former)
         self.operations.append(made)
@@ -133,6 +146,8 @@ class _Recorder(TorchDispatchMode):
 
         Of tensors that look at the same memory no rule tells what they are then: it takes and gives them as well.
         """
+        if id(tensor) in self.own:
+            self.own.add(id(former))
         func, memory = operation.func, tensor.untyped_storage()._cdata
         same = {id(each): each for made in self.operations for each in made.outputs if each is not tensor}
         if id(tensor) in self.apart:
@@ -145,6 +160,20 @@ class _Recorder(TorchDispatchMode):
         found = others.overloads()
         same_name = getattr(others, func._overloadname if func._overloadname in found else found[0])
         return replace(operation, func=same_name, args=(former, *operation.args[1:]))
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """Return what operations take that is neither the model's own nor made by one of them before."""
+        known, found = {*self.own}, list[Tensor]()
+        for operation in self.operations:
+            found += [each for each in operation.inputs if id(each) not in known]
+            known.update(map(id, (*operation.inputs, *operation.outputs)))
+        return tuple(found)
+
+
+def _makes_tensors(leaf: Any) -> bool:
+    """Return whether code may make a tensor of numbers of this: all but tensors, flags, and what holds nothing."""
+    return leaf is not None and not isinstance(leaf, (Tensor, bool, Mapping, list, tuple))
 
 
 class _Numbers(TorchFunctionMode):
@@ -227,8 +256,10 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
         state = {f"inner.{name}": w for name, w in {**parameters, **buffers}.items()}
         return torch.func.functional_call(called, state, (given,))
 
-    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()})
+    attributes = (tensors_in(vars(module)) for module in model.modules())
+    held = {id(w) for own in (buffers.values(), *attributes) for w in own}
+    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()}, held)
     recorder.watch(model)
     with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
         out = torch.func.functionalize(run)(parameters, buffers, batch)
-    return Recording(tuple(recorder.operations), parameters, tuple(tensors(batch)), tuple(tensors(out)))
+    return Recording(tuple(recorder.operations), parameters, recorder.given, tuple(tensors(out)))
