@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.batches import mapped
 from quotient_manifolds.check import check_integer, needs
 from quotient_manifolds.geometry import Geometry, as_geometry
-from quotient_manifolds.messages import first_line
+from quotient_manifolds.messages import sentence
 from quotient_manifolds.optim import SAM
 from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, Result, WorstCase
@@ -38,9 +38,8 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     given, and another one for each callback. `results` holds what was measured, by step.
 
     The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
-    first process alone; a run ends at the weights at which it ends without the callback. ValueError for models that are
-    spread over processes. What cannot be measured before the first step is an error; later, when there is something to
-    lose, a warning.
+    first process alone; a run ends at the weights at which it ends without the callback. A measurement that fails is a
+    warning, and training goes on. ValueError for models that are spread over processes.
     """
 
     def __init__(
@@ -70,16 +69,23 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure, if it is time to."""
-        if state.global_step % self._every:
-            return
-        try:
+        if state.global_step % self._every == 0:
             self._measure(state)
-        except (ValueError, RuntimeError) as error:  # also of memory that does not suffice
-            warnings.warn(f"sharpness after step {state.global_step}: {first_line(error)}", stacklevel=2)
 
     def _measure(self, state: Any) -> None:
+        """Log sharpness, or warn of why it cannot be measured: whatever that is, a run is worth more."""
         if not state.is_world_process_zero:
             return
+        try:
+            found = self._measured()
+        except Exception as error:  # of the loss, too
+            warnings.warn(f"sharpness after step {state.global_step}: {sentence(error)}", stacklevel=3)
+            return
+        self.results[state.global_step] = found
+        errors = {} if found.standard_error is None else {f"{self.name}_standard_error": found.standard_error}
+        self._trainer.log({self.name: found.mean, **errors})
+
+    def _measured(self) -> Result:
         model: nn.Module = self._trainer.accelerator.unwrap_model(self._trainer.model)
         device = next(model.parameters()).device
         batches = mapped(lambda tensor: tensor.to(device), self._batches)
@@ -87,13 +93,10 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         model.eval()
         try:
             with torch.enable_grad():
-                found = warned(self._sharpness.of(model, self._loss, batches))
+                return warned(self._sharpness.of(model, self._loss, batches))
         finally:
             for module, training in modes.items():
                 module.training = training
-        self.results[state.global_step] = found
-        errors = {} if found.standard_error is None else {f"{self.name}_standard_error": found.standard_error}
-        self._trainer.log({self.name: found.mean, **errors})
 
 
 class SAMTrainerMixin:

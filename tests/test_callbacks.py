@@ -145,7 +145,8 @@ def test_a_run_with_gradient_checkpointing_is_measured_as_one_without(
         if adapted:
             peft = pytest.importorskip("peft")
             torch.manual_seed(0)
-            model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
+            settings = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
+            model = peft.get_peft_model(model, peft.LoraConfig(r=2, **settings))
         if checkpointing:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()

@@ -50,30 +50,36 @@ def precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def is_whole(pair: SymmetricPair, trained: Collection[str]) -> bool:
-    """Return whether the pair's parameters are all trained; ValueError for attention and adapters of which a part is.
+def check_whole(pairs: Iterable[SymmetricPair], trained: Collection[str]) -> list[SymmetricPair]:
+    """Return the pairs whose parameters are all trained; ValueError for those of which a part is.
 
-    Half a pair has no symmetry: neurons and bottlenecks are left alone.
+    Half a pair has no symmetry.
     """
-    frozen = [name for name in pair.names if name not in trained]
-    if frozen and len(frozen) < len(pair.names) and pair.kind not in BESIDE_ATTENTION:
+    pairs = list(pairs)
+    frozen = {pair.name: [name for name in pair.names if name not in trained] for pair in pairs}
+    if halves := [pair for pair in pairs if 0 < len(frozen[pair.name]) < len(pair.names)]:
+        first, names = halves[0], ", ".join(repr(pair.name) for pair in halves)
         raise ValueError(
-            f"the pair {pair.name!r} must be trained as a whole or not at all. Found that it is frozen in part "
-            f"({frozen[0]} has requires_grad=False, or is not given): freeze or unfreeze all of "
-            f"{', '.join(pair.names)}, or pass symmetries= without this pair (Symmetries.without)"
+            f"the pair {first.name!r} must be trained as a whole or not at all. Found that it is frozen in part "
+            f"({frozen[first.name][0]} has requires_grad=False, or is not given): freeze or unfreeze all of "
+            f"{', '.join(first.names)}, or leave out such pairs by symmetries.without([{names}])"
         )
-    return not frozen
+    return [pair for pair in pairs if not frozen[pair.name]]
 
 
 def measured_pairs(
     pairs: Iterable[SymmetricPair], point: Params, every: Collection[str], model: str
 ) -> list[SymmetricPair]:
-    """Return the pairs whose parameters are all measured; ValueError where the model called so lacks one."""
+    """Return the pairs whose parameters are all measured; ValueError where the model called so lacks one.
+
+    ValueError for attention and adapters of which a part is measured; such neurons and bottlenecks are left alone.
+    """
     pairs = list(pairs)
     for pair in pairs:
         if unknown := [name for name in pair.names if name not in every]:
             raise ValueError(f"pairs must be of parameters that {model} has. Found {unknown[0]} in {pair.name}")
-    return [pair for pair in pairs if is_whole(pair, point)]
+    measured = (pair for pair in pairs if pair.kind not in BESIDE_ATTENTION or point.keys() >= {*pair.names})
+    return check_whole(measured, point)
 
 
 def stored(point: Params, like: Params) -> Params:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quotient_manifolds.check import check_number, check_one_of
 from quotient_manifolds.geometry.pair_block import PairBatch, in_batches
-from quotient_manifolds.geometry.parameters import is_whole, scales_outside
+from quotient_manifolds.geometry.parameters import check_whole, scales_outside
 from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.optim.step import Point, applied
@@ -277,7 +277,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             )
         self._of_pairs = {name: params[name] for name in named if name in params}
         required = self._with_requirement()
-        chosen = [pair for pair in self._symmetries.pairs if is_whole(pair, required)]
+        chosen = check_whole(self._symmetries.pairs, required)
         for pair in chosen:
             _require_one_place(pair, params, place)
         self._trained = required  # only now: what is refused is refused again

@@ -344,7 +344,7 @@ def test_a_model_that_asks_for_gradients_is_measured_as_one_that_does_not(measur
     torch.manual_seed(3)
     model, data = Asking().double().eval(), batch()
     model.first.requires_grad_(not frozen)
-    for geometry in ("euclidean", "mix"):
+    for geometry in ("euclidean", "mix")[: 1 if measure == "legacy" else 2]:  # which knows no quotients
         values = []
         for model.asks in (False, True):
             values.append(MEASURES[measure](model, [data], geometry=geometry).values)
