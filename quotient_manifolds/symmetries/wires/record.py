@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,8 +73,8 @@ def tensors(tree: Any) -> list[Tensor]:
 class Recording:
     """Hold the operations of a forward pass in order, its parameters by name, its inputs, and the outputs.
 
-    given: the inputs, all tensors that operations take and that are neither the model's own nor the result of an
-    operation. So they are told from constants wherever they come from: a batch of any type, or what a loss closes over.
+    given: the inputs, all tensors that no operation made and that come to the model from outside: from a batch of any
+    type, or from what a loss closes over. Constants are what the model holds and what its code makes of numbers.
     """
 
     operations: tuple[Operation, ...]
@@ -90,12 +90,14 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, kept: Collection[int], own: Collection[int]) -> None:
+    def __init__(self, kept: Collection[int], held: Collection[int], given: Collection[Tensor]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.kept = kept
-        self.own = {*kept, *own}
-        """Tensors, by identity, that are the model's own: parameters, buffers, attributes, numbers in its code."""
+        self.given = {id(each): each for each in given}
+        """Inputs, by identity: those that were handed over, and those that are found where the model is called."""
+        self.known = {*kept, *held}
+        """Tensors, by identity, that are no inputs: the model's own, and those that operations made."""
         self.given_numbers = False
         """Whether the model was called with what it may make tensors of: numbers, arrays, text."""
         self.apart = set[int]()
@@ -112,6 +114,7 @@ class _Recorder(TorchDispatchMode):
     def _enter(self, name: str, _: nn.Module, *given: Any) -> None:
         if len(self.modules) == 1:
             self.given_numbers |= any(_makes_tensors(leaf) for _, leaf in taken_apart(given))
+            self._is_given(each for each in tensors_in(given) if not torch._is_functional_tensor(each))
         self.modules.append(name)
 
     def _leave(self, *_: Any) -> None:
@@ -132,9 +135,10 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if before is not None and before == _layout(out):
             return out  # every entry stays where it is: a mean over pixels for another order in memory
-        if func is torch.ops.aten.lift_fresh.default and len(self.modules) > 1 and not self.given_numbers:
-            self.own.add(id(args[0]))
         made = Operation(func, args, kwargs or {}, out, self.modules[-1])
+        if len(self.modules) == 1 or (self.given_numbers and func is torch.ops.aten.lift_fresh.default):
+            self._is_given(made.inputs)
+        self.known.update(id(each) for each in made.outputs)
         made = made if former is None else self._written(made, args[0], former)
         self.operations.append(made)
         if func.overloadpacket.__name__.startswith("unsafe_"):
@@ -146,8 +150,8 @@ class _Recorder(TorchDispatchMode):
 
         Of tensors that look at the same memory no rule tells what they are then: it takes and gives them as well.
         """
-        if id(tensor) in self.own:
-            self.own.add(id(former))
+        if id(tensor) in self.given:
+            self.given[id(former)] = former
         func, memory = operation.func, tensor.untyped_storage()._cdata
         same = {id(each): each for made in self.operations for each in made.outputs if each is not tensor}
         if id(tensor) in self.apart:
@@ -161,14 +165,8 @@ class _Recorder(TorchDispatchMode):
         same_name = getattr(others, func._overloadname if func._overloadname in found else found[0])
         return replace(operation, func=same_name, args=(former, *operation.args[1:]))
 
-    @property
-    def given(self) -> tuple[Tensor, ...]:
-        """Return what operations take that is neither the model's own nor made by one of them before."""
-        known, found = {*self.own}, list[Tensor]()
-        for operation in self.operations:
-            found += [each for each in operation.inputs if id(each) not in known]
-            known.update(map(id, (*operation.inputs, *operation.outputs)))
-        return tuple(found)
+    def _is_given(self, several: Iterable[Tensor]) -> None:
+        self.given.update((id(each), each) for each in several if id(each) not in self.known)
 
 
 def _makes_tensors(leaf: Any) -> bool:
@@ -258,8 +256,8 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
 
     attributes = (tensors_in(vars(module)) for module in model.modules())
     held = {id(w) for own in (buffers.values(), *attributes) for w in own}
-    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()}, held)
+    called, recorder = Called(), _Recorder({id(w) for w in parameters.values()}, held, tensors_in(batch))
     recorder.watch(model)
     with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
         out = torch.func.functionalize(run)(parameters, buffers, batch)
-    return Recording(tuple(recorder.operations), parameters, recorder.given, tuple(tensors(out)))
+    return Recording(tuple(recorder.operations), parameters, tuple(recorder.given.values()), tuple(tensors(out)))
