@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import enum
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,9 +19,9 @@ _WHOLE = (Tensor, nn.Module, type, FunctionType, ModuleType, enum.Enum, str, byt
 def taken_apart(batch: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a batch holds that holds nothing itself, each with its path, in order.
 
-    Taken apart are mappings of every kind (as the `BatchEncoding` of a tokenizer), lists, tuples with names or without,
-    and objects with a tensor among their attributes, such as data classes. A container that is met again inside of
-    itself is left out there.
+    Taken apart are mappings of every kind (as the `BatchEncoding` of a tokenizer), lists, deques, tuples with names or
+    without, and objects with a tensor among their attributes, such as data classes. A container that is met again
+    inside of itself is left out there.
     """
     yield from _leaves(batch, "", ())
 
@@ -44,7 +46,7 @@ def _parts(node: Any) -> dict[Any, Any]:
         return {}
     if isinstance(node, Mapping):
         return dict(node.items())
-    if isinstance(node, (list, tuple)):
+    if isinstance(node, (list, tuple, deque)):
         return dict(enumerate(node))
     attributes = _attributes(node)
     return attributes if _reaches_tensor(attributes, {id(node)}) else {}
@@ -64,7 +66,7 @@ def _reaches_tensor(parts: Mapping[Any, Any], seen: set[int]) -> bool:
         if id(each) in seen or isinstance(each, _WHOLE):
             continue
         seen.add(id(each))
-        held = _parts(each) if isinstance(each, (Mapping, list, tuple)) else _attributes(each)
+        held = _parts(each) if isinstance(each, (Mapping, list, tuple, deque)) else _attributes(each)
         if _reaches_tensor(held, seen):
             return True
     return False
@@ -86,7 +88,7 @@ def _mapped(function: Callable[[Tensor], Any], node: Any, made: dict[int, tuple[
     if id(node) in made:
         return made[id(node)][1]
     parts = _parts(node)
-    if isinstance(node, (MutableMapping, list)) or (parts and not isinstance(node, (Mapping, tuple))):
+    if isinstance(node, (MutableMapping, list, deque)) or (parts and not isinstance(node, (Mapping, tuple))):
         new = _built(node, copy.copy, node)
         made[id(node)] = node, new  # before its parts, which may refer to it
         for key, each in parts.items():
@@ -97,7 +99,8 @@ def _mapped(function: Callable[[Tensor], Any], node: Any, made: dict[int, tuple[
         return node
     if isinstance(node, Mapping):
         return _built(node, type(node), values)
-    return _built(node, getattr(node, "_make", type(node)), tuple(values.values()))
+    named_by_c = hasattr(type(node), "n_fields")  # what `Tensor.max` returns
+    return _built(node, type(node) if named_by_c else partial(tuple.__new__, type(node)), tuple(values.values()))
 
 
 def _built(node: Any, build: Callable[[Any], Any], parts: Any) -> Any:
@@ -111,7 +114,7 @@ def _built(node: Any, build: Callable[[Any], Any], parts: Any) -> Any:
 
 
 def _put(container: Any, key: Any, value: Any) -> None:
-    if isinstance(container, (MutableMapping, list)):
+    if isinstance(container, (MutableMapping, list, deque)):
         container[key] = value
     elif key in getattr(container, "__dict__", {}):
         vars(container)[key] = value  # which frozen data classes allow, too

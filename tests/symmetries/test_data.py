@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +37,13 @@ class Pair(NamedTuple):
     name: str
 
 
+class Made(tuple[Any, ...]):
+    """A tuple that is made in a way of its own."""
+
+    def __new__(cls, ids: Any, name: str) -> Made:
+        return super().__new__(cls, (ids, name))
+
+
 @dataclass(frozen=True)
 class Frozen:
     ids: Any
@@ -63,6 +70,8 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
     "batch encoding": (batch_encoding, lambda batch: batch["ids"]),
     "in a list": (lambda ids: [{"a": UserDict(ids=ids)}], lambda batch: batch[0]["a"]["ids"]),
     "named tuple in a tuple": (lambda ids: (0, (Pair(ids, "x"),)), lambda batch: batch[1][0].ids),
+    "tuple of one's own": (lambda ids: Made(ids, "x"), lambda batch: batch[0]),
+    "deque": (lambda ids: deque([ids]), lambda batch: batch[0]),
     "frozen data class": (Frozen, lambda batch: batch.ids),
     "slots": (Slots, lambda batch: batch.ids),
     "object": (Object, lambda batch: batch.of.ids),

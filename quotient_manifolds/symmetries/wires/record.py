@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -171,7 +172,7 @@ class _Recorder(TorchDispatchMode):
 
 def _makes_tensors(leaf: Any) -> bool:
     """Return whether code may make a tensor of numbers of this: all but tensors, flags, and what holds nothing."""
-    return leaf is not None and not isinstance(leaf, (Tensor, bool, Mapping, list, tuple))
+    return leaf is not None and not isinstance(leaf, (Tensor, bool, Mapping, list, tuple, deque))
 
 
 class _Numbers(TorchFunctionMode):
