@@ -215,6 +215,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], match
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_arrays_are_read_in_every_layout(layout: str, dtype: str, tmp_path: Path) -> None:
     images = pictures(dtype)[:, :1] if layout == "grey" else pictures(dtype)
+    images = images if dtype == "uint8" else images / np.float32(255)
     stored = {"channels first": images, "channels last": images.transpose(0, 2, 3, 1), "grey": images[:, 0]}[layout]
     path, scale = write_npz(tmp_path, images=stored, labels=np.array([4, 1, 0, 3, 2])), 255 if dtype == "uint8" else 1
     found, labels = images_and_labels(DataSource(path, batch_size=2, mean="none").batches(PLAIN))
@@ -258,6 +259,92 @@ def test_grey_images_are_no_color_images(settings: dict[str, Any], tmp_path: Pat
         DataSource(path, **settings).batches(model, Checkpoint("vit", tmp_path, "huggingface"))
     assert one_sentence(str(caught.value)), str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def real(lowest: float, highest: float, channels: int = 3) -> NDArray[Any]:
+    """(5, channels, 16, 16), floating point, of which the last picture reaches both ends."""
+    pixels = np.random.default_rng(0).uniform(lowest, highest, (5, channels, 16, 16)).astype(np.float32)
+    pixels[-1, :, 0, 0], pixels[-1, :, 0, 1] = lowest, highest
+    return pixels
+
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of ImageNet's training images
+CHANNELWISE = (slice(None), None, None)
+
+
+def with_processor(folder: Path, **settings: Any) -> nn.Module:
+    home = hugging_face.vit_classifier(folder / "vit")
+    settings = {"size": {"height": 16, "width": 16}, "image_mean": [*MEAN], "image_std": [*STD], **settings}
+    transformers.ViTImageProcessorPil(**settings).save_pretrained(home)
+    return load_model(home)
+
+
+OUTSIDE = {"openml's MNIST": (0, 255), "scikit-learn's digits": (0, 16), "above white": (-1, 2.8), "below": (-2.3, 1)}
+
+
+@pytest.mark.parametrize("ends", OUTSIDE.values(), ids=list(OUTSIDE))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_real_pixels_outside_of_normalized_ones_are_refused(
+    ends: tuple[float, float], channels: int, tmp_path: Path
+) -> None:
+    """They went through a processor unchanged, and reached 1136 with the figures of ImageNet."""
+    path = write_npz(tmp_path, images=real(*ends, channels), labels=np.arange(5) % 3)
+    with pytest.raises(
+        ValueError, match=r"pixels of .* must lie in -2\.12 \.\.\. 2\.64.* Found .*; scale them"
+    ) as caught:
+        DataSource(path, batch_size=2).batches(with_processor(tmp_path))
+    assert one_sentence(str(caught.value))
+    figures: Any = {"mean": "imagenet"} if channels == 3 else {"mean": 0.1307, "std": 0.3081}
+    with pytest.raises(ValueError, match=r"pixels of .* must lie in 0 \.\.\. 1.* Found .*; scale them") as caught:
+        DataSource(path, batch_size=2, **figures).batches(PLAIN)
+    assert one_sentence(str(caught.value))
+    kept, _ = images_and_labels(DataSource(path, mean="none").batches(PLAIN))
+    assert np.array_equal(kept.numpy(), real(*ends, channels))
+
+
+def test_real_pixels_of_normalized_pictures_are_taken_as_they_are(tmp_path: Path) -> None:
+    """From -mean/std to (1 - mean)/std in each channel, with 1 % for rounding, whatever the processor does besides."""
+    exact = (real(0, 1) - MEAN[CHANNELWISE]) / STD[CHANNELWISE]
+    for name, images in {
+        "exact": exact.astype(np.float32),
+        "half": exact.astype(np.float16),
+        "1 %": ((real(-0.009, 1.009) - MEAN[CHANNELWISE]) / STD[CHANNELWISE]).astype(np.float32),
+    }.items():
+        path = write_npz(tmp_path / name, images=images, labels=np.arange(5) % 3)
+        (batch,) = DataSource(path).batches(with_processor(tmp_path / name))
+        assert np.array_equal(batch["pixel_values"].numpy(), images.astype(np.float32))
+    red = exact.astype(np.float32)
+    red[0, 0, 0, 0] = 2.5  # where blue may be, and red not
+    path = write_npz(tmp_path, images=red, labels=np.arange(5) % 3)
+    with pytest.raises(ValueError, match="pixels of"):
+        DataSource(path).batches(with_processor(tmp_path))
+    for processor, ends in (
+        ({"do_normalize": False}, (0, 1)),
+        ({"do_normalize": False, "do_rescale": False}, (0, 255)),
+        ({"do_rescale": False, "image_mean": [128] * 3, "image_std": [64] * 3}, (-2, 127 / 64)),
+    ):
+        path = write_npz(tmp_path, images=real(*ends), labels=np.arange(5) % 3)
+        model = with_processor(tmp_path / str(ends), **processor)
+        (batch,) = DataSource(path).batches(model)
+        assert np.array_equal(batch["pixel_values"].numpy(), real(*ends))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "ends"),
+    [
+        ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4], (0, 1)),
+        (128.0, 64.0, (0, 255)),
+        (0.0, 255.0, (0, 255)),
+        (-20.0, 9.0, (-80, 0)),
+    ],
+)
+def test_real_pixels_are_normalized_by_figures_on_their_own_scale(
+    mean: Any, std: Any, ends: tuple[float, float], tmp_path: Path
+) -> None:
+    path = write_npz(tmp_path, images=real(*ends), labels=np.arange(5))
+    found, _ = images_and_labels(DataSource(path, mean=mean, std=std).batches(PLAIN))
+    first, second = (np.reshape(each, (-1, 1, 1)) for each in (mean, std))
+    assert np.allclose(found.numpy(), (real(*ends) - first) / second, rtol=1e-5, atol=1e-6)
 
 
 def test_code_beside_an_image_processor_is_never_run(tmp_path: Path) -> None:

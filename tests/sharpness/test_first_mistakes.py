@@ -47,6 +47,34 @@ def test_a_loss_that_is_none(model: nn.Module, batch: Any) -> None:
         measured(model, [batch], loss="cross_entropy")
 
 
+def test_outputs_that_are_probabilities_already(model: nn.Module, batch: Any) -> None:
+    """Their value is not that of the classifier, as one sentence says; log-probabilities are logits like others."""
+    (inputs, labels), ended = batch, nn.Sequential(model, nn.Softmax(-1)).eval()
+    with pytest.warns(UserWarning, match=r"cross_entropy must get logits\. Found probabilities") as caught:
+        found = measured(ended, [batch, batch], geometry="adaptive")
+    assert len(caught) == 1
+    assert found.batches[0].base_loss == pytest.approx(F.cross_entropy(model(inputs).softmax(-1), labels).item())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right, same = (
+            measured(each, [batch], geometry="euclidean", steps=20).value
+            for each in (model, nn.Sequential(model, nn.LogSoftmax(-1)).eval())
+        )
+        qm.cross_entropy(nn.Embedding.from_pretrained(torch.eye(4)), (torch.arange(4), torch.arange(4)))
+    assert same == pytest.approx(right, rel=1e-4)
+    ids = torch.arange(6).reshape(2, 3)
+    table = nn.Sequential(nn.Embedding(6, 6), nn.Softmax(-1)).eval()
+    for half in (table, table.bfloat16()):
+        with pytest.warns(UserWarning, match="Found probabilities"):
+            qm.next_token_cross_entropy(half, (ids, ids))
+
+
+def test_one_logit_for_two_classes(batch: Any) -> None:
+    for labels in (torch.zeros(5, dtype=torch.long), torch.tensor([0, 1, 0, 1, 0]), torch.ones(5, 1)):
+        with pytest.raises(ValueError, match=r"at least 2 classes\. Found one logit.*binary_cross_entropy_with_logits"):
+            measured(nn.Linear(4, 1).eval(), [(batch[0], labels)])
+
+
 def test_inputs_in_another_precision(model: nn.Module, batch: Any) -> None:
     with pytest.raises(TypeError, match=r"must have the dtype of the model, float32\. Found float64"):
         measured(model, [(batch[0].double(), batch[1])])

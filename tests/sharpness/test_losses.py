@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.sharpness.losses import counted_logits
-from studies.fibres import small_model
+from quotient_manifolds.symmetries import small_copy
+from studies.fibres import hugging_face, small_model
 
 CAUSAL = ("gpt2 with a head", "llama with a head")
 
@@ -42,6 +44,167 @@ def test_cross_entropy_knows_a_causal_model_in_wrappers() -> None:
     adapted = peft.get_peft_model(small_model(CAUSAL[1])[0], peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r"Found LlamaForCausalLM.*use next_token_cross_entropy"):
         qm.cross_entropy(adapted, padded())
+
+
+# Which loss is right is a question of the data: labels that are the input tokens, and a model that is causal.
+
+MULTIMODAL = {
+    "mistral3": "Mistral3",
+    "llava": "Llava",
+    "llava_next": "LlavaNext",
+    "vipllava": "VipLlava",
+    "gemma3": "Gemma3",
+    "paligemma": "PaliGemma",
+    "internvl": "InternVL",
+    "aya_vision": "AyaVision",
+    "idefics3": "Idefics3",
+    "smolvlm": "SmolVLM",
+    "qwen3_vl": "Qwen3VL",
+    "mllama": "Mllama",
+}
+
+
+def small(model_type: str, head: str) -> nn.Module:
+    return small_copy(hugging_face(model_type, head), seed=0)
+
+
+def tokens() -> dict[str, Tensor]:
+    ids = torch.randint(3, 8, (3, 6), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class Running(nn.Module):
+    """Predicts the next token from the mean of those so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(8, 5), nn.Linear(5, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.words(ids).cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None])
+
+
+def subclass() -> nn.Module:
+    model = small_model(CAUSAL[1])[0]
+    model.__class__ = type("Mine", (type(model),), {})
+    return model
+
+
+def predicted_next(model: nn.Module, batch: dict[str, Tensor]) -> float:
+    """The loss of the next tokens of rows without padding."""
+    with torch.no_grad():
+        logits = model(**batch).logits
+    return float(nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten()))
+
+
+WRAPPED = {"a subclass": subclass, "DataParallel": lambda: nn.DataParallel(small_model(CAUSAL[1])[0])}
+WRAPPED |= {name: (lambda name=name, kind=kind: small(name, f"{kind}ForConditionalGeneration"))
+            for name, kind in MULTIMODAL.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_cross_entropy_knows_a_causal_model_by_what_it_computes(name: str) -> None:
+    model, batch = WRAPPED[name](), tokens()
+    assert qm.next_token_cross_entropy(model, batch).item() == pytest.approx(predicted_next(model, batch), rel=1e-6)
+    for given in ({**batch, "labels": batch["input_ids"]}, (batch, batch["input_ids"])):
+        with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+            qm.cross_entropy(model, given)
+
+
+def test_a_measure_and_a_score_know_a_causal_model_of_ones_own() -> None:
+    """Whether it trains, with whatever is ignored, and under whatever name it takes its tokens."""
+    model, ids = nn.Sequential(Running(), nn.Dropout(0.5)).eval(), tokens()["input_ids"].int()
+    named = Running()
+    named.forward = lambda tokens: Running.forward(named, tokens)  # type: ignore[method-assign, assignment]
+    labels = ids.long().index_fill(0, torch.tensor(0), -100)
+    with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+        qm.gradient_norm(model, qm.cross_entropy, [(ids, labels)], "adaptive")
+    state = torch.get_rng_state()
+    for call in (
+        lambda: qm.cross_entropy(model.train(), (ids, labels)),
+        lambda: qm.cross_entropy(model.eval(), ((ids,), labels)),
+        lambda: counted_logits(model, (ids, labels), causal=False),
+        lambda: qm.cross_entropy(named, {"tokens": ids, "labels": labels}),
+    ):
+        torch.set_rng_state(state)
+        with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+            call()
+
+
+def in_place(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    counted = batch["labels"] != -100
+    return nn.functional.cross_entropy(logits[counted], batch["labels"][counted])
+
+
+def copying() -> tuple[nn.Module, dict[str, Tensor]]:
+    batch = tokens()
+    begun = torch.cat([torch.zeros_like(batch["input_ids"][:, :1]), batch["input_ids"][:, :-1]], dim=1)
+    return small("t5", "T5ForConditionalGeneration"), {
+        **batch,
+        "decoder_input_ids": begun,
+        "labels": batch["input_ids"],
+    }
+
+
+def masked() -> tuple[nn.Module, dict[str, Tensor]]:
+    batch = tokens()
+    return small("bert", "BertForMaskedLM"), {
+        **batch,
+        "labels": batch["input_ids"].masked_fill(torch.eye(3, 6) > 0, -100),
+    }
+
+
+def shifted() -> tuple[nn.Module, dict[str, Tensor]]:
+    batch = tokens()
+    labels = torch.cat([batch["input_ids"][:, 1:], torch.full((3, 1), -100)], dim=1)
+    return small_model(CAUSAL[1])[0], {**batch, "labels": labels}
+
+
+@pytest.mark.parametrize("made", [copying, masked, shifted])
+def test_labels_in_place_are_measured(made: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
+    """Those of T5 that copies its input, of a masked language model, and of a causal one that are shifted already."""
+    model, batch = made()
+    assert qm.cross_entropy(model, batch).item() == pytest.approx(in_place(model, batch).item(), rel=1e-6)
+    found, expected = (
+        qm.worst_case_sharpness(model, loss, [batch], "adaptive", radius=0.1, steps=2).value
+        for loss in (qm.cross_entropy, in_place)
+    )
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("made", [copying, masked, shifted])
+def test_a_measure_looks_at_its_data_once(made: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
+    """Two more passes over one row where labels are the input tokens, none where they differ."""
+    model, batch = made()
+    rows: list[int] = []
+    model.register_forward_pre_hook(lambda module, args, given: rows.append(len(given["input_ids"])), with_kwargs=True)
+
+    def passes(loss: qm.sharpness.Loss, geometry: str) -> list[int]:
+        rows.clear()
+        qm.worst_case_sharpness(model, loss, [batch, batch], geometry, radius=0.1, steps=3)
+        return sorted(rows)
+
+    for geometry in ("adaptive", "inv"):
+        more = [] if made is shifted else [1, 1]
+        assert passes(qm.cross_entropy, geometry) == more + passes(in_place, geometry)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_no_token_is_predicted_from_padding(side: str) -> None:
+    """Positions are relative, so rows give the same alone, without their padding."""
+    model, ids = small_model(CAUSAL[1])[0], tokens()["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[1, slice(0, 2) if side == "left" else slice(4, 6)] = 0
+    mask[2, slice(0, 4) if side == "left" else slice(2, 6)] = 0
+    alone = []
+    for row, kept in zip(ids, mask.bool(), strict=True):
+        chances = model(input_ids=row[kept][None]).logits[0].log_softmax(-1)
+        alone += [-chances[place, token] for place, token in enumerate(row[kept][1:])]
+    assert len(alone) == 5 + 3 + 1
+    found = qm.next_token_cross_entropy(model, {"input_ids": ids, "attention_mask": mask})
+    torch.testing.assert_close(found, torch.stack(alone).mean(), rtol=1e-5, atol=0)
 
 
 class Returns(nn.Module):
