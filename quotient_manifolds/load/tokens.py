@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quotient_manifolds.load.huggingface import load_tokenizer, transformers_library
 from quotient_manifolds.load.text import PLAIN, LabelledText, drawn, read_examples
 from quotient_manifolds.messages import brief, first_line
-from quotient_manifolds.sharpness.losses import CAUSAL_MODELS
 from quotient_manifolds.symmetries.example_inputs import without_adapters
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
@@ -20,6 +19,8 @@ MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's
 
 CLASSIFICATION, CAUSAL = "classification", "causal"  # what a model of text predicts
 LETTERS = 32  # of a token, at most on average: of a long text no more are read than these for each that is wanted
+
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end that predict the next token
 
 Row = tuple[list[int], bool]  # tokens, and whether the text was cut
 

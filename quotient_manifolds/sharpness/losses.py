@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quotient_manifolds.symmetries.example_inputs import without_adapters
+from quotient_manifolds.sharpness.data_checks import IGNORED, check_in_place, warn_of_probabilities
 from quotient_manifolds.symmetries.outputs import call
 
 Loss = Callable[[nn.Module, Any], Tensor]
-CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of transformers end that predict the next token
-IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -23,14 +21,10 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
     or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count. Nothing is
-    shifted: causal language models of Hugging Face are a ValueError, for `next_token_cross_entropy` is theirs.
+    shifted: it is a ValueError if the labels are the model's input tokens and no token changes an earlier logit, for
+    `next_token_cross_entropy` is the loss of such a model. Warns of outputs that are probabilities already.
     """
-    logits, labels = _logits_and_labels(model, batch)
-    if logits.ndim > 2 and (kind := _causal(model)):
-        raise ValueError(
-            f"The model of cross_entropy must predict the labels where they are. Found {kind}, which predicts the next "
-            f"token; use next_token_cross_entropy (or, for labels that are shifted already, a loss of your own)"
-        )
+    logits, labels = _in_place(model, batch)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
@@ -52,9 +46,10 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """Compute the mean cross-entropy of a causal language model: the logits at t against the token at t + 1.
 
     batch: a dict of the model's keywords, with "labels" of shape (batch, tokens), unshifted as Hugging Face has them,
-    -100 where a token does not count; without "labels" they are the `input_ids` that the `attention_mask` leaves. Or
-    (inputs, labels), inputs as for `cross_entropy`. The first token of a sequence is never predicted. In the precision
-    of the logits, at least float32; it equals the loss that Hugging Face's `*ForCausalLM` return for the same batch.
+    -100 where a token does not count; without "labels" they are the `input_ids` that the `attention_mask` leaves, but
+    for those after padding. Or (inputs, labels), inputs as for `cross_entropy`. The first token of a sequence is never
+    predicted. In the precision of the logits, at least float32; it equals the loss that Hugging Face's causal models
+    return for the same labels.
 
     >>> model = nn.Embedding(3, 3)  # logits of the next token from the last one
     >>> _ = nn.init.eye_(model.weight)
@@ -71,7 +66,11 @@ def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         if "input_ids" not in batch:
             raise ValueError(f'A dict batch needs "labels" or "input_ids". Found {sorted(map(str, batch))}')
         labels, mask = batch["input_ids"], batch.get("attention_mask")
-        batch = {**batch, "labels": labels if mask is None else labels.masked_fill(mask == 0, IGNORED)}
+        if mask is not None:
+            unseen = mask == 0
+            # A token is predicted at the one before it; what is computed at padding is no prediction.
+            labels = labels.masked_fill(unseen | torch.cat([unseen[..., :1], unseen[..., :-1]], dim=-1), IGNORED)
+        batch = {**batch, "labels": labels}
     logits, labels = _logits_and_labels(model, batch)
     if logits.ndim < 3 or logits.shape[-2] < 2:
         raise ValueError(
@@ -81,15 +80,16 @@ def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return logits[..., :-1, :], labels[..., 1:]
 
 
-def _causal(model: nn.Module) -> str | None:
-    """Return the class name of a causal language model of Hugging Face, also compiled, and with adapters of peft."""
-    kind = type(without_adapters(getattr(model, "_orig_mod", model))).__name__
-    return kind if kind.endswith(CAUSAL_MODELS) else None
+def _in_place(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (..., classes) and the labels (...) of their own positions; ValueError for those of next tokens."""
+    logits, labels = _logits_and_labels(model, batch)
+    check_in_place(model, inputs_and_labels(batch)[0], labels, _logits)
+    return logits, labels
 
 
 def counted_logits(model: nn.Module, batch: Any, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Return logits (n, classes) and labels (n,) where the labels of a batch count; of next tokens where `causal`."""
-    logits, labels = (_next_tokens if causal else _logits_and_labels)(model, batch)
+    logits, labels = (_next_tokens if causal else _in_place)(model, batch)
     counted = labels != IGNORED
     return logits[counted], labels[counted]
 
@@ -131,9 +131,14 @@ def logits_of(output: Any) -> Tensor:
 def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (..., classes) in at least float32, and the labels (...); TypeError or ValueError for bad ones."""
     inputs, labels = inputs_and_labels(batch)
-    logits = logits_of(call(model, inputs))
+    logits = _logits(model, inputs)
     # Losses of half precision would have two digits.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if logits.shape[-1:] == (1,):
+        raise ValueError(
+            "A cross-entropy needs logits of at least 2 classes. Found one logit, for which it is 0 whatever the model "
+            "computes; use a loss of your own, with torch's binary_cross_entropy_with_logits for two classes"
+        )
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"Labels must have the shape of the logits without their last axis, {tuple(logits.shape[:-1])}. "
@@ -145,4 +150,9 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, as the model has {classes} classes. Found {wrong}")
+    warn_of_probabilities(logits)
     return logits, labels.long()  # torch's losses take integers of few sizes
+
+
+def _logits(model: nn.Module, inputs: Any) -> Tensor:
+    return logits_of(call(model, inputs))

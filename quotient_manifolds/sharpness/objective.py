@@ -17,6 +17,7 @@ from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.replica import Cast, TrueGradients, private_batch, replica, unchanged
 from quotient_manifolds.sharded import ShardedModel, from_all
+from quotient_manifolds.sharpness.data_checks import ALL_CHECKS, data_checks
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.symmetries import Params
 
@@ -84,7 +85,7 @@ class BatchObjective:
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
         model, loss = self.replica(params)
-        with TrueGradients():
+        with TrueGradients(), data_checks(ALL_CHECKS):
             value = scalar(loss(model, private_batch(self.batch, self.cast)))
         if not value.requires_grad:
             raise self._no_dependence()
@@ -131,7 +132,7 @@ class BatchObjective:
         """Return the loss at the parameters, computed as it is where it is differentiated."""
         # With gradients on although nobody asks for any: without them modules may take another path, of other
         # rounding or even other meaning, and losses are compared with those that were computed for a gradient.
-        with torch.enable_grad():
+        with torch.enable_grad(), data_checks(ALL_CHECKS):
             model, loss = self.replica(leaves(params))
             return scalar(loss(model, private_batch(self.batch, self.cast))).detach()
 
@@ -156,7 +157,7 @@ class ShardedObjective(BatchObjective):
 
     def value(self, z: Params) -> float:
         """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
-        with self.sharded.restored() as held:
+        with self.sharded.restored() as held, data_checks(ALL_CHECKS):
             with torch.no_grad():
                 self._space.ownership.scatter(self.space.move(z, self._space.buffers()), held)
             loss = self._loss().detach()
@@ -164,7 +165,7 @@ class ShardedObjective(BatchObjective):
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         """Return the loss at the end of gamma_z and this process's share of its gradient in z."""
-        with self.sharded.restored() as held:
+        with self.sharded.restored() as held, data_checks(ALL_CHECKS):
             params, pull_back = self.space.linearise(z, self._space.buffers())
             self._space.ownership.scatter(params, held)
             del params  # what is moved here and held elsewhere is not needed while the pass takes memory, too

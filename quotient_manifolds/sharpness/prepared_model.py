@@ -21,6 +21,7 @@ from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import is_sharded, together
+from quotient_manifolds.sharpness.data_checks import ALL_CHECKS, data_checks
 from quotient_manifolds.sharpness.losses import Loss, check_loss
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
@@ -83,7 +84,7 @@ class PreparedModel:
         else:
             found = _checked(model, batches)
         losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
-        with autograd_available():
+        with autograd_available(), data_checks():
             plain = Euclidean().at(model) if sharded is None else Euclidean().over(sharded)
             for index, batch in enumerate(found):
                 check = partial(_checked_loss, _objective(model, loss, plain, batch, index))
@@ -95,7 +96,8 @@ class PreparedModel:
                         check_dtypes(model, batch, error)
                         raise
                     complaints[index] = sentence(error)
-            geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
+            with data_checks(ALL_CHECKS):
+                geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
             space = geometry.at(model, known) if sharded is None else geometry.over(sharded)
             out = space.buffers() if sharded is None else None
         return cls(model, loss, geometry, space, found, out, max(precisions), losses, complaints)

@@ -50,7 +50,7 @@ def test_a_loss_that_is_none(model: nn.Module, batch: Any) -> None:
 def test_outputs_that_are_probabilities_already(model: nn.Module, batch: Any) -> None:
     """Their value is not that of the classifier, as one sentence says; log-probabilities are logits like others."""
     (inputs, labels), ended = batch, nn.Sequential(model, nn.Softmax(-1)).eval()
-    with pytest.warns(UserWarning, match=r"cross_entropy must get logits\. Found probabilities") as caught:
+    with pytest.warns(UserWarning, match=r"must get logits\. Found probabilities") as caught:
         found = measured(ended, [batch, batch], geometry="adaptive")
     assert len(caught) == 1
     assert found.batches[0].base_loss == pytest.approx(F.cross_entropy(model(inputs).softmax(-1), labels).item())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
@@ -54,7 +55,6 @@ MULTIMODAL = {
     "llava_next": "LlavaNext",
     "vipllava": "VipLlava",
     "gemma3": "Gemma3",
-    "paligemma": "PaliGemma",
     "internvl": "InternVL",
     "aya_vision": "AyaVision",
     "idefics3": "Idefics3",
@@ -112,6 +112,53 @@ def test_cross_entropy_knows_a_causal_model_by_what_it_computes(name: str) -> No
             qm.cross_entropy(model, given)
 
 
+def test_cross_entropy_knows_a_causal_model_that_is_shown_pictures() -> None:
+    """Two in one row and none in another, with their placeholders among the labels."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    picture, torch_seed = 7, torch.Generator().manual_seed(0)
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4),
+        text_config=transformers.LlamaConfig(**sizes, vocab_size=9),
+        image_token_index=picture,
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    ids = torch.randint(2, 7, (2, 12), generator=torch_seed)
+    ids[0, 1:9] = picture
+    batch = {"input_ids": ids, "pixel_values": torch.randn(2, 3, 8, 8, generator=torch_seed), "labels": ids}
+    assert qm.next_token_cross_entropy(model, batch).item() == pytest.approx(model(**batch).loss.item(), rel=1e-6)
+    with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+        qm.cross_entropy(model, batch)
+
+
+def test_the_prefix_of_a_model_may_look_ahead() -> None:
+    """Of PaliGemma, whose loss Hugging Face computes of the next tokens of what follows."""
+    model, batch = small("paligemma", "PaliGemmaForConditionalGeneration"), tokens()
+    follows = torch.tensor([0, 0, 0, 1, 1, 1]).expand(3, 6)
+    labels = batch["input_ids"].masked_fill(follows == 0, -100)
+    with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+        qm.cross_entropy(model, {**batch, "token_type_ids": follows, "labels": labels})
+    within = {**batch, "labels": batch["input_ids"]}  # all tokens look at each other
+    assert qm.cross_entropy(model, within).item() == pytest.approx(in_place(model, within).item(), rel=1e-6)
+
+
+def padding_counts() -> tuple[nn.Module, dict[str, Tensor]]:
+    batch = tokens()
+    return small("bert", "BertForMaskedLM"), {
+        "input_ids": batch["input_ids"].index_fill(1, torch.arange(2, 6), 0),
+        "attention_mask": (torch.arange(6) < 2).long().expand(3, 6),
+        "labels": batch["input_ids"].index_fill(1, torch.arange(2, 6), 0),
+    }
+
+
+def of_zeros() -> tuple[nn.Module, dict[str, Tensor]]:
+    model, batch = masked()
+    for w in model.cls.predictions.parameters():
+        nn.init.zeros_(w)
+    return model, batch
+
+
 def test_a_measure_and_a_score_know_a_causal_model_of_ones_own() -> None:
     """Whether it trains, with whatever is ignored, and under whatever name it takes its tokens."""
     model, ids = nn.Sequential(Running(), nn.Dropout(0.5)).eval(), tokens()["input_ids"].int()
@@ -162,9 +209,9 @@ def shifted() -> tuple[nn.Module, dict[str, Tensor]]:
     return small_model(CAUSAL[1])[0], {**batch, "labels": labels}
 
 
-@pytest.mark.parametrize("made", [copying, masked, shifted])
+@pytest.mark.parametrize("made", [copying, masked, padding_counts, of_zeros, shifted])
 def test_labels_in_place_are_measured(made: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
-    """Those of T5 that copies its input, of a masked language model, and of a causal one that are shifted already."""
+    """Of T5 that copies, of masked language models (padded, untrained), and of causal ones where they are shifted."""
     model, batch = made()
     assert qm.cross_entropy(model, batch).item() == pytest.approx(in_place(model, batch).item(), rel=1e-6)
     found, expected = (

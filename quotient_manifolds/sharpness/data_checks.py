@@ -1,0 +1,158 @@
+"""Check by their values that labels and outputs are what a cross-entropy takes, whatever the model's class is called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from quotient_manifolds.sharded import from_all, is_sharded
+from quotient_manifolds.symmetries.example_inputs import without_adapters
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, relative_change
+
+IGNORED = -100  # torch's and Hugging Face's label for "does not count"
+TOKENS = ("input_ids", "decoder_input_ids")  # Hugging Face's names of the tokens that a model takes
+SAME = 64  # units of the logits' precision, but at most 1e-3 of the largest: parallel sums differ by less
+SUM = 0.01  # probabilities in half precision miss the sum 1 by less
+
+CAUSAL, PROBABILITIES = "causal", "probabilities"
+ALL_CHECKS = (CAUSAL, PROBABILITIES)
+_DONE: ContextVar[set[str] | None] = ContextVar("_DONE", default=None)
+
+Logits = Callable[[nn.Module, Any], Tensor]
+"""(model, inputs) -> logits"""
+
+
+@contextmanager
+def data_checks(done: Collection[str] = ()) -> Iterator[None]:
+    """Make each check at most once inside, and those in `done` not at all. Outside, every call of a loss checks."""
+    token = _DONE.set(set(done))
+    try:
+        yield
+    finally:
+        _DONE.reset(token)
+
+
+def warn_of_probabilities(outputs: Tensor) -> None:
+    """Warn if outputs (..., classes) are probabilities: in 0 ... 1, with sum 1, and not all of them 0 or 1."""
+    outputs = outputs.detach()
+    if not _due(PROBABILITIES) or not outputs.numel():
+        return
+    least, largest = (float(end) for end in outputs.aminmax())
+    if not 0 <= least <= largest <= 1 or bool(((outputs.sum(-1) - 1).abs() > SUM).any()):
+        return
+    if bool(((outputs > 0) & (outputs < 1)).any()):
+        _finish(PROBABILITIES)
+        warnings.warn(
+            "A cross-entropy must get logits. Found probabilities (all outputs lie in 0 ... 1 with sum 1), of which it "
+            "takes the softmax once more, so its value is another one; leave out the softmax at the end of the model, "
+            "or return its logarithm",
+            stacklevel=2,
+        )
+
+
+def check_in_place(model: nn.Module, inputs: Any, labels: Tensor, logits: Logits) -> None:
+    """Raise ValueError if the labels (rows, tokens) that count are input tokens, and the model is causal.
+
+    A causal model predicts the next token at every position, and these labels are the tokens that it was just given.
+    Costs two calls of `logits` with one row, none if the labels are others.
+    """
+    if labels.ndim != 2 or not _due(CAUSAL):
+        return
+    given, counted = _by_name(inputs), labels != IGNORED
+    known = [name for name in TOKENS if name in given] or list(given)[:1]  # models of one's own take tokens first
+    name = next((name for name in known if _copied(given[name], labels, counted)), None)
+    sharded = is_sharded(model)
+    # Processes that share a model call it together or not at all; outside of a measure some may never come here.
+    if (_DONE.get() is None or not all(from_all(name is not None))) if sharded else name is None:
+        return
+    causal = _is_causal(model, given, name, counted, logits)
+    if any(from_all(causal)) if sharded else causal:
+        kind = type(without_adapters(getattr(model, "_orig_mod", model))).__name__
+        raise ValueError(
+            f"The model of cross_entropy must predict the labels where they are. Found {kind}, which predicts the next "
+            f"token (no token changes an earlier logit), with its input tokens as labels; use "
+            f"next_token_cross_entropy, or a loss of your own"
+        )
+    _finish(CAUSAL)
+
+
+def _due(check: str) -> bool:
+    """Return whether to check: not again, nor where tensors have no values (under vmap, recording, compilation)."""
+    visible = torch._C._functorch.peek_interpreter_stack() is None and not torch.compiler.is_compiling()
+    return visible and check not in (_DONE.get() or ())
+
+
+def _finish(check: str) -> None:
+    if (done := _DONE.get()) is not None:
+        done.add(check)
+
+
+def _by_name(inputs: Any) -> dict[Any, Any]:
+    """Return the arguments that a model is called with, by name or place."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    return dict(enumerate(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _copied(tokens: Any, labels: Tensor, counted: Tensor) -> bool:
+    """Return whether the labels that count, two or more in some row, are these tokens."""
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != labels.shape:
+        return False
+    return bool(((tokens == labels) | ~counted).all()) and bool((counted.sum(-1) > 1).any())
+
+
+def _is_causal(model: nn.Module, given: Mapping[Any, Any], name: Any, counted: Tensor, logits: Logits) -> bool:
+    """Return whether other tokens, behind the first that counts, change no earlier logit, but some later ones.
+
+    More than the last token, which the model may ignore as padding.
+    """
+    row = int((counted.sum(-1) > 1).nonzero()[0])
+    places = counted[row].nonzero().flatten()
+    for some, at in _narrowed(given, row, len(counted)):
+        changed = some[name].clone()
+        try:
+            before = _row(model, some, at, logits)
+            changed[at, places[1:]] = _exchanged(changed[at, places], before.shape[-1])[1:]
+            after = _row(model, {**some, name: changed}, at, logits)
+        except RUN_ERRORS:  # pictures are not always one a row
+            continue
+        earlier = slice(int((changed[at] != some[name][at]).nonzero()[0]))
+        allowed = min(SAME * torch.finfo(before.dtype).eps, 1e-3)
+        return relative_change([after[earlier]], [before[earlier]]) <= allowed and not torch.equal(after, before)
+    return False
+
+
+def _narrowed(given: Mapping[Any, Any], row: int, rows: int) -> Iterator[tuple[Mapping[Any, Any], int]]:
+    """Yield arguments that hold a row, and its index there: first it alone, if all tensors have so many, then all."""
+    if all(leaf.ndim and len(leaf) == rows for leaf in tree_leaves(dict(given)) if isinstance(leaf, Tensor)):
+        yield tree_map_only(Tensor, lambda leaf: leaf[row : row + 1].clone(), dict(given)), 0
+    yield given, row
+
+
+def _row(model: nn.Module, given: Mapping[Any, Any], row: int, logits: Logits) -> Tensor:
+    """Return the logits (tokens, classes) of one row, NaN as 0; the same twice also if the model is training."""
+    inputs = given if all(isinstance(name, str) for name in given) else tuple(given.values())
+    devices = {w.device for w in model.parameters() if w.is_cuda} if model.training else ()
+    with torch.no_grad(), torch.random.fork_rng(list(devices), enabled=model.training):
+        if model.training:
+            torch.manual_seed(0)
+        found = logits(model, inputs)[row]
+    return found.masked_fill(found.isnan(), 0.0)
+
+
+def _exchanged(tokens: Tensor, classes: int) -> Tensor:
+    """Return tokens of which the last and the nearest other one change places wherever they are.
+
+    No more: the others may stand for pictures, which have to be as many as before.
+    """
+    last = tokens[-1]
+    others = tokens[tokens != last]
+    other = others[-1] if len(others) else (last + 1) % classes
+    return torch.where(tokens == last, other, torch.where(tokens == other, last, tokens))
