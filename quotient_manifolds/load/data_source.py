@@ -43,6 +43,7 @@ from quotient_manifolds.symmetries.example_inputs import accepted_by
 
 SETTINGS = {"text": ("max_length", "tokenizer", "columns", "task"), "npz": ("mean", "std")}  # that mean something there
 CHANNELS = (1, 3)  # grey, RGB
+TOLERANCE = 0.01  # of black to white: rounding, and what resizing overshoots
 # Per channel, for values in 0 ... 1: of CLIP (Radford et al., 2021), of ImageNet's training images, and as they are.
 PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -306,7 +307,8 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
 
     With figures, values of 8 bits are divided by 255, and all become (x - mean) / std. Without, those of 8 bits are
     given to the image processor in one of the directories `homes`, and others stay as they are. Raises ValueError
-    where nothing says how values of 8 bits are normalised, and for values in 0 ... 1 that a processor would normalise.
+    where nothing says how values of 8 bits are normalised, for values in 0 ... 1 that a processor would normalise, and
+    for floating point values that pixels do not have there: see `check_pixels`.
     """
     eight = images.dtype == np.uint8
     values = torch.from_numpy(np.ascontiguousarray(images)).float()
@@ -314,6 +316,8 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
         mean, std = given
         if len(mean) not in (1, images.shape[1]):
             raise ValueError(f"{path} has images of {images.shape[1]} channels. Found mean and std for {len(mean)}.")
+        if not eight and _of_unit_interval(mean, std):
+            check_pixels(values, torch.zeros(()), torch.ones(()), path)
         return ((values / 255 if eight else values) - mean) / std
     home = next(filter(has_image_processor, homes), None)
     processor = None if home is None else load_image_processor(home)
@@ -329,6 +333,8 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
             f"The images in {path} lie in 0 ... 1, and the model in {home} was trained on normalised ones. Give mean "
             "and std, or mean: none if they are to be taken as they are."
         )
+    if (ends := None if processor is None else _black_and_white(processor, images.shape)) is not None:
+        check_pixels(values, *ends, path)
     return values
 
 
@@ -356,6 +362,38 @@ def check_channels(model: nn.Module, images: Tensor, path: Path) -> None:
             f"The images in {path} must have {channels} channels, as {type(model).__name__} takes. Found "
             f"{images.shape[1]}; give a file of such images (grey ones may be repeated)."
         )
+
+
+def check_pixels(values: Tensor, black: Tensor, white: Tensor, path: Path) -> None:
+    """Raise ValueError unless floating point pixels lie between those of black and white, or beyond by 1 % at most."""
+    beyond = TOLERANCE * (white - black)
+    if not bool(((values >= black - beyond) & (values <= white + beyond)).all()):
+        raise ValueError(
+            f"The floating point pixels of {path} must lie in {float(black.min()):.3g} ... {float(white.max()):.3g}, "
+            f"from black to white. Found {float(values.min()):.3g} ... {float(values.max()):.3g}; scale them to "
+            f"0 ... 1 and give mean and std, or store 0 ... 255 as uint8, or give mean: none to take them as they are."
+        )
+
+
+def _of_unit_interval(mean: Tensor, std: Tensor) -> bool:
+    """Return whether figures are those of values in 0 ... 1: others are of the data's own scale, or change nothing."""
+    changes = bool((mean != 0).any() or (std != 1).any())
+    return changes and 0 <= float(mean.min()) <= float(mean.max()) <= 1 >= float(std.max())
+
+
+def _black_and_white(processor: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
+    """Return the least and largest pixels that an image processor makes; None if it makes none of such images.
+
+    By channel, if it takes as many as the images (N, channels, height, width) have.
+    """
+    for channels in dict.fromkeys((shape[1], *CHANNELS)):
+        images = [np.full((channels, *shape[2:]), value, np.uint8) for value in (0, 255)]
+        with suppress(Exception):  # code of transformers, for a number of channels that it does not take
+            made = processor(images, input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
+            if made.ndim == 4 and made.shape[1] == shape[1]:
+                return made.amin((0, 2, 3), keepdim=True), made.amax((0, 2, 3), keepdim=True)
+            return made.min(), made.max()
+    return None
 
 
 def _array(path: Path, name: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Check by their values that labels and outputs are what a cross-entropy takes, whatever the model's class is called."""
+"""Check by their values that labels and outputs are what a cross-entropy takes, whatever class the model has."""
 
 from __future__ import annotations
 
