@@ -15,6 +15,7 @@ from quotient_manifolds.batches import taken_apart
 from quotient_manifolds.geometry import Euclidean
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.sharpness import Loss
+from quotient_manifolds.sharpness.data_checks import ALL_CHECKS, data_checks
 from quotient_manifolds.sharpness.objective import BatchObjective, autograd_available
 from quotient_manifolds.symmetries import Evaluate
 from quotient_manifolds.symmetries.outputs import ModelOutputs
@@ -76,7 +77,7 @@ def _alike(work: Callable[[], str]) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), data_checks(ALL_CHECKS):
             torch.manual_seed(0)
             return work()
     except Exception:  # the model is the user's
