@@ -19,7 +19,8 @@ from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient, Tan
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.losses import IGNORED, inputs_and_labels
+from quotient_manifolds.sharpness.data_checks import IGNORED
+from quotient_manifolds.sharpness.losses import inputs_and_labels
 from quotient_manifolds.symmetries import Evaluate
 from studies.common import Record, resume
 

@@ -61,7 +61,7 @@ def check_in_place(model: nn.Module, inputs: Any, labels: Tensor, logits: Logits
     """Raise ValueError if the labels (rows, tokens) that count are input tokens, and the model is causal.
 
     A causal model predicts the next token at every position, and these labels are the tokens that it was just given.
-    Costs two calls of `logits` with one row, none if the labels are others.
+    Costs two calls of `logits` with one row, or three if it raises, and none if the labels are others.
     """
     if labels.ndim != 2 or not _due(CAUSAL):
         return
@@ -109,24 +109,35 @@ def _copied(tokens: Any, labels: Tensor, counted: Tensor) -> bool:
 
 
 def _is_causal(model: nn.Module, given: Mapping[Any, Any], name: Any, counted: Tensor, logits: Logits) -> bool:
-    """Return whether other tokens, behind the first that counts, change no earlier logit, but some later ones.
+    """Return whether other tokens behind the first that counts change no earlier logit, and those before the last do.
 
-    More than the last token, which the model may ignore as padding.
+    So a model that treats every token alone is not causal: its labels may well be its inputs. More tokens than one are
+    changed, for the model may ignore the first or the last as padding.
     """
     row = int((counted.sum(-1) > 1).nonzero()[0])
     places = counted[row].nonzero().flatten()
+    last = int(places[-1])
     for some, at in _narrowed(given, row, len(counted)):
-        changed = some[name].clone()
         try:
             before = _row(model, some, at, logits)
-            changed[at, places[1:]] = _exchanged(changed[at, places], before.shape[-1])[1:]
-            after = _row(model, {**some, name: changed}, at, logits)
+            own = some[name][at, places]
+            others = _exchanged(own, before.shape[-1])
+            behind = _row(model, _with_tokens(some, name, at, places[1:], others[1:]), at, logits)
+            first = int(places[1:][(own != others)[1:]][0])
+            if relative_change([behind[:first]], [before[:first]]) > min(SAME * torch.finfo(before.dtype).eps, 1e-3):
+                return False
+            ahead = _row(model, _with_tokens(some, name, at, places[:-1], others[:-1]), at, logits)
+            return not torch.equal(ahead[last:], before[last:])
         except RUN_ERRORS:  # pictures are not always one a row
             continue
-        earlier = slice(int((changed[at] != some[name][at]).nonzero()[0]))
-        allowed = min(SAME * torch.finfo(before.dtype).eps, 1e-3)
-        return relative_change([after[earlier]], [before[earlier]]) <= allowed and not torch.equal(after, before)
     return False
+
+
+def _with_tokens(given: Mapping[Any, Any], name: Any, row: int, places: Tensor, tokens: Tensor) -> dict[Any, Any]:
+    """Return arguments with other tokens in these places of a row."""
+    changed = given[name].clone()
+    changed[row, places] = tokens
+    return {**given, name: changed}
 
 
 def _narrowed(given: Mapping[Any, Any], row: int, rows: int) -> Iterator[tuple[Mapping[Any, Any], int]]:

@@ -21,7 +21,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
     or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count. Nothing is
-    shifted: it is a ValueError if the labels are the model's input tokens and no token changes an earlier logit, for
+    shifted: a causal model, in which no token changes an earlier logit, with its input tokens as labels is a ValueError, for
     `next_token_cross_entropy` is the loss of such a model. Warns of outputs that are probabilities already.
     """
     logits, labels = _in_place(model, batch)

@@ -179,6 +179,21 @@ def test_a_measure_and_a_score_know_a_causal_model_of_ones_own() -> None:
             call()
 
 
+def test_tokens_that_a_model_treats_alone_may_be_its_labels() -> None:
+    model, ids = nn.Embedding(8, 8), tokens()["input_ids"]
+    expected = nn.functional.cross_entropy(model.weight[ids.flatten()], ids.flatten())
+    assert qm.cross_entropy(model, (ids, ids)).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("ids", [[[5, 6]], [[4, 4, 4]], [[0, 0, 5, 6]], [[5, 6, 0, 0]], [[5, 6, 6, 6]]])
+def test_few_tokens_tell_a_causal_model(ids: list[list[int]]) -> None:
+    """Two, all alike, and with padding, which counts."""
+    given = torch.tensor(ids)
+    batch = {"input_ids": given, "attention_mask": (given > 0).long(), "labels": given}
+    with pytest.raises(ValueError, match="use next_token_cross_entropy"):
+        qm.cross_entropy(small_model(CAUSAL[1])[0], batch)
+
+
 def in_place(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     counted = batch["labels"] != -100
