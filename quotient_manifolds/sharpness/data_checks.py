@@ -42,7 +42,9 @@ def data_checks(done: Collection[str] = ()) -> Iterator[None]:
 def warn_of_probabilities(outputs: Tensor) -> None:
     """Warn if outputs (..., classes) are probabilities: in 0 ... 1, with sum 1, and not all of them 0 or 1."""
     outputs = outputs.detach()
-    if not _due(PROBABILITIES) or not outputs.numel():
+    if (
+        not _due(PROBABILITIES) or not outputs.numel() or hasattr(outputs, "full_tensor")
+    ):  # parts of which are elsewhere
         return
     least, largest = (float(end) for end in outputs.aminmax())
     if not 0 <= least <= largest <= 1 or bool(((outputs.sum(-1) - 1).abs() > SUM).any()):

@@ -21,8 +21,8 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
     or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count. Nothing is
-    shifted: a causal model, in which no token changes an earlier logit, with its input tokens as labels is a ValueError, for
-    `next_token_cross_entropy` is the loss of such a model. Warns of outputs that are probabilities already.
+    shifted: it is a ValueError if the labels are the input tokens of a causal model, in which no token changes an
+    earlier logit, for `next_token_cross_entropy` is its loss. Warns of outputs that are probabilities already.
     """
     logits, labels = _in_place(model, batch)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
