@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from quotient_manifolds.derivatives import differentiated, in_no_graph
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CONDITION, _ROUGH = 1e4, 30.0
@@ -61,6 +63,14 @@ class SingularFrame(NamedTuple):
     def to(self, dtype: torch.dtype) -> SingularFrame:
         """Return the frame in another precision."""
         return SingularFrame(*(part.to(dtype) for part in self))
+
+
+def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
+    """Solve A X = B, or X A = B, by an LU factorization, with right derivatives of any order in both modes.
+
+    Those of `torch.linalg.solve` are wrong where its derivative in forward mode is differentiated again (torch 2.13).
+    """
+    return torch.linalg.lu_solve(*torch.linalg.lu_factor(A), B, left=left)
 
 
 def length(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
@@ -258,24 +268,12 @@ def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
     The derivative of singular vectors divides by the differences of singular values. What is computed from a frame
     does not depend on the choice of vectors at a tie and is smooth there, so the change costs no more than its size.
     """
-    if not core.requires_grad or core.shape[-1] == 1:
+    if core.shape[-1] == 1 or not differentiated(core):
         return core
-    with torch.no_grad():
-        U, s, Vh = torch.linalg.svd(core)
-        tied = ((s[..., :-1] - s[..., 1:]) < gap * s[..., :1] / 10).any(dim=-1)[..., None]
-        steps = torch.arange(s.shape[-1] - 1, -1, -1, dtype=s.dtype, device=s.device)
-        shift = U * torch.where(tied, gap * s[..., :1] * steps, 0.0)[..., None, :] @ Vh
-    return core + shift
-
-
-def in_no_graph(*tensors: Tensor) -> bool:
-    """Return whether nothing is differentiated, mapped or compiled here, so that code may look at values and write."""
-    return (
-        not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
-        and torch.autograd.forward_ad._current_level < 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.compiler.is_compiling()
-    )
+    U, s, Vh = torch.linalg.svd(core.detach())
+    tied = ((s[..., :-1] - s[..., 1:]) < gap * s[..., :1] / 10).any(dim=-1)[..., None]
+    steps = torch.arange(s.shape[-1] - 1, -1, -1, dtype=s.dtype, device=s.device)
+    return core + U * torch.where(tied, gap * s[..., :1] * steps, 0.0)[..., None, :] @ Vh
 
 
 def _qr(G: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ NAME = PACKAGE.name
 
 # A room is a module or a folder directly under the package. A room imports from itself and from lower levels only.
 FROM_THE_GROUND = (
-    "batches",
+    "batches derivatives",
     "version linalg replica sharded files messages check statistics",
     "manifolds",
     "symmetries pymanopt",

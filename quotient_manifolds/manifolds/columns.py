@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.derivatives import values
 from quotient_manifolds.linalg import length, product_gap
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
@@ -122,7 +123,7 @@ class DiagonalQuotient(QuotientManifold):
         if some(apart):
             raise ValueError(
                 "the products u v of both points must have the same signs, since no geodesic crosses 0. "
-                f"Found {int(apart.sum())} coordinates of opposite sign"
+                f"Found {int(values(apart).sum())} coordinates of opposite sign"
             )
         log = ratios.abs().log().sum(dim=-2, keepdim=True)
         b = log / 2 if self.t == 0 else torch.expm1(self.t * log) / (2 * self.t)

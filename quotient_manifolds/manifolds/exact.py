@@ -8,13 +8,15 @@ by the Gram matrix of the rest: n and m do not matter.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import apart
-from quotient_manifolds.manifolds.horizontal import GeodesicError
-from quotient_manifolds.manifolds.runge_kutta import FLOOR, invert, require_constant, solve
+from quotient_manifolds.derivatives import differentiated
+from quotient_manifolds.linalg import apart, solve
+from quotient_manifolds.manifolds.horizontal import GeodesicError, all_finite, some
+from quotient_manifolds.manifolds.runge_kutta import FLOOR, follow, invert
 from quotient_manifolds.manifolds.second_order import Both, Pairing, cores, plus, slope, split, times
 
 _CACHED = 2**16
@@ -139,7 +141,7 @@ def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Te
     unit, back, M = (x.double() for x in (at.unit, at.back, inside))
     products = unit.mT * cores(rest, rest).double() * unit
     basis, start, clear = _orthonormal(products, M * unit)
-    gram = None if clear and not relaxed and not products.requires_grad else basis.mT @ products @ basis
+    gram = None if clear and not relaxed and not differentiated(products) else basis.mT @ products @ basis
     if gram is not None and (relaxed or not clear):
         gram = _whole_gram(at, M, gram, unit.mT * basis, None if clear else rest, relaxed)
     c, reached = integrate(t, s, torch.cat([M * unit, start], dim=-2), gram, relaxed)
@@ -157,14 +159,14 @@ def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]
     The basis takes no part in differentiation: no geodesic depends on it, and so a velocity of 0 has a gradient.
     Without it, columns in the span of left would spoil the solver's errors. along: the other part of the velocity.
     """
-    if not bool(products.isfinite().all()):
+    if not all_finite(products):
         raise GeodesicError("a geodesic must start with a velocity of finite length. Found NaN or infinity in it")
-    with torch.no_grad():
-        size = (products.diagonal(dim1=-2, dim2=-1) + along.square().sum(-2)).amax(-1)[..., None]
-        size = torch.where(size > 0, size, 1.0)
-        lam, E = torch.linalg.eigh(products / size[..., None])
-        root = (lam.clamp_min(torch.finfo(lam.dtype).eps ** 2) * size).sqrt()
-        return E / root[..., None, :], root[..., :, None] * E.mT, bool((lam * _LENGTHS > 1).all())
+    products, along = products.detach(), along.detach()
+    size = (products.diagonal(dim1=-2, dim2=-1) + along.square().sum(-2)).amax(-1)[..., None]
+    size = torch.where(size > 0, size, 1.0)
+    lam, E = torch.linalg.eigh(products / size[..., None])
+    root = (lam.clamp_min(torch.finfo(lam.dtype).eps ** 2) * size).sqrt()
+    return E / root[..., None, :], root[..., :, None] * E.mT, not some(lam * _LENGTHS <= 1)
 
 
 def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both | None, relaxed: bool) -> Tensor:
@@ -173,10 +175,10 @@ def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both
     own = cores(left, left) if relaxed else torch.eye(M.shape[-1], dtype=M.dtype, device=M.device).expand_as(lower)
     across = (M - own @ M) @ basis
     if rest is not None:
-        with torch.no_grad():
-            columns = split(times((rest[0].double(), rest[1].double()), basis.expand_as(lower)), left)
-            errors = cores(left, columns) - across, cores(columns, columns) - lower
-        across, lower = across + errors[0], lower + errors[1]
+        columns = split(times((rest[0].double(), rest[1].double()), basis.expand_as(lower)), left)
+        # rounding alone: the derivative is that of what is mended
+        across = across + (cores(left, columns) - across).detach()
+        lower = lower + (cores(columns, columns) - lower).detach()
     rows = torch.cat([own.expand_as(lower), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
     return torch.cat(rows, dim=-2)
 
@@ -217,20 +219,26 @@ def _integrate(
     # Of a batch some curves hardly move; without units of their own their momenta would drown in the tolerance.
     speed = velocity.detach().abs().amax((-3, -2, -1), keepdim=True)
     speed = torch.where(speed > 0, speed, 1.0)
-    system = _System(t, s, speed, gram, relaxed)
     here = torch.eye(*velocity.shape[-2:], dtype=s.dtype, device=s.device).expand_as(velocity)
     start = torch.stack([here, velocity / speed], dim=1).flatten(1)
-    cure = "take a shorter vector, metric='inv', whose geodesics are closed forms, or a smaller h"
-    end, reached = solve(lambda rows: system.of(rows).motion, start, cure)
-    cure = "the singular values of G H^T spread too far; take a smaller h, eps > 0 or metric='inv'"
-    require_constant(system.energy, start, end, cure)
-    return system.parts(end)[0], reached
+    cures = (
+        "take a shorter vector, metric='inv', whose geodesics are closed forms, or a smaller h",
+        "the singular values of G H^T spread too far; take a smaller h, eps > 0 or metric='inv'",
+    )
+    end, reached = follow(partial(_System, t, relaxed), start, (s, speed, gram), cures)
+    return _parts(end, s.shape[-1])[0], reached
+
+
+def _parts(state: Tensor, h: int) -> tuple[Tensor, Tensor]:
+    """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
+    c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
+    return c, v
 
 
 class _System:
     """Hold Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
 
-    def __init__(self, t: float, s: Tensor, speed: Tensor, gram: Tensor | None, relaxed: bool) -> None:
+    def __init__(self, t: float, relaxed: bool, s: Tensor, speed: Tensor, gram: Tensor | None) -> None:
         self.t, self.s, self.speed, self.gram, self.relaxed = t, s, speed, gram, relaxed
         self.weight = s[:, None, None, :] ** (2 * t) * speed  # turns velocities at the start into momenta
         self.kinetic = _Mix if t == 1 else _Mean
@@ -240,16 +248,20 @@ class _System:
         if len(rows) == len(self.s):
             return self
         gram = None if self.gram is None else self.gram[rows]
-        return _System(self.t, self.s[rows], self.speed[rows], gram, self.relaxed)
+        return _System(self.t, self.relaxed, self.s[rows], self.speed[rows], gram)
 
     def motion(self, state: Tensor) -> Tensor:
-        """Compute the velocity of a state, NaN where it is outside the domain."""
-        c, v = self.parts(state)
+        """Compute the velocity of a state inside the domain."""
+        c, v = _parts(state, self.s.shape[-1])
         gram = self._gram(c)
-        if state.requires_grad and torch.is_grad_enabled():  # a way that was gone before, all of it inside
-            inverse = torch.linalg.inv_ex(gram).inverse
-            norms = (torch.linalg.matrix_norm(x.detach()) for x in (gram, inverse))
-            return self._motion(c, v, gram, inverse, math.prod(norms))
+        inverse = torch.linalg.inv_ex(gram).inverse
+        norms = (torch.linalg.matrix_norm(x.detach()) for x in (gram, inverse))
+        return self._motion(c, v, gram, inverse, math.prod(norms))
+
+    def trial(self, state: Tensor) -> Tensor:
+        """Compute the velocity of a state, NaN where it is outside the domain."""
+        c, v = _parts(state, self.s.shape[-1])
+        gram = self._gram(c)
         inverse, condition, within = invert(gram)
         within = within.all(-1)  # those of G and of H
         if bool(within.all()):
@@ -265,23 +277,17 @@ class _System:
         kinetic = self.kinetic(self.t, self.s, self.weight, gram, inverse)
         d = v @ kinetic.from_momentum
         bad = (condition.amax(-1) > _CONDITION)[:, None, None, None]
-        if bool(bad.any()):
+        if some(bad):
             d = torch.where(bad, kinetic.velocity(v), d)
         change = c @ (kinetic.force(self._products(d, d)) / self.weight)
         return torch.stack([d, change], dim=1).flatten(1)
 
     def energy(self, state: Tensor) -> Tensor:
         """Compute tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
-        c, v = self.parts(state)
+        c, v = _parts(state, self.s.shape[-1])
         gram = self._gram(c)
         d = self.kinetic(self.t, self.s, self.weight, gram, torch.linalg.inv_ex(gram).inverse).velocity(v)
         return (self._products(v, d) * self.weight).diagonal(dim1=-2, dim2=-1).sum((-2, -1))
-
-    def parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
-        h = self.s.shape[-1]
-        c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
-        return c, v
 
     def _gram(self, c: Tensor) -> Tensor:
         """Compute the Gram matrices of both factors, relaxed ones where the metric is."""
@@ -312,7 +318,7 @@ class _Mix:
 
     def velocity(self, v: Tensor) -> Tensor:
         # Unlike products with an inverse, to the last digits also where momenta are far from the largest p W^-1.
-        return torch.linalg.solve(self._gram, v * (self._weight / self._s), left=False) / self._s
+        return solve(self._gram, v * (self._weight / self._s), left=False) / self._s
 
     def force(self, N: Tensor) -> Tensor:
         return self._outer * N.flip(1)

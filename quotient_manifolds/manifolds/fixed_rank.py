@@ -12,8 +12,10 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.func import grad, vjp
 
-from quotient_manifolds.linalg import SingularFrame, product_gap, product_svd, rank_floor, singular_frame
+from quotient_manifolds.derivatives import on_values
+from quotient_manifolds.linalg import SingularFrame, product_gap, product_svd, rank_floor, singular_frame, solve
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power, require_sizes
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -80,7 +82,7 @@ class FixedRankQuotient(QuotientManifold):
 
     def _act(self, A: Tensor, x: Tensor) -> Tensor:
         G, H = self.split(x)
-        return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
+        return torch.cat([solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return G (..., n, h) and H (..., m, h) of a point or a tangent vector.
@@ -105,7 +107,8 @@ class FixedRankQuotient(QuotientManifold):
 
         Found by shooting, for a whole batch at once: the shortest geodesic if the points are near. In `inv`, where a
         length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the norm of G H^T away, searches with h > 1
-        begin to fail. In float64; not differentiable. Raises `GeodesicError` if no geodesic is found. (..., n + m, h)
+        begin to fail. In float64. Raises `GeodesicError` if no geodesic is found, and NotImplementedError where a
+        derivative of it is taken: `dist` has one. (..., n + m, h)
 
         >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
         tensor([[1.3863],
@@ -118,8 +121,14 @@ class FixedRankQuotient(QuotientManifold):
         batch = torch.broadcast_shapes(x.shape, y.shape)
         if 0 in batch:
             return x.new_empty(batch)
-        pairs = (p.detach().expand(batch).reshape(-1, *batch[-2:]) for p in (x, y))
+        pairs = (p.expand(batch).reshape(-1, *batch[-2:]) for p in (x, y))
         return logarithms(self.n, self.t, *pairs).reshape(batch)
+
+    def _departure(self, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+        return _known(x, y, log)
+
+    def _arrival(self, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+        return _turned_back(self.n, self.t, x, y, log)
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         rows, most = self.n + self.m, min(self.n, self.m)
@@ -141,6 +150,41 @@ class FixedRankQuotient(QuotientManifold):
         return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
 
 
+NO_DERIVATIVE = (
+    "logmap must not be differentiated on a FixedRankQuotient, where it is found by shooting. Found a derivative of "
+    "it, or a second one of dist: detach the vector, or write the loss with dist2, which has a gradient"
+)
+
+
+@on_values(NO_DERIVATIVE)
+def _known(x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+    """Return log_x(y), found before."""
+    return log.clone()
+
+
+@on_values(NO_DERIVATIVE)
+def _turned_back(n: int, t: float, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+    """Compute log_y(x) from log_x(y): the velocity at the end, turned round, at y. Shapes (batch, n + m, h).
+
+    Without a second search, which might find another geodesic.
+    """
+    space = FixedRankSpace(x.double(), n, t, 0.0, torch.float64)
+    z = space.coordinates(log.double())
+
+    def curve(time: Tensor) -> Tensor:
+        return space.follow(time * z, "exact")[0]
+
+    # The transpose of the transpose of the derivative: torch has no forward mode inside forward mode.
+    end, time = curve(z.new_ones(())), z.new_ones(())
+    velocity = grad(lambda w: vjp(curve, time)[1](w)[0])(torch.zeros_like(end))
+    here, there = (singular_frame(p[:, :n], p[:, n:]) for p in (end, y))
+    a, b = velocity[:, :n] @ here.to_left, velocity[:, n:] @ here.to_right
+    # both frames are those of one product, up to rotations of equal singular values
+    parts = a @ (here.left.mT @ there.left) @ there.from_left, b @ (here.right.mT @ there.right) @ there.from_right
+    return -torch.cat(parts, dim=-2).to(y)
+
+
+@on_values(NO_DERIVATIVE)
 def logarithms(n: int, t: float, x: Tensor, y: Tensor) -> Tensor:
     """Find horizontal vectors at x whose exact geodesics end on the orbits of y. Shapes (batch, n + m, h).
 

@@ -8,7 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
+from quotient_manifolds.derivatives import in_no_graph
+from quotient_manifolds.linalg import full_precision, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
@@ -16,7 +17,6 @@ from quotient_manifolds.manifolds.horizontal import (
     Linearised,
     PullBack,
     Rows,
-    has_values,
     join_rows,
     require_finite_velocity,
     require_vector,
@@ -63,7 +63,8 @@ class FixedRankSpace(HorizontalSpace):
         if some(lost):
             if not in_no_graph(x):
                 raise ValueError(
-                    "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
+                    "rank(G H^T) must be h where the point itself is differentiated or mapped. Found a lower rank: "
+                    "detach it, or visit points one by one"
                 )
             self._lower = lost.any(dim=-1)[..., None, None]
         left, right = frame.left, frame.right
@@ -123,7 +124,7 @@ class FixedRankSpace(HorizontalSpace):
         pairing, parts = self._pairing(), self._turned(z)
         step = expand(pairing, parts)
         squares = (pairing.unit.mT * step.square * pairing.unit).diagonal(dim1=-2, dim2=-1).sum(-1)
-        if not self._relaxed and (not has_values(squares) or some(squares > FASTEST**2)):  # bounds of the speed
+        if not self._relaxed and some(squares > FASTEST**2):  # bounds of the speed
             speed = (self._speed(z) / FASTEST).clamp_min(1.0).to(z.dtype)[..., None, None]
             parts = parts[0] / speed, parts[1] / speed
             step = expand(pairing, parts)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.check import check_integer, check_number, check_one_of
+from quotient_manifolds.derivatives import differentiated, transformed, values
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
 
 METRICS = {"inv": 0.0, "mix": 1.0}
@@ -133,8 +134,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             y = self.point + self._step(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
         y, reached = self._exact(z)
-        if has_values(y) and has_values(reached):
-            require_reached(reached, y)
+        require_reached(values(reached), values(y).detach())
         return y, reached
 
     def linearised(self, order: str) -> Linearised:
@@ -227,11 +227,12 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         if isinstance(t, Tensor) or t != 1:
             z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, order)
-        short, reached = reached < 1, reached.detach()
-        if some(short):
-            earliest = reached[short].argmin()
-            wanted = float(time.expand_as(reached)[short][earliest])
-            end = wanted * float(reached[short][earliest])
+        if some(reached < 1):
+            # sums of the same two are in the same shape under torch.func.vmap
+            share, times = (values(x).detach().flatten() for x in (reached + 0 * time, 0 * reached + time))
+            earliest = share.argmin()
+            wanted = float(times[earliest])
+            end = wanted * float(share[earliest])
             raise GeodesicError(
                 f"the geodesic must reach t = {wanted:g}. Found that it leaves the manifold at t = {end:.6g}, "
                 "where its metric degenerates: take a shorter vector, or metric='inv', whose geodesics never end"
@@ -254,10 +255,18 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         >>> bool(manifold.at(x).hessian(egrad, ehess, x).norm() < 1e-5)
         True
         """
-        z = self.project(self.coordinates(xi)).detach().requires_grad_()
         first = self.covector(egrad)  # the part of the slope that does not come from the geodesic's bend
-        with torch.enable_grad():  # the bend is quadratic in z, so its gradient at z is its Hessian times z
-            (slope,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
+        # the bend is quadratic in z, so its gradient at z is its Hessian times z
+        z = self.project(self.coordinates(xi))
+
+        def paired(z: Tensor) -> Tensor:
+            return (egrad * self.follow(z)[0]).sum()
+
+        if transformed() or differentiated(self.point, egrad, xi):
+            slope = torch.func.grad(paired)(z)
+        else:  # sooner
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(paired(z := z.detach().requires_grad_()), z)
         return self.vector(self.project(self.covector(ehess) + (slope - first)))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
@@ -268,10 +277,18 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
         """
-        with torch.enable_grad():
-            z = torch.zeros_like(self.point, requires_grad=True)
-            (slope,) = torch.autograd.grad(loss(self.follow(self.project(z))[0]), z, create_graph=True)
-            (product,) = torch.autograd.grad(slope, z, self.project(self.coordinates(xi)))
+        way, again = self.project(self.coordinates(xi)), differentiated(self.point, xi)
+
+        def lifted(z: Tensor) -> Tensor:
+            return loss(self.follow(self.project(z))[0])
+
+        if transformed():  # where graphs alone would miss what is mapped
+            (product,) = torch.func.vjp(torch.func.grad(lifted), torch.zeros_like(self.point))[1](way)
+        else:  # a loss may do what torch.func cannot
+            with torch.enable_grad():
+                z = torch.zeros_like(self.point, requires_grad=True)
+                (slope,) = torch.autograd.grad(lifted(z), z, create_graph=True)
+                (product,) = torch.autograd.grad(slope, z, way, create_graph=again)
         return self.vector(product)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -336,25 +353,16 @@ def require_tensor(x: Any, name: str, complex_too: bool = False) -> None:
         raise ValueError(f"{name} must be in float32 or float64. Found {x.dtype}: cast it, e.g. with .float()")
 
 
-def has_values(x: Tensor) -> bool:
-    """Return whether Python code may look at the entries: not under `torch.func.vmap`."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return False
-        x = functorch.get_unwrapped(x)
-    return True
-
-
 def some(condition: Tensor) -> bool:
-    """Return whether any entry is True; False where there are no values to look at."""
-    return has_values(condition) and bool(condition.any())
+    """Return whether any entry is True, of all that is mapped over."""
+    return bool(values(condition).any())
 
 
 def all_finite(x: Tensor) -> bool:
-    """Return whether no entry is NaN or infinite; True where there are no values to look at."""
+    """Return whether no entry is NaN or infinite, of all that is mapped over."""
+    x = values(x).detach()
     # A sum of finite entries can overflow, so only a finite one decides: one pass instead of several.
-    return not has_values(x) or bool(x.detach().sum().isfinite()) or bool(torch.isfinite(x).all())
+    return bool(x.sum().isfinite()) or bool(torch.isfinite(x).all())
 
 
 def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:

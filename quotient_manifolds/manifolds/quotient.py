@@ -11,12 +11,13 @@ import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
-from quotient_manifolds.linalg import FullPrecision, full_precision, in_no_graph, length
+from quotient_manifolds.derivatives import has_values, in_no_graph
+from quotient_manifolds.linalg import FullPrecision, full_precision, length
+from quotient_manifolds.manifolds.distance import Distance
 from quotient_manifolds.manifolds.horizontal import (
     NOT_FINITE,
     HorizontalSpace,
     all_finite,
-    has_values,
     require_tensor,
     require_vector,
     unsqueeze,
@@ -36,8 +37,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     say which shapes and which values are points, `_misfit` and `_fault`.
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
-    of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
-    that need values are left out. Autocast, which is for networks, is off inside, also in functions that are given.
+    of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` points are
+    not checked to lie on the manifold. Autocast, which is for networks, is off inside, also in given functions.
     Manifolds of one class with the same parameters are equal. The examples use `manifold = DiagonalQuotient("inv")` and
     `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """
@@ -250,10 +251,39 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute the length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
 
+        Its gradients are -log_x(y) / dist and -log_y(x) / dist, and 0 where dist is 0. Second derivatives exist where
+        `logmap` is differentiable.
+
         >>> manifold.dist(x, 2 * x)
         tensor(1.3863)
         """
-        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
+        return unsqueeze(self._distance(x, y, 1), self.ndim if keepdim else 0)
+
+    @__scaling__(ScalingInfo(2))
+    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Compute the square of `dist`, with the gradients -2 log_x(y) and -2 log_y(x), also where it is 0.
+
+        >>> manifold.dist2(x, 2 * x)
+        tensor(1.9218)
+        """
+        return unsqueeze(self._distance(x, y, 2), self.ndim if keepdim else 0)
+
+    def _distance(self, x: Tensor, y: Tensor, power: int) -> Tensor:
+        if in_no_graph(x, y):
+            distance = self.norm(x, self.logmap(x, y))
+            return distance if power == 1 else distance**power
+        self._require(x=x, y=y)
+        flat = (p.flatten(0, -self.ndim - 1) for p in torch.broadcast_tensors(x[None], y[None]))
+        batch = torch.broadcast_shapes(x.shape, y.shape)[: -self.ndim]
+        return Distance.apply(self, power, *flat)[0].reshape(batch)
+
+    def _departure(self, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+        """Return log_x(y), which is known to be `log`, as a function of both points that may be differentiated."""
+        return self.logmap(x, y)
+
+    def _arrival(self, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
+        """Return log_y(x) of the geodesic that starts with `log` = log_x(y), likewise."""
+        return self.logmap(y, x)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose geodesic reaches the orbit of y, or raise NotImplementedError.

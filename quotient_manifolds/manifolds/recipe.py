@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
+from quotient_manifolds.linalg import solve
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
 from quotient_manifolds.manifolds.quotient import QuotientManifold
-from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
+from quotient_manifolds.manifolds.runge_kutta import follow, inside
 
 Action = Callable[[Tensor, Tensor], Tensor]
 """(A, x) -> A x: the group element A applied to one point x."""
@@ -132,7 +134,7 @@ class Recipe(QuotientManifold):
             return grad(lambda eta: self._inner(y, eta, xi))(torch.zeros_like(xi))
 
         change = jvp(lowered, (x,), (xi,))[1]
-        return torch.linalg.solve(self._matrix(x), (change - self._force(x, xi)).flatten()).reshape(x.shape)
+        return solve(self._matrix(x), (change - self._force(x, xi)).reshape(-1, 1)).reshape(x.shape)
 
     def _space(self, x: Tensor, dtype: torch.dtype) -> RecipeSpace:
         return RecipeSpace(self, x.to(dtype))
@@ -220,38 +222,9 @@ class RecipeSpace(HorizontalSpace):
         here = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))
         start = torch.cat([torch.zeros_like(flat), flat], dim=1).flatten(1)
         cure = "take a shorter vector, or a metric that is smooth where the curve runs"
-        end, reached = solve(lambda rows: here._of(rows)._motion, start, cure)
-        require_constant(here._energy, start, end, cure)
-        y = here._moved(end.chunk(2, dim=-1)[0])
+        end, reached = follow(partial(_System, here), start, (here.point, here._root), (cure, cure))
+        y = _System(here, here.point, here._root).moved(end.chunk(2, dim=-1)[0])
         return y.reshape(z.shape).to(z.dtype), reached.reshape(batch).to(z.dtype)
-
-    def _of(self, rows: Tensor) -> RecipeSpace:
-        """Return the space at some points of the batch."""
-        some = copy.copy(self)
-        some.point, some._root = self.point[rows], self._root[rows]
-        return some
-
-    def _motion(self, state: Tensor) -> Tensor:
-        """Compute the change of way and momentum, NaN where the metric is singular."""
-        y, p = state.chunk(2, dim=-1)
-        # in coordinates at the start, where its eigenvalues are 1
-        within, m = inside(self._relative(self._moved(y)))[..., None], self._manifold
-        x = self._moved(torch.where(within, y, 0.0))
-        w = torch.linalg.solve(self._relative(x), p)  # velocity from momentum
-        force = self.covector(_each(m._force, (m.ndim, m.ndim), x, self.vector(self._shaped(w))))
-        return torch.where(within, torch.cat([w, force.flatten(-m.ndim)], dim=-1), torch.nan)
-
-    def _energy(self, state: Tensor) -> Tensor:
-        y, p = state.chunk(2, dim=-1)
-        return (p * torch.linalg.solve(self._relative(self._moved(y)), p)).sum(dim=-1)
-
-    def _relative(self, x: Tensor) -> Tensor:
-        """Compute R^-1 M(x) R^-T, the matrix of the metric at x in coordinates at the point."""
-        half = torch.linalg.solve_triangular(self._root, self._manifold._metric_matrix(x), upper=False)
-        return torch.linalg.solve_triangular(self._root, half.mT, upper=False)
-
-    def _moved(self, y: Tensor) -> Tensor:
-        return self.point + self.vector(self._shaped(y))
 
     def _shaped(self, row: Tensor) -> Tensor:
         return row.unflatten(-1, self._manifold.shape)
@@ -260,6 +233,48 @@ class RecipeSpace(HorizontalSpace):
         """Apply a linear map of row vectors (..., 1, d) to tensors (..., *shape)."""
         row = linear(eta.flatten(-len(self.dims))[..., None, :])[..., 0, :]
         return self._shaped(row)
+
+
+class _System:
+    """Hold Hamilton's equations of a batch, the unknowns being way and momentum in coordinates at the start."""
+
+    def __init__(self, like: RecipeSpace, point: Tensor, root: Tensor) -> None:
+        self._space = copy.copy(like)
+        self._space.point, self._space._root = point, root
+
+    def of(self, rows: Tensor) -> _System:
+        """Return the equations at some points of the batch."""
+        return _System(self._space, self._space.point[rows], self._space._root[rows])
+
+    def trial(self, state: Tensor) -> Tensor:
+        """Compute the change of way and momentum, NaN where the metric is singular."""
+        y, p = state.chunk(2, dim=-1)
+        # in coordinates at the start, where its eigenvalues are 1
+        within = inside(self._relative(y))[..., None]
+        return torch.where(within, self.motion(torch.cat([torch.where(within, y, 0.0), p], dim=-1)), torch.nan)
+
+    def motion(self, state: Tensor) -> Tensor:
+        """Compute the change of way and momentum where the metric is positive definite."""
+        space, m, (y, p) = self._space, self._space._manifold, state.chunk(2, dim=-1)
+        w = solve(self._relative(y), p[..., None])[..., 0]  # velocity from momentum
+        xi = space.vector(space._shaped(w))
+        force = space.covector(_each(m._force, (m.ndim, m.ndim), self.moved(y), xi))
+        return torch.cat([w, force.flatten(-m.ndim)], dim=-1)
+
+    def energy(self, state: Tensor) -> Tensor:
+        """Compute twice the kinetic energy, which is constant."""
+        y, p = state.chunk(2, dim=-1)
+        return (p * solve(self._relative(y), p[..., None])[..., 0]).sum(dim=-1)
+
+    def moved(self, y: Tensor) -> Tensor:
+        """Return the point that the way leads to."""
+        return self._space.point + self._space.vector(self._space._shaped(y))
+
+    def _relative(self, y: Tensor) -> Tensor:
+        """Compute R^-1 M R^-T, the matrix of the metric where the way leads, in coordinates at the start."""
+        M, root = self._space._manifold._metric_matrix(self.moved(y)), self._space._root
+        half = torch.linalg.solve_triangular(root, M, upper=False)
+        return torch.linalg.solve_triangular(root, half.mT, upper=False)
 
 
 def _each(f: Callable[..., Tensor], ndims: tuple[int, ...], *tensors: Tensor) -> Tensor:

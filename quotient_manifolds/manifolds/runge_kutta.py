@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
 from scipy.integrate import DOP853
 from torch import Tensor
 
+from quotient_manifolds.derivatives import differentiated, has_values, on_values
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 
 MAX_STEPS = 1_000
@@ -29,32 +31,54 @@ FLOOR = math.sqrt(torch.finfo(torch.float64).eps)
 """Where a geodesic is stopped: an eigenvalue, relative to the start, falls to this or grows to its inverse."""
 
 Motion = Callable[[Tensor], Tensor]
-"""The velocity (k, d) at the states (k, d) of some entries; NaN in the rows of states outside the domain."""
+"""The velocity (k, d) at the states (k, d) of some entries."""
 
 
-def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple[Tensor, Tensor]:
+class System(Protocol):
+    """Hold the equations y' = f(y) of a batch of curves, no entry of which depends on the others."""
+
+    def of(self, rows: Tensor) -> System:
+        """Return the equations of some entries of the batch, in order."""
+
+    def trial(self, state: Tensor) -> Tensor:
+        """Compute f at states (k, d) that may be outside the domain, NaN there; from values, not for derivatives."""
+
+    def motion(self, state: Tensor) -> Tensor:
+        """Compute f at states (k, d) inside the domain: differentiable, and without a look at values."""
+
+    def energy(self, state: Tensor) -> Tensor:
+        """Compute what is constant along a curve (k,)."""
+
+
+def follow(
+    system: Callable[..., System], start: Tensor, given: tuple[Tensor | None, ...], cures: tuple[str, str]
+) -> tuple[Tensor, Tensor]:
     """Follow y' = f(y) from `start` (batch, d), float64, to time 1 or to where an entry leaves the domain of f.
 
     Returns the last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain.
-    motion(indices) returns f for these entries of the batch, given as rows in that order. An entry does not depend on
-    the others. Steps are found without a graph; where one is asked for, the accepted ones are then taken again, their
-    sizes and the times constants of differentiation: the graph then holds no rejected step, and no choice of a size.
-    Raises GeodesicError, which ends in the `cure`, where a curve needs too many steps.
+    system(*given) is made of tensors (batch, ...) alone. Steps are found on values; where a derivative is taken, the
+    accepted ones are then taken again, their sizes and the times constants of differentiation: no rejected step, and no
+    choice of a size, is differentiated. Raises GeodesicError, which ends in the first of the `cures`, where a curve
+    needs too many steps, and in the second where the energy at its end is another.
     """
-    with torch.no_grad():
-        state, reached, plan = _plan(motion, start.detach(), cure)
-    if torch.is_grad_enabled() and start.requires_grad:
-        state = start
-        for rows, sizes in plan:
-            f, y = motion(rows), state[rows]
-            state = state.index_copy(0, rows, _step(f, y, f(y), sizes)[0])
+    again = differentiated(start, *given)
+    end, reached, sizes = _followed(system, cures, again, start, *given)
+    if not again:
+        return end, reached
+    equations, state = system(*given), start
+    for h in sizes.unbind(-1):
+        if has_values(h):
+            rows = h.nonzero()[:, 0]
+            f, y = equations.of(rows).motion, state[rows]
+            state = state.index_copy(0, rows, _step(f, y, f(y), h[rows])[0])
+        else:  # the same step for all that is mapped; one of size 0 leads nowhere
+            state = _step(equations.motion, state, equations.motion(state), h)[0]
     return state, reached
 
 
 def inside(gram: Tensor) -> Tensor:
     """Return whether all eigenvalues of symmetric (..., k, k) lie between FLOOR and its inverse. Shape (...)."""
-    with torch.no_grad():
-        return invert(gram)[2]
+    return invert(gram)[2]
 
 
 def invert(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,30 +101,46 @@ def invert(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return inverse, largest / least, within
 
 
-def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:
+def _require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:
     """Raise GeodesicError, which ends in the `cure`, unless the energy is the same at both states."""
-    with torch.no_grad():
-        first = energy(start)
-        drift = (energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+    first = energy(start)
+    drift = (energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
     if not bool((drift <= ENERGY_TOLERANCE).all()):
         raise GeodesicError(
             f"the energy of a geodesic must be constant. Found a drift by {float(drift.max()):.3g} of itself: {cure}"
         )
 
 
-def _plan(
-    motion: Callable[[Tensor], Motion], start: Tensor, cure: str
-) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+@on_values()
+def _followed(
+    system: Callable[..., System], cures: tuple[str, str], sized: bool, start: Tensor, *given: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute states, times, and if `sized` the sizes of each entry's steps (batch, steps), in which 0 is no step."""
+    equations, cure = system(*given), cures[0]
+    end, reached, plan = _plan(equations, start, cure)
+    _require_constant(equations.energy, start, end, cures[1])
+    if not sized:
+        return end, reached, start.new_empty(len(start), 0)
+    taken = torch.zeros_like(reached, dtype=torch.long)
+    sizes = start.new_zeros(len(start), len(plan))
+    for rows, h in plan:
+        sizes[rows, taken[rows]] = h
+        taken[rows] += 1
+    return end, reached, sizes[:, : int(taken.amax()) if len(start) else 0]
+
+
+def _plan(equations: System, start: Tensor, cure: str) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Compute states and times, and which entries took steps of which sizes."""
     state, live = start.clone(), torch.arange(len(start), device=start.device)
     time = torch.zeros(len(start), dtype=start.dtype, device=start.device)
     size, wall = torch.ones_like(time), torch.full_like(time, torch.inf)  # wall: where it is known to be outside
-    slope = motion(live)(start)
+    slope = equations.trial(start)
     plan: list[tuple[Tensor, Tensor]] = []
     for _ in range(MAX_STEPS):
-        f, y, t, rest = motion(live), state[live], time[live], 1 - time[live]
+        f, y, t, rest = equations.of(live).trial, state[live], time[live], 1 - time[live]
         h = torch.minimum(size[live], rest)
-        new, error = _step(f, y, slope[live], h)
+        new, slopes = _step(f, y, slope[live], h)
+        error = _error(slopes, y, new, h)
         ahead = f(new)
         accurate, inside = error < 1, ahead.isfinite().all(dim=-1)
         taken = accurate & inside
@@ -122,8 +162,8 @@ def _plan(
     )
 
 
-def _step(f: Motion, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the states after steps of sizes h, and their errors over the tolerance, NaN where a stage was outside.
+def _step(f: Motion, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Compute the states after steps of sizes h, and the velocities of the stages.
 
     first: f(y), which the step before may have computed.
     """
@@ -131,11 +171,14 @@ def _step(f: Motion, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, Tenso
     for row in DOP853.A[1 : DOP853.n_stages]:
         slopes.append(f(torch.addcmul(y, _combined(slopes, row), h)))
     new = torch.addcmul(y, _combined(slopes, DOP853.B), h)
-    with torch.no_grad():
-        scale = h / (TOLERANCE * (1 + torch.maximum(y.abs(), new.abs())))
-        fifth, third = (_combined(slopes, weights).mul_(scale).abs().amax(dim=-1) for weights in (DOP853.E5, DOP853.E3))
-        error = fifth**2 / torch.hypot(fifth, 0.1 * third).clamp_min(torch.finfo(y.dtype).tiny)
-    return new, error
+    return new, slopes
+
+
+def _error(slopes: list[Tensor], y: Tensor, new: Tensor, h: Tensor) -> Tensor:
+    """Compute the errors of a step over the tolerance, NaN where a stage was outside."""
+    scale = h[:, None] / (TOLERANCE * (1 + torch.maximum(y.abs(), new.abs())))
+    fifth, third = (_combined(slopes, weights).mul_(scale).abs().amax(dim=-1) for weights in (DOP853.E5, DOP853.E3))
+    return fifth**2 / torch.hypot(fifth, 0.1 * third).clamp_min(torch.finfo(y.dtype).tiny)
 
 
 def _combined(slopes: list[Tensor], weights: np.ndarray) -> Tensor:

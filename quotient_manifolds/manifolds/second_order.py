@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, in_no_graph
+from quotient_manifolds.derivatives import in_no_graph
+from quotient_manifolds.linalg import SingularFrame
 
 Both = tuple[Tensor, Tensor]
 """One matrix for G and one for H."""
