@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from quotient_manifolds.compare import Forecast, forecast, read_spec, run_comparison, summary_tables
+from quotient_manifolds.compare import Comparison, Forecast, forecast, read_spec, run_comparison, summary_tables
+from quotient_manifolds.compare.comparison import table
 from quotient_manifolds.compare.report import conclusion
+from quotient_manifolds.statistics import holm
 from tests.zoos import run, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
@@ -114,15 +118,92 @@ def test_a_first_checkpoint_that_does_not_load_is_said(zoo: Path) -> None:
     assert [each.split(":")[0] for each in found.failures] == ["m_0"]
 
 
-def test_the_conclusion_names_ties_and_says_what_few_models_show(zoo: Path) -> None:
-    (zoo / "scores.csv").write_text("checkpoint,rate\n" + "".join(f"m_{n},{n}\n" for n in range(6)))
-    spec = write_spec(zoo, SLOPE, WORST, head=HEAD, tail="scores: scores.csv\nagainst: rate")
-    found = run(spec)
-    same = found.ranking().iloc[[0, 0]].assign(measure=["one", "other"], value=0.5, low=-0.2, high=0.8)
-    said = conclusion(replace(found, rankings=same))
-    assert "2 measures correlate most strongly with the rate (|tau| 0.50). " in said
-    assert "No 95 % interval excludes 0, so these 6 models do not show that any measure predicts it." in said
-    alone = conclusion(replace(found, rankings=same.iloc[:1].assign(low=0.1)))
-    assert "one correlates most strongly with the rate (tau +0.50). " in alone
-    assert "1 of the 95 % intervals excludes 0. This holds for models like these 6 only." in alone
-    assert page(spec).index("Sharpness and the scores") < page(spec).index("All values")
+# The headline.
+
+RATES = "checkpoint,rate,kind\n" + "".join(f"m_{n},{n},{n % 2}\n" for n in range(6))
+
+
+def ranked(zoo: Path, given: str = "") -> Comparison:
+    """A comparison against the rate, which a test gives other correlations."""
+    (zoo / "scores.csv").write_text(RATES)
+    return run(write_spec(zoo, SLOPE, WORST, head=HEAD, tail=f"scores: scores.csv\nagainst: rate\n{given}"))
+
+
+def headline(found: Comparison, rows: list[dict[str, object]]) -> str:
+    first = found.rankings[found.rankings["kind"] == "kendall-b"].iloc[0]
+    given = [first.to_dict() | {"given": "", "low": -0.9, "high": 0.9} | row for row in rows]
+    return conclusion(replace(found, rankings=table("rankings", given)))
+
+
+def test_the_headline_is_made_of_corrected_p_values(zoo: Path) -> None:
+    """An interval that excludes 0 is no finding among many measures, and a p-value is one of several."""
+    found = ranked(zoo)
+    weak = {"value": 0.73, "low": 0.2, "high": 1.0, "p_value": 0.02, "p_holm": 0.1}
+    said = headline(found, [weak | {"measure": "one"}, weak | {"measure": "other", "value": 0.2, "p_holm": 0.4}])
+    assert said.startswith(
+        "Inconclusive: over these 6 models, none of 2 measures correlates significantly with the rate"
+    )
+    assert "The smallest p-value corrected by Holm’s method is 0.1 (one, tau +0.73 [+0.20, +1.00])." in said
+    strong = weak | {"value": -0.6, "low": -0.8, "high": -0.1, "p_holm": 0.01, "measure": "other"}
+    said = headline(found, [weak | {"measure": "one"}, strong])
+    assert said.startswith(
+        "1 of 2 measures correlates significantly with the rate (p < 0.05, corrected by Holm’s method"
+    )
+    assert "models with larger other have a smaller rate: tau −0.60 [−0.80, −0.10], corrected p 0.01." in said
+    assert said.endswith("This holds for models like these 6 only.")
+    tied = [strong | {"measure": name, "value": 0.6, "low": 0.1, "high": 0.8} for name in ("one", "other")]
+    said = headline(found, tied)
+    assert "2 of 2 measures correlate significantly" in said
+    assert "models with larger one, or larger other, have a larger rate: |tau| 0.60" in said
+
+
+def test_the_headline_is_made_of_the_partial_coefficient_that_was_asked_for(zoo: Path) -> None:
+    found = ranked(zoo, "given: [kind]")
+    partial = found.rankings[found.rankings["given"] == "kind"]
+    assert len(partial) == 5
+    assert partial["p_holm"].dropna().tolist() == holm(partial["p_value"].dropna().tolist())
+    whole = {"measure": "one", "value": 0.9, "p_value": 1e-4, "p_holm": 1e-3}
+    held = {"measure": "one", "value": -0.33, "low": -1.0, "high": 1.0, "p_value": 0.3, "given": "kind"}
+    said = headline(found, [whole, held | {"p_holm": 0.3}])
+    assert said.startswith("Inconclusive: ")
+    assert "one, partial tau −0.33 [−1.00, +1.00], kind held fixed" in said
+    assert "0.90" not in said
+    said = headline(found, [whole, held | {"p_holm": 0.03}, held | {"p_holm": 0.2, "given": "rate of learning"}])
+    assert said.startswith("Inconclusive: ")  # whatever is held fixed
+    said = headline(found, [whole, held | {"p_holm": 0.03}])
+    assert "models with larger one have a smaller rate: partial tau −0.33 [−1.00, +1.00], kind held fixed" in said
+    undefined = dict.fromkeys(("value", "low", "high", "p_value", "p_holm"))
+    said = headline(found, [whole, held | undefined])
+    assert said == (
+        "Inconclusive: no partial tau with the rate is defined over these 6 models, kind held fixed, because that "
+        "decides the measures or the score."
+    )
+
+
+def test_the_headline_stands_over_the_ranking(zoo: Path) -> None:
+    ranked(zoo)
+    text = page(zoo / "zoo.yaml")
+    assert text.index("Sharpness and the scores") < text.index("All values")
+    assert text.index('class="lead">Inconclusive: ') < text.index("Sharpness and the scores")
+
+
+def test_one_model_has_a_headline_of_its_own(zoo: Path) -> None:
+    spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("models/*", "models/m_3"))
+    text, found = page(spec), run(spec)
+    assert "<h1>Sharpness of m_3</h1>" in text
+    first = found.values.iloc[0]
+    value = f"{first['mean']:.4g} ± {first['standard_error']:.2g}"
+    assert f'<p class="lead">{first["label"]}: {value}; ' in text
+    assert "Means over 2 batches ± standard errors; all 5 values are below." in text
+    assert "1 models" not in text
+    assert "1 checkpoints" not in text
+    assert "no ranking" not in text
+    few = write_spec(zoo, SLOPE, head=HEAD.replace("models/*", "'models/m_[0-1]'"))
+    assert "2 models, 1 measure. There is no ranking: it takes five models" in page(few)
+
+
+def test_points_are_called_by_their_models(zoo: Path) -> None:
+    text = page(write_spec(zoo, SLOPE, head=HEAD, tail=TEST))
+    for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", text):
+        drawn = base64.b64decode(data).decode()
+        assert [f">m_{n}<" in drawn for n in range(6)] == [True] * 6

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from quotient_manifolds.plots import (
     STYLES,
@@ -20,6 +21,7 @@ from quotient_manifolds.plots import (
     Series,
     line_figure,
     orbit_figure,
+    path_figure,
     scatter_figure,
     style_of,
 )
@@ -86,6 +88,49 @@ def test_orbit_is_drawn_against_one_and_rounding_stays_small() -> None:
     assert axes.get_ylim()[0] < 0.2 < 7 < axes.get_ylim()[1]
     still = orbit_figure([0.1, 10.0], {"inv": [1.0, 1.0 + 1e-12]}).figure.axes[0]
     assert still.get_ylim() == (0.5, 2.0)
+
+
+SURE = correlation(range(6), range(6), permutations=9)
+LONG = [f"{letter * 59}{letter}" for letter in "Wm_xgi"]
+CROWDED: dict[str, Callable[[list[str]], Plot]] = {
+    "line": lambda names: line_figure(
+        [Series(name, [1, 10], [0.5, 2.0], style_of(place)) for place, name in enumerate(names)],
+        x_label=names[0], y_label=names[1], log=(True, True), alt="",
+    ),
+    "orbit": lambda names: orbit_figure([0.1, 10.0], {name: [7.0, 0.2] for name in names}),
+    "path": lambda names: path_figure([0.0, 0.5, 1.0], {name: [0.3, 0.5, 0.3] for name in names}),
+    "scatter": lambda names: scatter_figure(
+        [Panel(each, range(6), range(6), SURE, names=names) for each in names],
+        y_label=names[0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROWDED)
+@pytest.mark.parametrize(
+    "names", [LONG, ["adaptive", "inv"] * 3, ["a $x$ of b, " * 5] * 6], ids=["long", "short", "words"]
+)
+def test_everything_lies_inside_the_canvas_for_the_longest_names(name: str, names: list[str]) -> None:
+    figure = CROWDED[name](names).figure
+    FigureCanvasAgg(figure).draw()
+    width, height = figure.bbox.size
+    drawn = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)]
+    for each in (*figure.legends, *drawn):
+        box = each.get_window_extent()
+        assert -1 < box.x0 <= box.x1 < width + 1, each
+        assert -1 < box.y0 <= box.y1 < height + 1, each
+    for axes in figure.axes:  # and leaves room for what is drawn
+        assert axes.get_window_extent().width > 0.5 * 4.8 * figure.dpi
+        assert axes.get_window_extent().height > 0.5 * 3.7 * figure.dpi
+
+
+def test_points_carry_the_names_of_models_and_hide_none() -> None:
+    names = ["m_0", "m_1", "m_2", "m_3", "$x$", "a-long-name-of-a-checkpoint-that-was-trained-with-seed-17"]
+    (axes,) = scatter_figure([Panel("a", X, Y, names=names)], y_label="gap").figure.axes
+    said = {tuple(text.xy): text.get_text() for text in axes.texts}
+    assert said == {(1.0, 5.0): "m_0", (10.0, 3.0): "m_1", (30.0, 4.0): r"\$x\$", (7.0, 9.0): "a-long-na…h-seed-17"}
+    with pytest.raises(ValueError, match=r"lengths \[5, 6\]"):
+        scatter_figure([Panel("a", X, Y, names=names[:5])], y_label="gap")
 
 
 def test_36_series_can_be_told_apart() -> None:
