@@ -44,7 +44,7 @@ def analyse(
     varying = [name for name in scores.select_dtypes("number") if scores[name].nunique() > 1]
     usual = [gap for gap in GAPS if gap in scores] or [name for name in varying if name not in spec.given]
     rankings = table("rankings", _rankings(found.frame(), spec, spec.against or usual, store, progress))
-    for _, alike in rankings[rankings["given"] == ""].groupby("kind"):
+    for _, alike in rankings.groupby(["kind", rankings["given"] != ""]):
         corrected = holm([None if pd.isna(p) else float(p) for p in alike["p_value"]])
         rankings.loc[alike.index, "p_holm"] = np.array(corrected, dtype=np.float64)
     return replace(found, rankings=rankings)
@@ -95,13 +95,15 @@ def _rankings(
 ) -> Iterator[dict[str, Any]]:
     """Yield correlations over the models that have both values; of fewer than five models nothing is claimed.
 
-    A score that no model has is left out. What these columns gave before is found in the store: resampling takes
-    seconds for a zoo.
+    A partial one stays, undefined, if too few models have what it holds fixed. A score that no model has is left out.
+    What these columns gave before is found in the store: resampling takes seconds for a zoo.
     """
     wanted = [(label, target) for label in spec.labels for target in targets if target in frame]
     held = [name for name in spec.given if name in frame]
     for done, (label, target) in enumerate(wanted, 1):
         x, y = frame[label].tolist(), frame[target].tolist()
+        if (frame[label].notna() & frame[target].notna()).sum() < FEWEST_MODELS:  # they have no interval either
+            continue
         asked = [*((kind, "") for kind in COEFFICIENTS), *(("kendall-b", name) for name in held)]
         for kind, name in asked:
             given = {name: frame[name].tolist()} if name else {}
@@ -109,8 +111,9 @@ def _rankings(
             if (record := store.recall(key)) is None:
                 record = asdict(correlation(x, y, kind, given=given))
                 store.remember(key, record)
-            if record["models"] >= FEWEST_MODELS:  # fewer have no interval either
-                yield {"measure": label, "against": target, "given": name, **record}
+            if record["models"] < FEWEST_MODELS:
+                record = record | {"value": None, "p_value": None}
+            yield {"measure": label, "against": target, "given": name, **record}
         progress("correlations", done, len(wanted))
 
 

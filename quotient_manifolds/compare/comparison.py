@@ -42,8 +42,8 @@ class Comparison:
       they may be far from the exact ones), `late_rise` (the share of the increase in the last quarter of the steps),
       `rounded` (the loss changes by so little that rounding may decide).
     - rankings, a row for each correlation of a `measure` with a score (`against`): `given` (the hyperparameter held
-      fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind that hold
-      nothing fixed.
+      fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind: partial
+      correlations are a kind of their own.
     - failures: `checkpoint`, `what` could not be measured ("": anything), and the `message`.
 
     notes: sentences that must stand beside the numbers, such as how many texts were cut. command: what makes it anew.
@@ -81,6 +81,13 @@ class Comparison:
         return self.rankings[(self.rankings["kind"] == kind) & (self.rankings["given"] == "")]
 
     @property
+    def asked(self) -> pd.DataFrame:
+        """Return the rows of `rankings` that answer the question: Kendall's, with fixed what was to be held fixed."""
+        kendall = self.rankings[self.rankings["kind"] == "kendall-b"]
+        partial = kendall[kendall["given"] != ""]
+        return partial if len(partial) else kendall
+
+    @property
     def cautions(self) -> list[str]:
         """Return a sentence for each reason to read some values, or correlations, with care."""
         said: list[str] = []
@@ -95,7 +102,8 @@ class Comparison:
                 "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),
             }
             said += [f"{label}, {some} of {len(values)} values {words}." for words, some in problems.items() if some]
-        if (fewest := self.rankings["models"].min()) < FEW_MODELS:
+        defined = self.rankings[self.rankings["value"].notna()]
+        if (fewest := defined["models"].min()) < FEW_MODELS:
             deviation = f"tau has standard deviation {tau_deviation(int(fewest)):.2f} under the null hypothesis"
             said.append(f"Correlations over few models: with {fewest:g} models, {deviation}.")
         return said

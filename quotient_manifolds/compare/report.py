@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,9 @@ from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import FEWEST_MODELS, Correlation
 
 RECORD, VALUES, PAGE = REPORTS = ("comparison.json", "values.csv", "report.html")
+
+SIGNIFICANT = 0.05
+"""Below it, a p-value corrected by Holm's method counts as a finding."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -36,32 +40,84 @@ def summary_tables(comparison: Comparison) -> list[Table]:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return what may be concluded on whether measures predict the first score they are correlated with."""
-    models, ranking = len(comparison.scores), comparison.ranking()
-    ranking = ranking[ranking["value"].notna()]
-    if models < FEWEST_MODELS or not len(ranking):
+    """Return what may be concluded on whether measures predict the first score they are correlated with.
+
+    From p-values corrected by Holm's method, of the partial coefficients if the spec holds something fixed: a measure
+    correlates if all of its coefficients are significant, and the weakest one is quoted. Of one model, its values.
+    """
+    models, rows = len(comparison.scores), comparison.asked
+    if models == 1:
+        return _values_in_words(comparison)
+    if models < FEWEST_MODELS or rows.empty or not (rows["given"].any() or rows["value"].notna().any()):
         return (
-            f"{models} models, {len(comparison.measures)} measures. There is no ranking: it takes five models with a "
-            "score on which they differ (test data, or scores)."
+            f"{models} models, {_count(len(comparison.measures), 'measure')}. There is no ranking: it takes five "
+            "models with a score on which they differ (test data, or scores)."
         )
-    target = ranking["against"].iloc[0]
-    rows = ranking[ranking["against"] == target]
-    sizes, score = rows["value"].abs().round(9), target.replace("_", " ")
-    best = rows[sizes == sizes.max()]
-    decided = rows[(rows["low"] > 0) | (rows["high"] < 0)]
-    first = best.iloc[0]
-    named, tau = (
-        (f"{first['measure']} correlates", f"tau {_signed(first['value'])}")
-        if len(best) == 1
-        else (f"{len(best)} measures correlate", f"|tau| {sizes.max():.2f}")
-    )
-    said = f"Of {len(rows)} measures, {named} most strongly with the {score} ({tau}). "
-    if decided.empty:
-        return said + f"No 95 % interval excludes 0, so these {models} models do not show that any measure predicts it."
+    rows = rows[rows["against"] == rows["against"].iloc[0]]
+    score, fixed, weakest = rows["against"].iloc[0].replace("_", " "), rows["given"].unique(), _weakest(rows)
+    if not math.isfinite(weakest["level"].min()):
+        return (
+            f"Inconclusive: no {'partial ' * bool(fixed[0])}tau with the {score} is defined over these {models} "
+            f"models{_held(', '.join(fixed))}: that decides the measures or the score, or too few models have it."
+        )
+    found = weakest[weakest["level"] < SIGNIFICANT]
+    if found.empty:
+        first = weakest.iloc[0]
+        return (
+            f"Inconclusive: over these {models} models, none of {_count(len(weakest), 'measure')} correlates "
+            f"significantly with the {score}. The smallest p-value corrected by Holm’s method is {first['level']:.2g} "
+            f"({first['measure']}, {_coefficient(first)})."
+        )
+    best = found[found["size"] == found["size"].max()]
+    best = best[best["value"] * best["value"].iloc[0] > 0]
+    first, larger = best.iloc[0], ", or larger ".join(best["measure"][:3]) + "," * (len(best) > 1)
+    more = f" or {len(best) - 3} more," if len(best) > 3 else ""
+    tau = _coefficient(first) if len(best) == 1 else f"|tau| {first['size']:.2f}{_held(first['given'])}"
+    correlate = "correlates" if len(found) == 1 else "correlate"
     return (
-        said + f"{len(decided)} of the 95 % intervals exclude{'s' * (len(decided) == 1)} 0. This holds for models like "
-        f"these {models} only."
+        f"{len(found)} of {_count(len(weakest), 'measure')} {correlate} significantly with the {score} "
+        f"(p < {SIGNIFICANT:g}, corrected by Holm’s method). Most strongly, models with larger {larger}{more} have a "
+        f"{'larger' if first['value'] > 0 else 'smaller'} {score}: {tau}, corrected p {first['level']:.2g}. "
+        f"This holds for models like these {models} only."
     )
+
+
+def _weakest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the least significant coefficient of each measure, the most significant of these first.
+
+    With its `size` and its `level`, the corrected p-value, infinite for a coefficient that is not defined.
+    """
+    rows = rows.assign(size=rows["value"].abs().round(9), level=rows["p_holm"].fillna(math.inf))
+    ordered = rows.sort_values(["level", "size"], ascending=[False, True], kind="stable")
+    weakest = ordered.groupby("measure", sort=False).head(1)
+    return weakest.sort_values(["level", "size"], ascending=[True, False], kind="stable")
+
+
+def _values_in_words(comparison: Comparison) -> str:
+    """Return the first values of the only model."""
+    values = comparison.values
+    if values.empty:
+        return "No value is computed."
+    said = "; ".join(
+        f"{row['label']}: {_value(row['mean'], row['standard_error'])}" for _, row in values[:3].iterrows()
+    )
+    batches = _count(int(values["batches"].max()), "batch", "batches")
+    below = f"; all {len(values)} values are below" if len(values) > 3 else ""
+    return f"{said}{'; ...' if below else ''}. Means over {batches} ± standard errors{below}."
+
+
+def _coefficient(row: pd.Series) -> str:
+    """Return a coefficient as a sentence quotes it, with its interval and what is held fixed."""
+    interval = "" if pd.isna(row["low"]) else f" [{_signed(row['low'])}, {_signed(row['high'])}]"
+    return f"{'partial ' * bool(row['given'])}tau {_signed(row['value'])}{interval}{_held(row['given'])}"
+
+
+def _held(given: str) -> str:
+    return f", {given} held fixed" if given else ""
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def comparison_page(
@@ -73,14 +129,15 @@ def comparison_page(
     """
     known, cells = comparison.known
     caption = "What could not be measured; the next run tries again"
+    only = comparison.scores.index[0] if len(comparison.scores) == 1 else None
     failures = [(names, what or "the whole checkpoint", why) for names, what, why in comparison.failure_groups()]
     rankings = comparison.rankings
     return render(
         "comparison.html.j2",
-        title=title or f"Sharpness of the {len(comparison.scores)} models of {comparison.spec}",
+        title=title or f"Sharpness of {only or f'the {len(comparison.scores)} models of {comparison.spec}'}",
         lead=lead or conclusion(comparison),
         conclusion=conclusion(comparison),
-        computed=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures: "
+        computed=f"{_count(len(comparison.scores), 'checkpoint')}, {_count(len(comparison.measures), 'measure')}: "
         f"{known} of {cells} values (a measure of a checkpoint) are computed.",
         chapters=chapters,
         taus=_tau_table(comparison) if len(rankings) else None,
@@ -125,7 +182,8 @@ def _scatter(comparison: Comparison, target: str) -> str:
     rows = ranking.astype(object).where(ranking.notna(), None).to_dict("records")
     tau = {row["measure"]: Correlation(**{each.name: row[each.name] for each in fields(Correlation)}) for row in rows}
     known = [label for label in comparison.labels if means[label].notna().any()]
-    panels = [Panel(each, means[each], means[target], tau.get(each), errors[each]) for each in known]
+    names = [str(name) for name in means.index]
+    panels = [Panel(each, means[each], means[target], tau.get(each), errors[each], names=names) for each in known]
     return "\n".join(scatter_figure([panel], y_label=target).html() for panel in panels)
 
 
@@ -134,7 +192,7 @@ def _value_table(comparison: Comparison) -> Table:
     means, errors = comparison.frame(), comparison.frame("standard_error")
     text = means.map(_number)
     for label in comparison.labels:
-        text[label] += errors[label].map(lambda error: "" if pd.isna(error) else f" ± {error:.2g}")
+        text[label] = [*map(_value, means[label], errors[label])]
     rows = [[str(name), *row] for name, row in zip(text.index, text.to_numpy().tolist(), strict=True)]
     caption = "Scores and measures of every checkpoint: mean over batches ± its standard error"
     return Table("values-table", caption, ["Checkpoint", *means.columns], rows)
@@ -143,6 +201,11 @@ def _value_table(comparison: Comparison) -> Table:
 def _number(value: Any) -> str:
     """Return four digits of a number, a text as it is, and nothing for NaN."""
     return value if isinstance(value, str) else "" if pd.isna(value) else f"{value:.4g}".replace("-", "−")
+
+
+def _value(mean: float, error: float) -> str:
+    """Return a mean and its standard error, if it has one."""
+    return _number(mean) + ("" if pd.isna(error) else f" ± {error:.2g}")
 
 
 def _interval(row: Mapping[str, Any] | pd.Series) -> str:

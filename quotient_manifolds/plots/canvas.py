@@ -6,7 +6,8 @@ import base64
 import html
 import io
 import math
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from quotient_manifolds.files import whole
 from quotient_manifolds.statistics import Numbers
 
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
+
+FONT = 10.5  # points, of all text but ticks and names of points
+LEGEND_WIDTH, LEGEND_HEIGHT, MARGIN = 275.0, 0.55, 30.0  # points a label may take; inches there are; points of a handle
+LABEL_WIDTH, LABEL_HEIGHT = 235.0, 200.0  # points along the axes of a panel
 
 INK, GRID = "#000000", "#dddddd"
 
@@ -92,7 +97,10 @@ def canvas(
         figure = Figure(figsize=(columns * size[0], rows * size[1]), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for place, one in enumerate(axes):
-            one.set(xlabel=plain(x_label), ylabel=plain(y_label) if place % columns == 0 else "")
+            one.set(
+                xlabel=folded(x_label, LABEL_WIDTH),
+                ylabel=folded(y_label, LABEL_HEIGHT) if place % columns == 0 else "",
+            )
         for one in axes[panels:]:
             one.remove()
         yield figure, axes[:panels]
@@ -107,8 +115,8 @@ def _settings() -> Iterator[None]:
         mpl.rcdefaults()  # a user's own matplotlibrc does not change a report
         mpl.rcParams.update(
             {
-                "font.size": 10.5,
-                "axes.titlesize": 10.5,
+                "font.size": FONT,
+                "axes.titlesize": FONT,
                 "svg.fonttype": "none",
                 "svg.hashsalt": "quotient-manifolds",
                 "axes.spines.top": False,
@@ -124,6 +132,48 @@ def _settings() -> Iterator[None]:
 def plain(text: str) -> str:
     """Return text that is drawn as it is: $ begins no formula."""
     return text.replace("$", r"\$")
+
+
+def shown_width(text: str) -> float:
+    """Return how wide text is at the size of labels, in points."""
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), plain(text), size=FONT).get_extents().width) if text.strip() else 0.0
+
+
+def folded(text: str, width: float) -> str:
+    """Return text in lines of at most `width` points, drawn as it is."""
+    most = max(1, min(len(text), int(len(text) * width / (shown_width(text) or width))))
+    while most > 1 and any(shown_width(line) > width for line in textwrap.wrap(text, most)):
+        most -= 1
+    return "\n".join(map(plain, textwrap.wrap(text, most)))
+
+
+def shortened(name: str, most: int = 18) -> str:
+    """Return a name without its middle if it is long: the checkpoints of a zoo begin alike.
+
+    >>> shortened("vit-small-learning-rate-0.01-seed-3")
+    'vit-small…1-seed-3'
+    """
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
+
+
+def put_legend(figure: Any, labels: Sequence[str]) -> None:
+    """Put the legend above the axes, where it hides no point, and make the figure taller by what it takes."""
+    places = figure.legend(loc="outside upper center", ncols=2 if fits_beside(labels) else 1, frameon=False)
+    taken = places.get_window_extent().height / figure.dpi
+    figure.set_figheight(figure.get_figheight() + max(0.0, taken - LEGEND_HEIGHT))
+
+
+def legend_label(label: str, labels: Sequence[str]) -> str:
+    """Return a label as a legend of all of them shows it: two columns, or one of folded lines."""
+    shown = "\N{HAIR SPACE}" * label.startswith("_")  # matplotlib leaves out of legends what begins with an underscore
+    return shown + (plain(label) if fits_beside(labels) else folded(label, LEGEND_WIDTH))
+
+
+def fits_beside(labels: Sequence[str]) -> bool:
+    """Return whether a legend of these labels has room for two columns."""
+    return all(shown_width(label) <= LEGEND_WIDTH / 2 - MARGIN for label in labels)
 
 
 def numbers(values: Numbers) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +11,24 @@ from numpy.typing import NDArray
 
 from quotient_manifolds.plots.canvas import (
     INK,
+    LABEL_WIDTH,
     STYLES,
     Plot,
     Style,
     canvas,
     extent,
+    folded,
+    legend_label,
     numbers,
     plain,
     plain_ticks,
+    put_legend,
+    shortened,
     style_of,
 )
 from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
 
-LABEL_WIDTH = 42  # letters under a panel; a longer label goes on in another line
+FEW, LARGE, SMALL = 24, 6.5, 4.5  # points of letters beside a point: large if the points are few
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,10 @@ class Series:
 def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tuple[bool, bool], alt: str) -> Plot:
     """Draw lines with markers, and a legend above the axes; log: whether x and y are logarithmic."""
     with canvas(x_label, y_label) as (figure, (axes,)):
+        labels = [one.label for one in series]
         for one in series:
-            _line(axes, one)
-        _finish(figure, axes, log)
+            _line(axes, one, labels)
+        _finish(figure, axes, log, labels)
         return Plot(figure, alt)
 
 
@@ -58,10 +63,10 @@ def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot
     with canvas("a (size of the group element)", "sharpness after / before") as (figure, (axes,)):
         axes.axhline(1, color=INK, linewidth=0.8, zorder=1)
         for place, (label, values) in enumerate(rows.items()):
-            _line(axes, Series(label, scales, values, style_of(place)))
+            _line(axes, Series(label, scales, values, style_of(place)), [*rows])
         # Never so near that the rounding of an invariant measure looks like a change.
         axes.set(ylim=(min(0.5, drawn.min() / 1.3), max(2.0, drawn.max() * 1.3)))
-        _finish(figure, axes, (True, True))
+        _finish(figure, axes, (True, True), [*rows])
     ranges = "; ".join(f"{label} {extent(values)}" for label, values in rows.items())
     return Plot(
         figure,
@@ -83,23 +88,27 @@ def path_figure(t: Sequence[float], losses: Mapping[str, Numbers]) -> Plot:
     )
 
 
-def _line(axes: Any, one: Series) -> None:
+def _line(axes: Any, one: Series, labels: Sequence[str]) -> None:
     """Draw a series, with smaller markers where its points are many."""
     style: dict[str, Any] = {"color": one.style.colour, "linestyle": one.style.line, "marker": one.style.marker}
     size = 3.5 if len(one.x) > 12 else 6
-    axes.plot(numbers(one.x), numbers(one.y), **style, label=plain(one.label), markersize=size, fillstyle="none")
+    label = legend_label(one.label, labels)
+    axes.plot(numbers(one.x), numbers(one.y), **style, label=label, markersize=size, fillstyle="none")
 
 
-def _finish(figure: Any, axes: Any, log: tuple[bool, bool]) -> None:
-    """Set the scales and their ticks, and put the legend above the axes, where it hides no point."""
+def _finish(figure: Any, axes: Any, log: tuple[bool, bool], labels: Sequence[str]) -> None:
+    """Set the scales and their ticks, and put the legend of these labels above the axes."""
     axes.set(xscale="log" if log[0] else "linear", yscale="log" if log[1] else "linear")
     plain_ticks(axes)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    put_legend(figure, labels)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Hold a measure x and the gap y of every model, None where not measured, and half lengths of error bars."""
+    """Hold a measure x and the gap y of every model, None where not measured, and half lengths of error bars.
+
+    names: of the models, written beside their points; a long one without its middle.
+    """
 
     label: str
     x: Numbers
@@ -107,6 +116,7 @@ class Panel:
     correlation: Correlation | None = None
     x_errors: Numbers | None = None
     style: Style = STYLES[2]
+    names: Sequence[str] = ()
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
@@ -123,12 +133,12 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str) -> Plot:
     """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
 
     x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
-    the text alternative counts it. Raises ValueError without a panel, or where lengths of x and y differ.
+    the text alternative counts it. Raises ValueError without a panel, or if lengths of x, y and names differ.
     """
-    lengths = {len(values) for panel in panels for values in (panel.x, panel.y)}
+    lengths = {len(values) for panel in panels for values in (panel.x, panel.y, panel.names or panel.x)}
     if len(lengths) != 1:
         raise ValueError(
-            "A scatter plot must have at least one panel, and one x and y a model in each. "
+            "A scatter plot must have at least one panel, and one x, y and name (if any) a model in each. "
             f"Found {len(panels)} panels with values of lengths {sorted(lengths)}."
         )
     with canvas("", y_label, panels=len(panels)) as (figure, all_axes):
@@ -140,9 +150,26 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str) -> Plot:
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
             plain_ticks(axes)
-            axes.set_xlabel(textwrap.fill(plain(panel.label), LABEL_WIDTH))
+            axes.set_xlabel(folded(panel.label, LABEL_WIDTH))
             axes.set_title(panel.title)
+            names = [name for name, there in zip(panel.names, panel.drawn, strict=False) if there]
+            _name_points(axes, x, y, names)
     return Plot(figure, " ".join(_words(panel, y_label) for panel in panels))
+
+
+def _name_points(axes: Any, x: NDArray[np.float64], y: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Write names beside points, towards the middle of the axes, so that none leaves them."""
+    for name, point in zip(names, zip(x.tolist(), y.tolist(), strict=True), strict=False):
+        across, up = axes.transAxes.inverted().transform(axes.transData.transform(point))
+        axes.annotate(
+            plain(shortened(name)),
+            point,
+            xytext=(4 if across < 0.5 else -4, 3 if up < 0.9 else -3),
+            textcoords="offset points",
+            ha="left" if across < 0.5 else "right",
+            va="bottom" if up < 0.9 else "top",
+            fontsize=LARGE if len(names) <= FEW else SMALL,
+        ).set_in_layout(False)
 
 
 def _words(panel: Panel, y_label: str) -> str:

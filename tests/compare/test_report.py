@@ -175,9 +175,17 @@ def test_the_headline_is_made_of_the_partial_coefficient_that_was_asked_for(zoo:
     undefined = dict.fromkeys(("value", "low", "high", "p_value", "p_holm"))
     said = headline(found, [whole, held | undefined])
     assert said == (
-        "Inconclusive: no partial tau with the rate is defined over these 6 models, kind held fixed, because that "
-        "decides the measures or the score."
+        "Inconclusive: no partial tau with the rate is defined over these 6 models, kind held fixed: that "
+        "decides the measures or the score, or too few models have it."
     )
+
+
+def test_what_too_few_models_have_is_no_reason_to_quote_what_was_not_asked_for(zoo: Path) -> None:
+    rows = "".join(f"m_{n},{n},{n if n < 4 else ''}\n" for n in range(6))
+    (zoo / "scores.csv").write_text(f"checkpoint,rate,width\n{rows}")
+    found = run(write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv\nagainst: rate\ngiven: width"))
+    assert found.ranking()["value"].notna().all()
+    assert "no partial tau with the rate is defined over these 6 models, width held fixed" in conclusion(found)
 
 
 def test_the_headline_stands_over_the_ranking(zoo: Path) -> None:
