@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
 
 import click
+import griffe
 import pytest
 
 import quotient_manifolds
@@ -47,6 +49,18 @@ def test_the_reference_has_every_room() -> None:
 def test_the_reference_lists_the_names_of_the_package() -> None:
     text = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
     assert {name for name in quotient_manifolds.__all__ if f"`{name}`" not in text} == {"__version__"}
+
+
+def test_reference_pages_show_calls_with_all_their_arguments() -> None:
+    """griffe reads the source and runs nothing, so an assigned function would have no arguments there."""
+    package = griffe.load("quotient_manifolds", search_paths=[str(ROOT)], resolve_aliases=True)
+    functions = {n for n in quotient_manifolds.__all__ if inspect.isroutine(getattr(quotient_manifolds, n))}
+    assert {"worst_case_sharpness", "top_eigenvalue"} <= functions
+    for name in functions:
+        function = getattr(quotient_manifolds, name)
+        shown = package[function.__module__.removeprefix("quotient_manifolds.")][name]
+        assert [each.name for each in shown.parameters] == [*inspect.signature(function).parameters], name
+        assert shown.docstring.value == inspect.getdoc(function), name
 
 
 @every_page

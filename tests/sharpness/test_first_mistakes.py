@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,33 @@ def test_settings_of_another_measure(model: nn.Module, batch: Any) -> None:
         qm.worst_case_sharpness(model, qm.cross_entropy, [batch], "inv")
     with pytest.raises(TypeError, match=r"^gradient_norm\(\) got an unexpected keyword argument 'radius'"):
         qm.gradient_norm(model, qm.cross_entropy, [batch], "inv", radius=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"takes sigma, the standard deviation per coordinate, .* Found radius"):
+        qm.average_case_sharpness(model, qm.cross_entropy, [batch], "inv", radius=0.1)  # type: ignore[call-arg]
+
+
+FUNCTIONS = {
+    qm.worst_case_sharpness: qm.sharpness.WorstCase,
+    qm.average_case_sharpness: qm.sharpness.AverageCase,
+    qm.gradient_norm: qm.sharpness.GradientNorm,
+    qm.hessian_trace: qm.sharpness.HessianTrace,
+    qm.top_eigenvalue: qm.sharpness.TopEigenvalue,
+    qm.legacy_sharpness: qm.sharpness.LegacyWorstCase,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
+def test_a_function_takes_the_settings_of_its_measure(function: Any) -> None:
+    own = {n: (p.default, p.kind) for n, p in inspect.signature(function).parameters.items()}
+    settings = inspect.signature(FUNCTIONS[function]).parameters
+    assert [*own] == ["model", "loss", "batches", *settings]
+    assert {name: own[name] for name in settings} == {n: (p.default, p.kind) for n, p in settings.items()}
+
+
+def test_a_module_is_not_called(model: nn.Module, batch: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^quotient_manifolds\.sharpness is a module; call one of its functions, .*worst_case_sh"
+    ):
+        qm.sharpness(model, qm.cross_entropy, [batch])
 
 
 def test_batches_that_are_one_tensor_are_not_taken_row_by_row(model: nn.Module, batch: Any) -> None:

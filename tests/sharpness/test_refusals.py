@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import threading
 from collections.abc import Callable
@@ -195,7 +196,7 @@ def test_settings(names: str, setting: str, value: Any, words: str) -> None:
     """Settings of one name are checked alike in all measures that have it."""
     tried = 0
     for name, (measure, given) in MEASURES.items():
-        takes = {*measure.__signature__.parameters}  # type: ignore[attr-defined]
+        takes = {*inspect.signature(measure).parameters}
         if name in names and setting in takes:
             tried += 1
             call = partial(measure, Net(), ENTROPY, [(X, Y)], **{"geometry": "adaptive", **given, setting: value})
