@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
@@ -55,3 +59,16 @@ __all__ = [
     "worst_case_profile",
     "worst_case_sharpness",
 ]
+
+
+class _Room(ModuleType):
+    """Say what to call instead of the module."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        functions = ", ".join(
+            name for name in __all__ if name.endswith(("_sharpness", "_norm", "_trace", "_eigenvalue"))
+        )
+        raise TypeError(f"{self.__name__} is a module; call one of its functions, {functions}")
+
+
+sys.modules[__name__].__class__ = _Room

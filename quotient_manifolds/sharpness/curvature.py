@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import nn
 
 from quotient_manifolds.check import check_integer
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
-from quotient_manifolds.messages import first_line
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, as_geometry
+from quotient_manifolds.messages import Progress, first_line
 from quotient_manifolds.replica import attention_by_formula
-from quotient_manifolds.sharpness.measure import Measure, measuring
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.measure import Measure, warned
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
-from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
+from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm
 from quotient_manifolds.symmetries import Params
 
@@ -123,15 +125,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 @final
 @dataclass(frozen=True)
 class HessianTrace(Measure):
-    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
-
-    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part); batch i draws them from the seed + i. H is the Riemannian Hessian for a
-    quotient geometry; with first-order geodesics it lacks their bend. To second order in sigma, average-case sharpness
-    is sigma^2 / 2 times this trace. Invariant along the orbit as `AverageCase` is.
-
-    Model, loss, batches, checks and errors as for `WorstCase`; progress counts directions.
-    """
+    """Hold the settings of `hessian_trace`, which says what they mean."""
 
     name: ClassVar[str] = "Hessian trace"
 
@@ -158,22 +152,33 @@ class HessianTrace(Measure):
         return BatchResult(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
 
 
-hessian_trace = measuring(HessianTrace, "hessian_trace")
-"""Estimate the trace of the loss's Hessian, see `HessianTrace`."""
+def hessian_trace(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    samples: int = 32,
+    seed: int = 0,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
+
+    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
+    quotient geometry of its horizontal part); batch i draws them from the seed + i. H is the Riemannian Hessian for a
+    quotient geometry; with first-order geodesics it lacks their bend. To second order in sigma, average-case sharpness
+    is sigma^2 / 2 times this trace. Invariant along the orbit as `average_case_sharpness` is.
+
+    Model, loss, batches, checks and errors as for `worst_case_sharpness`; progress counts directions.
+    """
+    made = HessianTrace(as_geometry(geometry), samples, seed, progress=progress)
+    return warned(made.of(model, loss, batches))
 
 
 @final
 @dataclass(frozen=True)
 class TopEigenvalue(Measure):
-    """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
-
-    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
-    in size, which may be negative. H and its invariance as for `HessianTrace`. `BatchResult.residual` is |H v - lambda
-    v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of
-    Lanczos, which keeps 20 vectors in float64; ValueError if it has not converged by then.
-
-    Model, loss, batches, checks and errors as for `WorstCase`; progress counts batches.
-    """
+    """Hold the settings of `top_eigenvalue`, which says what they mean."""
 
     name: ClassVar[str] = "top Hessian eigenvalue"
 
@@ -224,8 +229,28 @@ class TopEigenvalue(Measure):
         return float(value), float(np.linalg.norm(product(v) - value * v))
 
 
-top_eigenvalue = measuring(TopEigenvalue, "top_eigenvalue")
-"""Compute the largest eigenvalue of the loss's Hessian, see `TopEigenvalue`."""
+def top_eigenvalue(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    tolerance: float = 1e-4,
+    restarts: int = 30,
+    seed: int = 0,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
+
+    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
+    in size, which may be negative. H and its invariance as for `hessian_trace`. `BatchResult.residual` is |H v - lambda
+    v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of
+    Lanczos, which keeps 20 vectors in float64; ValueError if it has not converged by then.
+
+    Model, loss, batches, checks and errors as for `worst_case_sharpness`; progress counts batches.
+    """
+    made = TopEigenvalue(as_geometry(geometry), tolerance, restarts, seed, progress=progress)
+    return warned(made.of(model, loss, batches))
 
 
 def _flat(z: Params) -> Vector:

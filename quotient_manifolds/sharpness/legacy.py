@@ -18,16 +18,20 @@ was made exact, to 1.1e-4 as it is. Unlike it: no random starts (its initialiser
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from scipy.optimize import brentq
+from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, ShardedSpace, TangentSpace
-from quotient_manifolds.sharpness.measure import Measure, measuring
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, ShardedSpace, TangentSpace, as_geometry
+from quotient_manifolds.messages import Progress
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.result import BatchResult
+from quotient_manifolds.sharpness.result import BatchResult, Result
 from quotient_manifolds.sharpness.vector import norm as l2_norm
 from quotient_manifolds.symmetries import Params
 
@@ -35,18 +39,9 @@ from quotient_manifolds.symmetries import Params
 @final
 @dataclass(frozen=True)
 class LegacyWorstCase(Measure):
-    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
-
-    It is the increase in loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
-    maximum to be compared with `WorstCase`, and not invariant along orbits.
-
-    geometry: Euclidean() or Adaptive(), with their norm. norm in the result: |x / c| of the best point over weights
-    with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model, loss,
-    batches, checks and errors as for `WorstCase`; it warns of nothing.
-    """
+    """Hold the settings of `legacy_sharpness`, which says what they mean."""
 
     name: ClassVar[str] = "legacy worst-case sharpness"
-    warns: ClassVar[bool] = False
 
     radius: float
     steps: int = 20
@@ -76,8 +71,27 @@ class LegacyWorstCase(Measure):
         return BatchResult(*numbers, losses=losses, norm=ball.length(x), spacing=objective.spacing(losses[0]))
 
 
-legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
-"""Measure adaptive sharpness by the ascent that was released with it, see `LegacyWorstCase`."""
+def legacy_sharpness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    radius: float,
+    steps: int = 20,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
+
+    It is the increase in loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
+    maximum to be compared with `worst_case_sharpness`, and not invariant along orbits.
+
+    geometry: Euclidean() or Adaptive(), with their norm. norm in the result: |x / c| of the best point over weights
+    with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model, loss,
+    batches, checks and errors as for `worst_case_sharpness`; it warns of nothing.
+    """
+    made = LegacyWorstCase(as_geometry(geometry), radius, steps, progress=progress)
+    return made.of(model, loss, batches)
 
 
 def _ascend(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params, tuple[float, ...]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol
+from functools import wraps
+from typing import Any, ClassVar, ParamSpec
 
 from torch import nn
 
 from quotient_manifolds.check import check_integer
-from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
+from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.ascent import check_radius
 from quotient_manifolds.sharpness.losses import Loss
@@ -37,8 +37,6 @@ class Measure(ABC):
     """
 
     name: ClassVar[str]
-    warns: ClassVar[bool] = True
-    """Whether the function made by `measuring` gives the warnings of its results."""
 
     geometry: Geometry
     progress: Progress | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -78,7 +76,7 @@ class Measure(ABC):
         }
 
     def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], known: KnownSymmetries | None = None) -> Result:
-        """Compute the measure of a model on every batch. Raises as `WorstCase` does; warns of nothing.
+        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing.
 
         known: what was found before of this model, as it is, for it is measured several times.
         """
@@ -96,44 +94,19 @@ class Measure(ABC):
         return Result(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
 
 
-class Measuring(Protocol[Settings]):
-    """Describe the functions that measure: those of a model, its loss and batches, with a measure's fields besides."""
+def takes_instead(**others: str) -> Callable[[Callable[Settings, Result]], Callable[Settings, Result]]:
+    """Make a function say, for settings of other measures, what it takes instead."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Any],
-        geometry: Geometry | str | float,
-        *args: Settings.args,
-        **settings: Settings.kwargs,
-    ) -> Result: ...
+    def named(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
+        @wraps(function)
+        def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
+            if wrong := [name for name in others if name in settings]:
+                raise TypeError(f"{function.__name__}() takes {others[wrong[0]]} instead. Found {wrong[0]}")
+            return function(*args, **settings)
 
+        return checked
 
-def measuring(measure: Callable[Concatenate[Geometry, Settings], Measure], name: str) -> Measuring[Settings]:
-    """Return the function of this name that makes a measure of its settings and applies it: `measure(...).of(...)`."""
-
-    def function(
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Any],
-        geometry: Geometry | str | float,
-        *args: Settings.args,
-        **settings: Settings.kwargs,
-    ) -> Result:
-        try:
-            made = measure(as_geometry(geometry), *args, **settings)
-        except TypeError as error:  # of settings that are missing or unknown
-            raise TypeError(str(error).replace(f"{measure.__name__}.__init__()", f"{name}()")) from None
-        result = made.of(model, loss, batches)
-        return warned(result) if made.warns else result
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__, function.__module__ = measure.__doc__, measure.__module__
-    own = list(inspect.signature(function).parameters.values())[:4]
-    others = [each for each in inspect.signature(measure).parameters.values() if each.name != "geometry"]
-    function.__signature__ = inspect.Signature([*own, *others], return_annotation=Result)  # type: ignore[attr-defined]
-    return function
+    return named
 
 
 class SharpnessWarning(UserWarning):
@@ -152,15 +125,18 @@ class RoundingWarning(SharpnessWarning):
     """Warn of an increase in loss so small that rounding decides its first digits."""
 
 
-def warned(result: Result) -> Result:
-    """Return the result, after giving its warnings to the caller of the public function that calls this one."""
+def warned(result: Result, above: int = 0) -> Result:
+    """Return the result, after giving its warnings to the caller of the public function that calls this one.
+
+    above: how many decorators that function has.
+    """
     for category, sentence in (
         (TruncationWarning, result.truncation_warning),
         (ConvergenceWarning, result.convergence_warning),
         (RoundingWarning, result.rounding_warning),
     ):
         if sentence is not None:
-            warnings.warn(sentence, category, stacklevel=3)
+            warnings.warn(sentence, category, stacklevel=3 + above)
     return result
 
 

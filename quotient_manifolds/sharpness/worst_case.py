@@ -15,7 +15,7 @@ from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.ascent import BALLS, Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, counted, measuring, warned
+from quotient_manifolds.sharpness.measure import Measure, counted, takes_instead, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
@@ -25,30 +25,7 @@ from quotient_manifolds.sharpness.vector import absolute_sum, norm, scale
 @final
 @dataclass(frozen=True)
 class WorstCase(Measure):
-    """Measure how much the loss can increase in a ball around the model's weights w, batch by batch.
-
-    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
-    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`. Invariant along
-    the orbit in a quotient geometry with eps = 0 (the random starts of restarts only in distribution where singular
-    values of a pair tie); Euclidean and adaptive sharpness are not.
-
-    loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
-    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
-    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
-    deterministic, and is never written. Parameters with requires_grad=False stay fixed.
-
-    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each. The ascent is `AutoPGD`.
-
-    A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
-    `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
-
-    Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
-    the loss changes, and a loss or gradient that is not finite somewhere in the ball.
-
-    Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
-    """
+    """Hold the settings of `worst_case_sharpness`, which says what they mean."""
 
     name: ClassVar[str] = "worst-case sharpness"
 
@@ -90,8 +67,44 @@ class WorstCase(Measure):
         )
 
 
-worst_case_sharpness = measuring(WorstCase, "worst_case_sharpness")
-"""Measure how much the loss can increase in a ball around the model's weights, see `WorstCase`."""
+def worst_case_sharpness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    radius: float,
+    steps: int = 20,
+    restarts: int = 0,
+    seed: int = 0,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Measure how much the loss can increase in a ball around the model's weights w, batch by batch.
+
+    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
+    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`. Invariant along
+    the orbit in a quotient geometry with eps = 0 (the random starts of restarts only in distribution where singular
+    values of a pair tie); Euclidean and adaptive sharpness are not.
+
+    loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
+    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
+    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
+    deterministic, and is never written. Parameters with requires_grad=False stay fixed.
+
+    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
+    so on. A radius means something different in each. The ascent is `AutoPGD`.
+
+    A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
+    `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
+    `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
+
+    Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
+    the loss changes, and a loss or gradient that is not finite somewhere in the ball.
+
+    Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
+    """
+    made = WorstCase(as_geometry(geometry), radius, steps, restarts, seed, progress=progress)
+    return warned(made.of(model, loss, batches))
 
 
 def worst_case_profile(
@@ -136,23 +149,7 @@ def worst_case_profile(
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """Estimate the mean increase in loss at random points around the model's weights w.
-
-    That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z. Each of `samples`
-    directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
-    seed + i.
-
-    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension). In the adaptive
-    geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011). In a geometry with norm
-    "linf" z is uniform in the box |z_i| <= sigma instead.
-
-    Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
-    values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
-    manifold counts with its last point.
-
-    Model, loss, batches, checks, warnings and errors as for `WorstCase`; progress counts forward passes.
-    """
+    """Hold the settings of `average_case_sharpness`, which says what they mean."""
 
     name: ClassVar[str] = "average-case sharpness"
 
@@ -181,22 +178,43 @@ class AverageCase(Measure):
         return BatchResult(mean, base, *passes, standard_error=error, reach=reach, spacing=spacing)
 
 
-average_case_sharpness = measuring(AverageCase, "average_case_sharpness")
-"""Estimate the mean increase in loss at random points around the model's weights, see `AverageCase`."""
+@takes_instead(radius="sigma, the standard deviation per coordinate,")
+def average_case_sharpness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    sigma: float,
+    samples: int = 32,
+    seed: int = 0,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Estimate the mean increase in loss at random points around the model's weights w.
+
+    That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
+    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z. Each of `samples`
+    directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
+    seed + i.
+
+    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension). In the adaptive
+    geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011). In a geometry with norm
+    "linf" z is uniform in the box |z_i| <= sigma instead.
+
+    Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
+    values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
+    manifold counts with its last point.
+
+    Model, loss, batches, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
+    """
+    made = AverageCase(as_geometry(geometry), sigma, samples, seed, progress=progress)
+    return warned(made.of(model, loss, batches), above=1)
 
 
 @final
 @dataclass(frozen=True)
 class GradientNorm(Measure):
-    """Measure the length of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
-
-    With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the
-    Riemannian gradient in a quotient geometry; for an linf ball the dual norm, the sum of |g| or |w g| over all
-    weights. The mean over batches is that of norms, not the norm of the mean gradient. Invariant along the orbit in a
-    quotient geometry with eps = 0, not in the others.
-
-    Model, loss, batches, checks and errors as for `WorstCase`.
-    """
+    """Hold the settings of `gradient_norm`, which says what they mean."""
 
     name: ClassVar[str] = "gradient norm"
 
@@ -207,5 +225,22 @@ class GradientNorm(Measure):
         return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
 
-gradient_norm = measuring(GradientNorm, "gradient_norm")
-"""Measure the length of the loss's gradient in the metric, see `GradientNorm`."""
+def gradient_norm(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    geometry: Geometry | str | float,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Measure the length of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
+
+    With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the
+    Riemannian gradient in a quotient geometry; for an linf ball the dual norm, the sum of |g| or |w g| over all
+    weights. The mean over batches is that of norms, not the norm of the mean gradient. Invariant along the orbit in a
+    quotient geometry with eps = 0, not in the others.
+
+    Model, loss, batches, checks and errors as for `worst_case_sharpness`.
+    """
+    made = GradientNorm(as_geometry(geometry), progress=progress)
+    return warned(made.of(model, loss, batches))

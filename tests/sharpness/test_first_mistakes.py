@@ -122,7 +122,7 @@ def test_a_function_takes_the_settings_of_its_measure(function: Any) -> None:
 
 def test_a_module_is_not_called(model: nn.Module, batch: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"^quotient_manifolds\.sharpness is a module; call one of its functions, .*worst_case_sh"
+        TypeError, match=r"^quotient_manifolds\.sharpness is a module; call one of its functions, .*worst_case_"
     ):
         qm.sharpness(model, qm.cross_entropy, [batch])
 
