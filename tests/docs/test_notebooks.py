@@ -53,6 +53,19 @@ def test_it_runs_and_so_do_the_solutions(path: Path, kernel: KernelManager) -> N
 
 
 @every_notebook
+def test_it_needs_the_package_and_its_records_alone(path: Path) -> None:
+    """A notebook that is downloaded by itself runs; what 4 and 6 read lies beside them."""
+    code = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    assert not re.search(r"^\s*(?:from|import) (?:studies|tests)\b", code, re.MULTILINE)
+
+
+def test_a_first_lesson_without_geometry_is_offered() -> None:
+    page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    first = page.partition("\n|")[0]
+    assert "(8_what_an_orbit_is_good_for.ipynb)" in first
+
+
+@every_notebook
 def test_its_outputs_are_those_of_one_run_without_complaint(path: Path) -> None:
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

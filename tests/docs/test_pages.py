@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import griffe
 import pytest
+import yaml
 
 import quotient_manifolds
 from quotient_manifolds.cli.app import cli
@@ -61,6 +62,19 @@ def test_reference_pages_show_calls_with_all_their_arguments() -> None:
         shown = package[function.__module__.removeprefix("quotient_manifolds.")][name]
         assert [each.name for each in shown.parameters] == [*inspect.signature(function).parameters], name
         assert shown.docstring.value == inspect.getdoc(function), name
+
+
+def test_a_command_says_what_to_type_and_no_placeholder() -> None:
+    for page in PAGES:
+        for language, code in blocks(page):
+            assert language != "console" or not re.search(r"<[a-z ]+>", code), code
+
+
+def test_a_metric_of_ones_own_stands_on_a_how_to_page() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
+    (how_to,) = (pages["How to"] for pages in site["nav"] if "How to" in pages)
+    assert any("qm.Recipe(" in (ROOT / page).read_text("utf-8") for page in how_to)
+    assert "metric of your own" in (ROOT / "docs" / "index.md").read_text("utf-8")
 
 
 @every_page

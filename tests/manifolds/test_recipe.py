@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -109,3 +110,55 @@ def test_an_action_that_leaves_directions_fixed() -> None:
     assert rotations.vertical(x).shape == (3, 3)
     torch.testing.assert_close(rotations.proju(x, eta), (eta @ x) / (x @ x) * x, **exact)
     torch.testing.assert_close(rotations.expmap(x, 0.5 * x), 1.5 * x, **exact)
+
+
+METRICS = {
+    "plain": lambda x, eta, zeta: (eta * zeta).sum(),
+    "of one side": lambda x, eta, zeta: (eta * zeta / x[0] ** 2).sum(),
+    "nearly": lambda x, eta, zeta: (eta * zeta * (1 / x**2 + 0.01)).sum(),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_metric_that_the_action_changes_is_refused(metric: Any, scale: float) -> None:
+    manifold = Recipe(rescale, metric, shape=(2,), identity=torch.tensor(1.0))
+    x = scale * torch.tensor([1.0, 2.0], dtype=torch.float64)
+    if metric is METRICS["nearly"] and scale == 1e-3:
+        x *= 1e3  # where it counts
+    for use in (lambda: manifold.proju(x, x), lambda: manifold.at(x), lambda: manifold.expmap(x, x)):
+        with pytest.raises(
+            ValueError, match=r"^the metric must be invariant: <dA eta, dA zeta>_\{A x\} = .* Found that"
+        ):
+            use()
+
+
+def test_a_metric_without_derivatives_is_taken_at_its_word() -> None:
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    manifold = Recipe(
+        lambda a, x: x + a, lambda x, eta, zeta: (weights * eta * zeta).sum(), shape=(2,), identity=weights * 0
+    )
+    x = torch.tensor([1e6, 2.0], dtype=torch.float64)
+    assert not manifold.proju(x, x).any()
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_true_metric_is_taken_at_every_point(size: float, dtype: torch.dtype) -> None:
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        x = (
+            size
+            * torch.randn(2, dtype=dtype, generator=draw)
+            * 10 ** (4 * torch.rand(2, dtype=dtype, generator=draw) - 2)
+        )
+        toy().at(x)
+        Q = torch.linalg.qr(torch.randn(3, 3, generator=draw))[0].to(dtype)  # orthogonal in single precision only
+        turned = Recipe(
+            lambda A, x, Q=Q: Q.to(x) @ A @ Q.to(x).mT @ x,  # type: ignore[misc]
+            lambda x, eta, zeta: eta @ zeta,
+            shape=(3,),
+            identity=torch.eye(3),
+            algebra=torch.tensor([[[0.0, 1, 0], [-1, 0, 0], [0, 0, 0]], [[0, 0, 0.3], [0, 0, 0], [-0.3, 0, 0]]]),
+        )
+        turned.at(size * torch.randn(3, dtype=dtype, generator=draw))

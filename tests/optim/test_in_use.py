@@ -98,11 +98,36 @@ def test_the_trainer_takes_it_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
 
 
 def test_an_audit_is_printed_as_a_table_a_row_for_each_run() -> None:
-    audit = OrbitAudit("AdamW", (0.25, math.nan, 0.5), (1e-16, 2e-16, 0.0), 0.125, (0.25, math.nan, 1.5))
+    runs = (0.25, math.nan, 0.5), (1e-16, 2e-16, 0.0), 0.125, (0.25, math.nan, 1.5)
+    audit = OrbitAudit("AdamW", *runs, precision="float32", rounding=2e-3)
     assert str(audit).splitlines() == [
-        "AdamW: median drift 5.0e-01 of the distance trained; loss 0.125",
+        "AdamW in float32: median drift 5.0e-01 of the distance trained, rounding explains 2.0e-03; loss 0.125",
         "  at the start  after training  loss",
         "       1.0e-16         2.5e-01  0.25",
         "       2.0e-16             nan  nan",
         "       0.0e+00         5.0e-01  1.5",
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_audit_says_what_rounding_explains(dtype: torch.dtype) -> None:
+    """AdamW depends on the representative, and the quotient's optimizer only on its rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 4, bias=False)).to(dtype)
+    batch = torch.randn(32, 6, dtype=dtype), torch.randn(32, 4, dtype=dtype)
+    found = qm.find_symmetries(model.eval(), batch[0])
+
+    def audit(make: Any) -> OrbitAudit:
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            return (model(batch[0]) - batch[1]).square().mean()
+
+        return qm.orbit_audit(make, model, loss, [batch], steps=5, symmetries=found)
+
+    plain = audit(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
+    ours = audit(lambda m: qm.QuotientAdam(m.named_parameters(), found, lr=1e-2))
+    eps = torch.finfo(dtype).eps
+    for each in (plain, ours):
+        assert each.precision == str(dtype).removeprefix("torch.")
+        assert 0 < each.rounding < 1e4 * eps
+    assert plain.drift > 1e-2
+    assert ours.drift < 30 * ours.rounding

@@ -142,6 +142,10 @@ def audited(model: nn.Module, found: qm.Symmetries, **settings: Any) -> Any:
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, lr=-1.0), "learning rate"),
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, max_norm=0), "max_norm"),
         (lambda m, f: qm.QuotientAdam(nn.Sequential(m).named_parameters(), f), "inside of any wrapper"),
+        (
+            lambda m, f: qm.QuotientAdam([*m.parameters()], f),
+            r"params must be named parameters: give model.named_parameters\(\), or groups of such. Found no names",
+        ),
         (lambda m, f: qm.QuotientSGD([{"params": [*m.named_parameters()], "nonsense": 3}], f), "Found nonsense"),
         (lambda m, f: qm.QuotientAdam([{"params": [*m.named_parameters()], "amsgrad": True}], f), "Found amsgrad"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=-1), "radius"),

@@ -127,7 +127,11 @@ BATCHES: dict[str, tuple[Any, str]] = {
     "labels of another shape": ([(X, Y[:, None])], r"without their last axis, \(4,\)\. Found \(4, 1\)"),
     "labels out of range": ([(X, Y + 1)], r"Labels must lie in 0 \.\.\. 2, .* Found 3"),
     "float labels": ([(X, Y.double())], r"class indices \(integers\)\. Found torch\.float64"),
-    "no labels": ([{"input": X}], 'needs a "labels" entry'),
+    "no labels": ([{"input": X}], 'must have "labels"'),
+    "images and labels of a data set": (
+        [{"image": X, "label": Y}],
+        r"Found \['image', 'label'\]; give \(inputs, targets\), such as \(batch\['image'\], batch\['label'\]\)",
+    ),
 }
 
 

@@ -324,3 +324,8 @@ def test_a_small_copy_needs_a_configuration() -> None:
         small_copy(nano_gpt())
     with pytest.raises(ValueError, match="GPTNeoXModel makes no small copy"):
         gpt_neox(hidden_size=7)
+
+
+def test_what_the_eps_of_a_norm_breaks_is_said_in_words() -> None:
+    found = fibre_dimension(normed(1e-5), gaussians(30, 1, 3))
+    assert "dimension of the fibre: 8, and 9 if no norm had an eps" in str(found)

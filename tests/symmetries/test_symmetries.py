@@ -159,6 +159,7 @@ def test_symmetries_print_as_a_table() -> None:
     text = str(BY_NAME["BERT"].found())
     assert re.search(r"^encoder\.layer\.1\.attention value/output +GL\(4\)\^3 +13 x 4 +12 x 4 +3$", text, re.MULTILINE)
     assert "encoder.layer.0.attention.self.value.bias redundant bias" in text
+    assert "reparameterization: first parameter it moves, kind" in text
     assert re.search(r"^  encoder\.layer\.\*\.attention\.output\.dense\.bias  \(2\)$", text, re.MULTILINE)
 
 
