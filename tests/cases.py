@@ -234,7 +234,8 @@ def recipe(case: Case) -> Recipe:
         identity = torch.zeros_like(A)
     else:
         identity = torch.eye(len(A), dtype=A.dtype) if A.ndim == 2 else torch.ones_like(A)
-    return Recipe(action, case.metric, shape=case.shape, identity=identity, balance=case.manifold.balance)
+    given = {"shape": case.shape, "identity": identity, "balance": case.manifold.balance}
+    return Recipe(action, case.metric, **given, invariant=not getattr(case.manifold, "eps", 0))
 
 
 EVERY = [*EVERY_BUILT_IN, replace(VECTORS[0], name="recipe", manifold=recipe(VECTORS[0]))]

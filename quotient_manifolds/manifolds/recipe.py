@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -22,6 +23,12 @@ Action = Callable[[Tensor, Tensor], Tensor]
 
 MetricFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x, eta, zeta) -> <eta, zeta>_x: symmetric, bilinear, positive definite; a scalar."""
+
+
+VARIES = math.sqrt(torch.finfo(torch.float32).eps)
+"""The relative change of a metric under an action that counts: functions may hold constants in single precision."""
+STEP = 1e-2
+"""Of the difference by which that is seen: its error is of third order, and what rounding leaves is divided by it."""
 
 
 @final
@@ -66,6 +73,9 @@ class Recipe(QuotientManifold):
     >>> [round(float(e), 4) for e in toy.expmap(x, xi) / x]  # (iv) the curve is x exp(t / 8)
     [1.1331, 1.1331]
 
+    At the first point a random action is tried, and a metric that it changes is a ValueError, unless `invariant` is
+    False: the formulas hold for any metric, but then depend on the representative, as with the paper's relaxation.
+
     `balance`, if given, maps a point to a canonical one of its orbit, and `same_orbit` compares those; nothing else
     needs it. The examples below use x = (3, 4) and `rays`, with action(a, x) = a x and metric <eta, zeta> / |x|^2.
     """
@@ -83,6 +93,7 @@ class Recipe(QuotientManifold):
         identity: Tensor,
         algebra: Tensor | None = None,
         balance: Callable[[Tensor], Tensor] | None = None,
+        invariant: bool = True,
     ) -> None:
         super().__init__()
         self.shape, self.ndim = tuple(shape), len(shape)
@@ -91,6 +102,7 @@ class Recipe(QuotientManifold):
             algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
             algebra = torch.cat([algebra, 1j * algebra]) if identity.is_complex() else algebra
         self._identity, self._algebra, self.complex_group = identity, algebra, identity.is_complex()
+        self._invariant = not invariant  # or until it was tried, at the first point
 
     def vertical(self, x: Tensor) -> Tensor:
         """Compute step (i): d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape).
@@ -99,13 +111,38 @@ class Recipe(QuotientManifold):
         tensor([[3., 4.]])
         """
         self._require(x=x)
-        dtype = x.dtype.to_complex() if self.complex_group else x.dtype
-        identity, algebra = (K.to(dtype=dtype, device=x.device) for K in (self._identity, self._algebra))
+        identity, algebra = self._group(x)
 
         def at(x: Tensor) -> Tensor:
             return torch.stack([jvp(lambda A: self._single(A, x), (identity,), (K,))[1] for K in algebra])
 
         return _each(at, (self.ndim,), x)
+
+    def _group(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the identity and the basis of the Lie algebra in the precision of a point."""
+        dtype = x.dtype.to_complex() if self.complex_group else x.dtype
+        identity, algebra = (K.to(dtype=dtype, device=x.device) for K in (self._identity, self._algebra))
+        return identity, algebra
+
+    def _change(self, x: Tensor) -> float:
+        """Return d/ds <dA eta, dA eta>_{A x} / <eta, eta>_x at A = identity + s K, s = 0, by a difference, at a point.
+
+        K and eta are random, and K moves neither x nor the identity by more than their lengths: units do not count. It
+        is 0 for an invariant metric. Not by nested `jvp`, which torch gets wrong for some solves.
+        """
+        identity, algebra = self._group(x)
+        draw = torch.Generator().manual_seed(0)
+        K = torch.tensordot(torch.randn(len(algebra), generator=draw, dtype=torch.float64).to(algebra), algebra, dims=1)
+        eta = torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x)
+
+        def squared(s: float) -> float:
+            there, moved = jvp(lambda y: self._single(identity + s * K, y), (x,), (eta,))
+            return float(self._inner(there, moved, moved))
+
+        turned = jvp(lambda A: self._single(A, x), (identity,), (K,))[1]
+        sizes = ((K, identity), (turned, x))
+        step = STEP / (max(float(by.norm() / of.norm()) for by, of in sizes if bool(of.any())) or 1.0)
+        return (squared(step) - squared(-step)) / (2 * STEP * squared(0.0))
 
     def dimension(self, x: Tensor) -> Tensor:
         """Compute the dimension of the quotient at x: entries less the rank of the vertical space. Shape (...,).
@@ -172,6 +209,19 @@ class Recipe(QuotientManifold):
         if bool((torch.linalg.cholesky_ex(M).info != 0).any()):
             smallest = float(torch.linalg.eigvalsh(M).min())
             return f"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue {smallest:.3g}"
+        return None if self._invariant or not x.numel() or not len(self._algebra) else self._variation(x)
+
+    def _variation(self, x: Tensor) -> str | None:
+        """Return what is wrong with the metric if a random action changes it; what is found once is not tried again."""
+        with suppress(RuntimeError, NotImplementedError):  # functions that have no such derivatives are not tried
+            change = self._change(x.detach().double().reshape(-1, *self.shape)[0])
+            if abs(change) > VARIES:
+                return (
+                    "the metric must be invariant, <dA eta, dA zeta>_{A x} = <eta, zeta>_x. Found that a random action "
+                    f"changes <eta, eta> at the relative rate {change:.2g}; take a metric that the action preserves, "
+                    "or say invariant=False"
+                )
+        self._invariant = True
         return None
 
 

@@ -31,8 +31,10 @@ class OrbitAudit:
 
     drifts: for every move |f - f'| / |f - f_0| with f and f' the outputs after both runs and f_0 those before: 1 is as
     far as training went; not finite where a run ended so. starts: |f_0 - f_0'| / |f_0|, which is rounding. loss,
-    moved_losses: the first batch's loss at the end, of the run and of those from moved weights. buffers: those that
-    ended elsewhere, such as running statistics, by name: the largest |b - b'| / |b| over the runs from moved weights.
+    moved_losses: the first batch's loss at the end, of the run and of those from moved weights. precision: of the
+    weights that were moved. rounding: the drift of a run from weights that were moved and moved back, which rounding
+    alone explains. buffers: those that ended elsewhere, such as running statistics, by name: the largest |b - b'| / |b|
+    over the runs from moved weights.
     """
 
     optimizer: str
@@ -40,6 +42,8 @@ class OrbitAudit:
     starts: tuple[float, ...]
     loss: float
     moved_losses: tuple[float, ...]
+    precision: str
+    rounding: float
     buffers: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -50,7 +54,10 @@ class OrbitAudit:
     def __str__(self) -> str:
         rows = zip(self.starts, self.drifts, self.moved_losses, strict=True)
         lines = [f"{start:14.1e}  {drift:14.1e}  {loss:.6g}" for start, drift, loss in rows]
-        head = f"{self.optimizer}: median drift {self.drift:.1e} of the distance trained; loss {self.loss:.6g}"
+        head = (
+            f"{self.optimizer} in {self.precision}: median drift {self.drift:.1e} of the distance trained, rounding "
+            f"explains {self.rounding:.1e}; loss {self.loss:.6g}"
+        )
         apart = ", ".join(f"{name} by {change:.1e}" for name, change in self.buffers.items())
         said = [f"buffers that differ at the end: {apart}"] if apart else []
         return "\n".join([head, "  at the start  after training  loss", *lines, *said])
@@ -81,8 +88,9 @@ def orbit_audit(
     found in the first batch; pairs with frozen parameters stay. Compared is what the model returns for the inputs of
     all batches.
 
-    In float64 an optimizer that does not see the representative has drifts at rounding level; in float32 what is
-    rounded when weights move, `starts`, is amplified by training.
+    In float64 an optimizer that does not depend on the representative has drifts at rounding level; in float32 the
+    rounding of moved weights, `starts`, is amplified by training. One more copy, moved by the first elements and back,
+    measures that: `OrbitAudit.rounding`.
     ValueError where there is no pair to move, and for outputs that do not change in training.
     """
     of_torch = isinstance(make_optimizer, type) and issubclass(make_optimizer, torch.optim.Optimizer)
@@ -123,11 +131,13 @@ def orbit_audit(
             return type(optimizer).__name__, before, _outputs(model, given), float(loss(model, given[0]))
 
     runs, ends = [], list[Params]()
-    for index in range(1 + moves):
+    elements = [[group_element(pair, condition, generator) for pair in pairs] for _ in range(moves)]
+    back = [A.reciprocal() if A.ndim == 1 else torch.linalg.inv(A) for A in elements[0]]
+    for acting in ((), *((each,) for each in elements), (elements[0], back)):
         network = twin(model)
         params = {name: p.detach() for name, p in network.named_parameters()}
-        for pair in pairs if index else ():
-            pair.write(params, pair.act(group_element(pair, condition, generator), pair.read(params)))
+        for pair, A in ((pair, A) for each in acting for pair, A in zip(pairs, each, strict=True)):
+            pair.write(params, pair.act(A, pair.read(params)))
         with torch.random.fork_rng():  # the caller's random numbers stay
             runs.append(run(network))
         ends.append(dict(network.named_buffers()))
@@ -136,9 +146,11 @@ def orbit_audit(
     if travelled == 0:
         raise ValueError("training must change the outputs. Found no change: take more steps or another lr")
     size = float(torch.linalg.vector_norm(befores[0])) or 1.0
-    drifts = (float(torch.linalg.vector_norm(after - afters[0])) / travelled for after in afters[1:])
-    starts = (float(torch.linalg.vector_norm(before - befores[0])) / size for before in befores[1:])
-    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:], _apart(*ends))
+    *drifts, rounding = (float(torch.linalg.vector_norm(after - afters[0])) / travelled for after in afters[1:])
+    starts = (float(torch.linalg.vector_norm(before - befores[0])) / size for before in befores[1:-1])
+    kinds = {str(model.get_parameter(name).dtype).removeprefix("torch.") for pair in pairs for name in pair.names}
+    ran = tuple(drifts), tuple(starts), losses[0], losses[1:-1]
+    return OrbitAudit(names[0], *ran, " and ".join(sorted(kinds)), rounding, _apart(*ends[:-1]))
 
 
 def _apart(first: Params, *others: Params) -> dict[str, float]:

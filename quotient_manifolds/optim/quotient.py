@@ -46,6 +46,9 @@ class Job:
     memory: dict[str, Tensor] = field(default_factory=dict)  # what is to be remembered
 
 
+NAMED = "params must be named parameters: give model.named_parameters(), or groups of such"
+
+
 class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     """Step along gradients of the product G H^T of every pair, in a metric that is invariant under its group.
 
@@ -68,10 +71,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if max_norm is not None:
             check_number("max_norm", max_norm, positive=True)
         if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):
-            raise TypeError(
-                "params must be named parameters, model.named_parameters(), or groups of such. Found "
-                f"{type(params).__name__}"
-            )
+            raise TypeError(f"{NAMED}. Found {type(params).__name__}")
         groups: list[Any] = [dict(each) if isinstance(each, Mapping) else each for each in params]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
@@ -264,9 +264,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         for index, group in enumerate(self.param_groups):
             check_one_of("metric", group["metric"], METRICS)
             if "param_names" not in group:
-                raise ValueError(
-                    "params must be named, for pairs name theirs: give model.named_parameters(), or groups of such"
-                )
+                raise ValueError(f"{NAMED}. Found no names")
             place |= dict.fromkeys(group["param_names"], index)
         params = dict(self._named())
         named = {name for pair in self._symmetries.pairs for name in pair.names}

@@ -105,7 +105,10 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
     """Return what the model is called with and the labels; ValueError or TypeError for a batch that has none."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
-            raise ValueError(f'A dict batch needs a "labels" entry. Found {sorted(map(str, batch))}')
+            raise ValueError(
+                f'A dict batch must have "labels" beside the keywords of the model. Found {sorted(map(str, batch))}; '
+                f"give (inputs, targets), such as ({', '.join(f'batch[{key!r}]' for key in [*batch][:2])})"
+            )
         return inputs_in(batch), batch["labels"]
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]

@@ -70,7 +70,7 @@ class FibreDimension:
 
     def __str__(self) -> str:
         """Write the report, some lines of text."""
-        near = f", and {self.near} near, which only the eps of norms breaks" if self.near else ""
+        near = f", and {self.dimension + self.near} if no norm had an eps" if self.near else ""
         above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
         names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
         lines = [

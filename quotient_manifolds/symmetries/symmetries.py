@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,9 @@ Scope = Literal["all", "pairs", "paper"]
 """Which of a model's symmetries: all; pairs of attention and adapters with redundant biases; or with biases as rows."""
 
 Symmetry = SymmetricPair | Reparameterization
+
+NAMED = "reparameterization: first parameter it moves, kind"
+"""How the names of reparameterizations are made; they are not parameters of the model."""
 
 HOW_TO = "docs/own_attention.md shows how to declare symmetries"
 """Where to look when some are not found."""
@@ -100,7 +104,8 @@ class Symmetries:
         """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
 
         The parameters are those of `random_representative`, with the same arguments, and frozen ones move, too (but see
-        `beside`); buffers, ties, mode, hooks and dtype are the model's, which is not changed. Raises what
+        `beside`); buffers, ties, mode, hooks and dtype are the model's, which is not changed. A model in bfloat16 or
+        float16 is rounded once more, which changes its outputs by percents: a UserWarning says so. Raises what
         `random_representative` raises, and TypeError for anything but a module.
         [paper, the invariance test of Sec. 6.2, ICML version]
 
@@ -173,7 +178,7 @@ class Symmetries:
             blocks.append(text_table(header, pairs))
         if self.reparameterizations:
             free = [(each.name, each.group) for each in self.reparameterizations]
-            blocks.append(text_table(("reparameterization", "group"), free))
+            blocks.append(text_table((NAMED, "group"), free))
         for title, lines in (
             ("refused:", without_layers(map(str, self.refused))),
             (f"in no pair, {len(self.rest)} tensors:", without_layers(self.rest)),
@@ -246,7 +251,7 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 def _start(
     model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries
 ) -> tuple[Mapping[str, Tensor], Params]:
-    """Return the parameters, and copies of them: in float64 what symmetries move."""
+    """Return the parameters, and copies of them: in float64 what symmetries move. Warns of what rounding will do."""
     if isinstance(model_or_params, nn.Module):
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
@@ -255,8 +260,20 @@ def _start(
     check_symmetries(symmetries)
     check_weights(stored, symmetries.moved)
     moving = set(symmetries.moved)
+    warn_of_rounding(stored[name].dtype for name in symmetries.moved)
     kinds = {name: torch.float64 if name in moving else w.dtype for name, w in stored.items()}
     return stored, {name: w.detach().to(kinds[name], copy=True) for name, w in stored.items()}
+
+
+def warn_of_rounding(stored: Iterable[torch.dtype]) -> None:
+    """Warn if parameters that are moved are stored with fewer digits than float32: the function is another one then."""
+    if short := [kind for kind in dict.fromkeys(stored) if kind.is_floating_point and torch.finfo(kind).eps > 1e-4]:
+        percent = 50 * torch.finfo(short[0]).eps
+        warnings.warn(
+            f"Rounding to {short[0]} changes the function: moved weights by up to {percent:.2g} %, outputs by more; "
+            "transform model.float() instead, or compare the outputs",
+            stacklevel=4,
+        )
 
 
 def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Symmetries, by: str) -> Params:

@@ -327,5 +327,5 @@ def test_a_small_copy_needs_a_configuration() -> None:
 
 
 def test_what_the_eps_of_a_norm_breaks_is_said_in_words() -> None:
-    found = fibre_dimension(normed(1e-5), gaussians(30, 1, 3))
+    found = fibre_dimension(normed(1e-5).eval(), gaussians(30, 1, 3))
     assert "dimension of the fibre: 8, and 9 if no norm had an eps" in str(found)
