@@ -11,6 +11,7 @@ from quotient_manifolds.plots.figures import (
     path_figure,
     scatter_figure,
 )
+from quotient_manifolds.plots.level_sets import level_sets
 
 __all__ = [
     "STYLES",
@@ -18,6 +19,7 @@ __all__ = [
     "Plot",
     "Series",
     "Style",
+    "level_sets",
     "line_figure",
     "orbit_figure",
     "path_figure",

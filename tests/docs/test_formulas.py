@@ -33,7 +33,7 @@ def pages() -> dict[str, tuple[str, str]]:
     """What the site has of notebooks with formulas, as their plugin makes it, and what becomes of it."""
     change, found = hook().on_page_content, {}
     for path in (NOTEBOOKS[1], NOTEBOOKS[7]):
-        made = convert.nb2html(str(path), toc_depth=6)
+        made = convert.nb2html(str(path))
         found[path.stem] = made, change(made, page=SimpleNamespace(file=SimpleNamespace(src_uri=path.name)))
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from studies.level_sets import level_sets
+from quotient_manifolds.plots import level_sets
 
 AXIS = np.linspace(-1, 1, 12)
 FIELDS = {"one": AXIS + np.pi * AXIS[:, None], "two": np.full((12, 12), -4.0), "three": AXIS[:, None] * AXIS}

@@ -1,4 +1,4 @@
-"""Draw the level sets of functions on a plane, which the first two lessons look at."""
+"""Draw the level sets of functions on a plane."""
 
 from __future__ import annotations
 
