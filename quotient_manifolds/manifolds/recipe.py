@@ -136,7 +136,7 @@ class Recipe(QuotientManifold):
         eta = torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x)
 
         def squared(s: float) -> float:
-            there, moved = jvp(lambda y: self._single(identity + s * K, y), (x,), (eta,))
+            there, moved = jvp(lambda y: self._single(identity + s * K, y), (x,), (eta,))[:2]
             return float(self._inner(there, moved, moved))
 
         turned = jvp(lambda A: self._single(A, x), (identity,), (K,))[1]

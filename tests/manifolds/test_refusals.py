@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "asymmetric": (lambda: toy(lambda x, e, f: e[0] * f[1]).at(torch.ones(2)), "<eta, zeta> = <zeta, eta> fails"),
     "no balance": (lambda: toy().balance(torch.ones(2)), "balance must be given when the Recipe is built"),
     "jump": (
-        lambda: toy(lambda x, e, f: (e * f).sum() * (1 + (x[0] > 1.05))).expmap(torch.ones(2), 0.3 * torch.ones(2)),
+        lambda: toy(lambda x, e, f: (e * f / x**2).sum() * (1 + (x.prod() > 1.05))).expmap(*torch.ones(2, 2)),
         "the energy of a geodesic must be constant",
     ),
     "view": (lambda: as_pymanopt("inv", (11, 2)), "must be a QuotientManifold. Found 'inv'"),  # type: ignore[arg-type]
