@@ -1,0 +1,77 @@
+"""Act on parameters by the groups of symmetries, and pair the groups' generators with cotangents.
+
+| | acts by | with |
+|---|---|---|
+| `Gauge` | matrices A on the channels of a `Wire`: writers A W, readers R A^-1 | an algebra, such as `GL` or `SO` |
+| `Torus` | log-scales of slices of parameters | exponents |
+| `Translation` | directions that are added | factors of low rank |
+| `Permutation` | exchanges of channels | a `Wire` |
+
+The first three have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
+Parameters are dicts of tensors by name. They are never changed, algebra is done in float64, results are cast once.
+
+>>> x = {"W": torch.randn(3, 5), "R": torch.randn(2, 3)}  # y = R W x, three channels between
+>>> wire = Wire(
+...     (
+...         Slot(Rows.along("W", (3, 5), axis=0), torch.arange(3), writes=True),
+...         Slot(Rows.along("R", (2, 3), axis=1), torch.arange(3), writes=False),
+...     ),
+...     channels=3,
+... )
+>>> gauge = Gauge(wire, GL(3))
+>>> y = gauge.act(x, gauge.element(torch.Generator().manual_seed(0)))
+>>> torch.allclose(y["R"] @ y["W"], x["R"] @ x["W"], atol=1e-5)
+True
+"""
+
+from quotient_manifolds.symmetries.groups.algebras import (
+    GL,
+    SO,
+    Algebra,
+    CenteredSO,
+    Complex,
+    DirectSum,
+    FromSum,
+    IntoMean,
+    Pattern,
+    Span,
+    blocks,
+    diagonal,
+    planes,
+)
+from quotient_manifolds.symmetries.groups.gauge import Gauge
+from quotient_manifolds.symmetries.groups.permutation import Permutation
+from quotient_manifolds.symmetries.groups.rows import Params, Rows
+from quotient_manifolds.symmetries.groups.symmetry import Symmetry
+from quotient_manifolds.symmetries.groups.torus import Slices, Torus
+from quotient_manifolds.symmetries.groups.translation import Part, Translation
+from quotient_manifolds.symmetries.groups.wire import Charge, Gain, Slot, Wire
+
+__all__ = [
+    "GL",
+    "SO",
+    "Algebra",
+    "CenteredSO",
+    "Charge",
+    "Complex",
+    "DirectSum",
+    "FromSum",
+    "Gain",
+    "Gauge",
+    "IntoMean",
+    "Params",
+    "Part",
+    "Pattern",
+    "Permutation",
+    "Rows",
+    "Slices",
+    "Slot",
+    "Span",
+    "Symmetry",
+    "Torus",
+    "Translation",
+    "Wire",
+    "blocks",
+    "diagonal",
+    "planes",
+]

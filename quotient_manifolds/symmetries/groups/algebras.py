@@ -1,0 +1,435 @@
+r"""Say which matrices act on the channels of a wire: Lie algebras of real matrices, with their groups.
+
+Each class is an algebra of n x n matrices X. Its orthogonal projection (in <X, Y> = tr X^T Y) turns the charge of a wire
+into charges of its own generators; exp leads into the group. Matrices come in batches (..., n, n), float64.
+
+| algebra | matrices | what it leaves as it is |
+|---|---|---|
+| `GL` | all | nothing |
+| `Pattern` | those that vanish outside a transitive pattern (blocks, triangles) | flags of channels |
+| `SO` | skew | lengths (RMSNorm) |
+| `CenteredSO` | skew, X 1 = 0 | lengths and the mean (LayerNorm) |
+| `IntoMean` | 1 w^T | t - mean(t) |
+| `FromSum` | t 1^T | activations whose channels sum to 0, up to a constant for a constant sum |
+| `Complex` | [[a, -b], [b, a]] | the rotations of a plane (rotary embeddings) |
+| `Span` | the span of a basis | |
+| `DirectSum` | algebras on sets of channels | `diagonal`, `planes` and `blocks` make the common ones |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from scipy.linalg import logm
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.rows import Record, integers, numbers
+
+_POWERS = 12
+"""Steps of the power method by which random matrices get a spectral norm of about 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Algebra(Record, ABC):
+    """Be a Lie algebra of real n x n matrices."""
+
+    n: int
+
+    @abstractmethod
+    def project(self, C: Tensor) -> Tensor:
+        """Return the orthogonal projection of matrices (..., n, n) onto the algebra, the same shape."""
+
+    @abstractmethod
+    def bound(self, S: Tensor) -> Tensor:
+        """Return the sums of absolute summands of project(C), if the summands of C have the sums S >= 0 (..., n, n)."""
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Return the number of independent matrices."""
+
+    def random(self, generator: torch.Generator, *batch: int) -> Tensor:
+        """Draw matrices (*batch, n, n): Gaussian, projected, of spectral norm about 1."""
+        X = self.project(torch.randn(*batch, self.n, self.n, generator=generator, dtype=torch.float64))
+        v = torch.randn(*batch, self.n, 1, generator=generator, dtype=torch.float64)
+        for _ in range(_POWERS):
+            v = X.mT @ (X @ v)
+            v = v / v.norm(dim=-2, keepdim=True).clamp(min=1e-300)
+        return X / (X @ v).norm(dim=-2, keepdim=True).clamp(min=1e-300)
+
+    def exp(self, X: Tensor) -> Tensor:
+        """Return the matrix exponential of elements of the algebra (..., n, n), an element of the group."""
+        return torch.matrix_exp(X)
+
+    def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        """Return whether all matrices (..., n, n) are in the group, in any of its connected components.
+
+        tolerance: of entries, relative to the largest of A. Algebras that are closed under products have the group of
+        all invertible 1 + X.
+        """
+        X = A - torch.eye(self.n, dtype=A.dtype, device=A.device)
+        return _is_zero(X - self.project(X), A, tolerance) and bool((torch.linalg.cond(A) < 1e15).all())
+
+    @property
+    def components(self) -> int:
+        """Return how many elements outside the identity component `reflect` may multiply; 0 for a connected group."""
+        return 0
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        """Return the product (..., n, n) of those elements outside the identity component that flips (..., k) says."""
+        return torch.eye(self.n, dtype=torch.float64).expand(*flips.shape[:-1], -1, -1)
+
+    @property
+    def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
+        """Return the algebra as a direct sum: channels int64 (k, m), with the algebra of m x m matrices on each row."""
+        return ((torch.arange(self.n)[None], self),)
+
+    @property
+    def support(self) -> Tensor:
+        """Return which entries of the matrices do not vanish, bool (n, n)."""
+        return self.bound(torch.ones(self.n, self.n, dtype=torch.float64)) > 0
+
+
+def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
+    return not X.numel() or bool((X.abs().amax((-2, -1)) <= tolerance * A.abs().amax((-2, -1))).all())
+
+
+@dataclass(frozen=True, eq=False)
+class GL(Algebra):
+    """All n x n matrices; the group is that of the invertible ones, GL(n)."""
+
+    def project(self, C: Tensor) -> Tensor:
+        return C
+
+    def bound(self, S: Tensor) -> Tensor:
+        return S
+
+    @property
+    def dimension(self) -> int:
+        return self.n**2
+
+    @property
+    def components(self) -> int:
+        return 1
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        signs = torch.ones(*flips.shape[:-1], self.n, dtype=torch.float64)
+        signs[..., 0] -= 2.0 * flips[..., 0]
+        return torch.diag_embed(signs)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern(Algebra):
+    """Matrices that vanish where `mask` (n, n) is False: blocks, or triangles of them.
+
+    ValueError unless the mask is transitive: (i, j) and (j, k) in it require (i, k).
+    """
+
+    mask: Tensor
+
+    def __post_init__(self) -> None:
+        self._store(mask=self.mask.detach().to("cpu", torch.bool).clone())
+        if self.mask.shape != (self.n, self.n):
+            raise ValueError(f"mask must have shape {(self.n, self.n)}. Found {tuple(self.mask.shape)}.")
+        paths = self.mask.double()
+        if bool((((paths @ paths) > 0) & ~self.mask).any()):
+            raise ValueError(
+                "mask must be transitive, so that products stay inside. Found a path of two that is outside."
+            )
+
+    def project(self, C: Tensor) -> Tensor:
+        return C.where(self.mask.to(C.device), 0.0)
+
+    def bound(self, S: Tensor) -> Tensor:
+        return self.project(S)
+
+    @property
+    def dimension(self) -> int:
+        return int(self.mask.sum())
+
+    def exp(self, X: Tensor) -> Tensor:
+        inside = self.mask.to(X.device) | torch.eye(self.n, dtype=torch.bool, device=X.device)
+        return torch.matrix_exp(X).where(inside, 0.0)  # no rounding outside
+
+    @property
+    def components(self) -> int:
+        return len(self._firsts)
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        signs = torch.ones(*flips.shape[:-1], self.n, dtype=torch.float64)
+        signs[..., self._firsts] -= 2.0 * flips.double()
+        return torch.diag_embed(signs)
+
+    @property
+    def _firsts(self) -> Tensor:
+        """Return the first channel of each block on the diagonal that has a determinant."""
+        mixed = (self.mask & self.mask.mT).int()
+        return torch.nonzero(self.mask.diagonal() & (mixed.argmax(1) == torch.arange(self.n)))[:, 0]
+
+    @property
+    def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
+        labels = torch.from_numpy(connected_components(self.mask.numpy(), directed=False)[1])
+        sets = [torch.nonzero(labels == each)[:, 0] for each in labels[self.mask.any(1) | self.mask.any(0)].unique()]
+        return tuple((c[None], Pattern(len(c), self.mask[c[:, None], c])) for c in sets)
+
+
+@dataclass(frozen=True, eq=False)
+class SO(Algebra):
+    """Skew matrices; the group is O(n), which keeps lengths, as a stream under RMSNorm needs it."""
+
+    def project(self, C: Tensor) -> Tensor:
+        return (C - C.mT) / 2
+
+    def bound(self, S: Tensor) -> Tensor:
+        return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device))
+
+    @property
+    def dimension(self) -> int:
+        return self.n * (self.n - 1) // 2
+
+    def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        return _is_zero(A.mT @ A - torch.eye(self.n, dtype=A.dtype, device=A.device), A, tolerance)
+
+    @property
+    def components(self) -> int:
+        return 1
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        return GL(self.n).reflect(flips)
+
+
+@dataclass(frozen=True, eq=False)
+class CenteredSO(Algebra):
+    """Skew matrices with X 1 = 0; the group is the orthogonal one that fixes the vector 1, as LayerNorm needs it."""
+
+    def project(self, C: Tensor) -> Tensor:
+        P = torch.eye(self.n, dtype=C.dtype, device=C.device) - 1 / self.n
+        C = P @ C @ P
+        return (C - C.mT) / 2
+
+    def bound(self, S: Tensor) -> Tensor:
+        P = (torch.eye(self.n, dtype=S.dtype, device=S.device) - 1 / self.n).abs()
+        S = P @ S @ P
+        return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device)) * (self.n > 2)
+
+    @property
+    def dimension(self) -> int:
+        return (self.n - 1) * (self.n - 2) // 2
+
+    def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        return SO(self.n).contains(A, tolerance) and _is_zero(A.sum(-1, keepdim=True) - 1, A, self.n * tolerance)
+
+    @property
+    def components(self) -> int:
+        return int(self.n > 1)
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        swap = torch.eye(self.n, dtype=torch.float64)
+        swap[:2, :2] = 1 - swap[:2, :2]
+        return swap.where(flips[..., None].bool(), torch.eye(self.n, dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class IntoMean(Algebra):
+    """Matrices 1 w^T: A = 1 + 1 w^T adds w . t to all channels, so that only the mean takes up anything."""
+
+    def project(self, C: Tensor) -> Tensor:
+        return C.mean(-2, keepdim=True).expand(C.shape)
+
+    def bound(self, S: Tensor) -> Tensor:
+        return self.project(S)
+
+    @property
+    def dimension(self) -> int:
+        return self.n
+
+    @property
+    def components(self) -> int:
+        return 1
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        return torch.eye(self.n, dtype=torch.float64) - 2.0 / self.n * flips[..., None].double()
+
+
+@dataclass(frozen=True, eq=False)
+class FromSum(Algebra):
+    """Matrices t 1^T: A = 1 + t 1^T adds t times the sum of all channels, a constant vector if the sum is constant."""
+
+    def project(self, C: Tensor) -> Tensor:
+        return C.mean(-1, keepdim=True).expand(C.shape)
+
+    def bound(self, S: Tensor) -> Tensor:
+        return self.project(S)
+
+    @property
+    def dimension(self) -> int:
+        return self.n
+
+    @property
+    def components(self) -> int:
+        return 1
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        return IntoMean(self.n).reflect(flips)
+
+
+@dataclass(frozen=True, eq=False)
+class Complex(Algebra):
+    """Matrices [[a, -b], [b, a]] on a plane, those that commute with J = [[0, -1], [1, 0]]: gl(1, C)."""
+
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        if self.n != 2:
+            raise ValueError(f"a plane must have two channels. Found {self.n}. Take planes(n, pairs) for several.")
+
+    def project(self, C: Tensor) -> Tensor:
+        J = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=C.dtype, device=C.device)
+        return (C + J.mT @ C @ J) / 2
+
+    def bound(self, S: Tensor) -> Tensor:
+        return (S + S.flip(-2, -1)) / 2
+
+    @property
+    def dimension(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, eq=False)
+class Span(Algebra):
+    """The real span of matrices `basis` (k, n, n), stored as an orthonormal basis.
+
+    ValueError for matrices that are dependent, or whose commutators leave the span by more than 1e-7.
+    `contains` is for elements exp(X), X in the span, whose principal logarithm is X.
+    """
+
+    basis: Tensor
+
+    def __post_init__(self) -> None:
+        basis = numbers(self.basis)
+        if basis.ndim != 3 or basis.shape[1:] != (self.n, self.n):
+            raise ValueError(f"basis must have shape (k, {self.n}, {self.n}). Found {tuple(basis.shape)}.")
+        Q, R = torch.linalg.qr(basis.flatten(1).mT)
+        if len(basis) > self.n**2 or bool((R.diagonal().abs() <= 1e-10 * R.norm(dim=0)).any()):
+            raise ValueError("the matrices of a basis must be linearly independent. Found dependent ones.")
+        self._store(basis=Q.mT.reshape(-1, self.n, self.n).contiguous())
+        for X in self.basis:
+            bracket = X @ self.basis - self.basis @ X
+            if not _is_zero(bracket - self.project(bracket), torch.ones_like(bracket), 1e-7):
+                raise ValueError("commutators of a basis must be in its span. Found one that is not.")
+
+    def project(self, C: Tensor) -> Tensor:
+        B = self.basis.to(C.device, C.dtype)
+        return torch.einsum("kij,...k->...ij", B, torch.einsum("kij,...ij->...k", B, C))
+
+    def bound(self, S: Tensor) -> Tensor:
+        B = self.basis.to(S.device, S.dtype).abs()
+        return torch.einsum("kij,...k->...ij", B, torch.einsum("kij,...ij->...k", B, S))
+
+    @property
+    def dimension(self) -> int:
+        return len(self.basis)
+
+    def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        for each in A.reshape(-1, self.n, self.n):
+            log = np.asarray(logm(each.detach().cpu().numpy()))
+            X = torch.from_numpy(log.real.astype(np.float64))
+            if np.abs(log.imag).max() > tolerance or not _is_zero(X - self.project(X), torch.ones_like(X), tolerance):
+                return False
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class DirectSum(Algebra):
+    """Algebras on disjoint sets of channels; channels in none of them are unchanged.
+
+    parts: pairs of channels int64 (k, m), k sets of m channels, and the algebra of m x m matrices on each of the k
+    sets, independently of each other. ValueError for channels that occur twice or do not exist.
+    """
+
+    parts: tuple[tuple[Tensor, Algebra], ...]
+
+    def __post_init__(self) -> None:
+        self._store(parts=tuple((integers(channels, "channels"), algebra) for channels, algebra in self.parts))
+        for channels, algebra in self.parts:
+            if channels.ndim != 2 or channels.shape[1] != algebra.n:
+                raise ValueError(f"channels must have shape (k, {algebra.n}). Found {tuple(channels.shape)}.")
+        used = torch.cat([torch.empty(0, dtype=torch.int64), *(channels.flatten() for channels, _ in self.parts)])
+        if len(used.unique()) < len(used) or bool(((used < 0) | (used >= self.n)).any()):
+            raise ValueError(f"channels must be distinct numbers from 0 to {self.n - 1}. Found others.")
+
+    def project(self, C: Tensor) -> Tensor:
+        return self._each(0 * C, [algebra.project(C[at]) for at, algebra in self._at])
+
+    def bound(self, S: Tensor) -> Tensor:
+        return self._each(torch.zeros_like(S), [algebra.bound(S[at]) for at, algebra in self._at])
+
+    @property
+    def dimension(self) -> int:
+        return sum(len(channels) * algebra.dimension for channels, algebra in self.parts)
+
+    def random(self, generator: torch.Generator, *batch: int) -> Tensor:
+        drawn = [algebra.random(generator, *batch, len(channels)) for channels, algebra in self.parts]
+        return self._each(torch.zeros(*batch, self.n, self.n, dtype=torch.float64), drawn)
+
+    def exp(self, X: Tensor) -> Tensor:
+        eye = torch.eye(self.n, dtype=X.dtype, device=X.device).expand(X.shape)
+        return self._each(eye, [algebra.exp(X[at]) for at, algebra in self._at])
+
+    def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        eye = torch.eye(self.n, dtype=A.dtype, device=A.device).expand(A.shape)
+        outside = A - self._each(eye, [A[at] for at, _ in self._at])
+        inside = (algebra.contains(A[at], tolerance) for at, algebra in self._at)
+        return _is_zero(outside, A, tolerance) and all(inside)
+
+    @property
+    def components(self) -> int:
+        return sum(len(channels) * algebra.components for channels, algebra in self.parts)
+
+    def reflect(self, flips: Tensor) -> Tensor:
+        batch = flips.shape[:-1]
+        sizes = [(len(channels), algebra.components) for channels, algebra in self.parts]
+        split = flips.split([prod(size) for size in sizes], -1)
+        each = [algebra.reflect(f.reshape(*batch, *size)) for f, size, (_, algebra) in zip(split, sizes, self.parts)]
+        return self._each(torch.eye(self.n, dtype=torch.float64).expand(*batch, -1, -1), each)
+
+    @property
+    def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
+        return tuple(
+            (channels[:, inner].flatten(0, 1), part)
+            for channels, algebra in self.parts
+            for inner, part in algebra.summands
+        )
+
+    @property
+    def _at(self) -> list[tuple[tuple[object, Tensor, Tensor], Algebra]]:
+        """Return where the blocks (..., k, m, m) of each part are."""
+        return [((..., c[:, :, None], c[:, None, :]), algebra) for c, algebra in self.parts]
+
+    def _each(self, X: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """Return a matrix with other blocks (..., k, m, m) of each part."""
+        X = X.clone()
+        for (at, _), block in zip(self._at, blocks, strict=True):
+            X[at] = block
+        return X
+
+
+def diagonal(n: int) -> DirectSum:
+    """Return the diagonal matrices; the identity component are the positive scales."""
+    return DirectSum(n, ((torch.arange(n)[:, None], GL(1)),))
+
+
+def planes(n: int, pairs: Tensor) -> DirectSum:
+    """Return gl(1, C) on each of k pairs of channels, int64 (k, 2)."""
+    return DirectSum(n, ((pairs, Complex()),))
+
+
+def blocks(n: int, sets: Tensor | Sequence[Sequence[int]]) -> DirectSum:
+    """Return gl(m) on each of disjoint sets of m channels, which may differ in size."""
+    return DirectSum(n, tuple((torch.as_tensor(each)[None], GL(len(each))) for each in sets))

@@ -1,0 +1,143 @@
+"""Let the group of an algebra act on a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.algebras import GL, Algebra
+from quotient_manifolds.symmetries.groups.rows import Params
+from quotient_manifolds.symmetries.groups.symmetry import Symmetry
+from quotient_manifolds.symmetries.groups.wire import Charge, Wire
+
+_RANK = 1e-10
+"""Below which singular values are 0, relative to the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gauge(Symmetry):
+    """Let the group of an algebra act on the channels of a wire. Elements are A (n, n), generators X in the algebra.
+
+    Gains between the wire and its slots are fixed (see `Wire`).
+
+    wire, algebra: of the same number n of channels. reflections: bool (algebra.components,), which elements outside
+    the identity component (a sign, a reflection) are symmetries as well; none if None. GL is thus told from GL+, O
+    from SO. ValueError for an algebra that would mix channels which a slot covers with some that it does not.
+    """
+
+    wire: Wire
+    algebra: Algebra
+    reflections: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.algebra.n != self.wire.channels:
+            found = f"{self.algebra.n} and {self.wire.channels}"
+            raise ValueError(f"an algebra and its wire must have the same number of channels. Found {found}.")
+        if bool((self.algebra.support & ~self.wire.possible).fill_diagonal_(False).any()):
+            raise ValueError(
+                "an algebra must not mix channels that a slot covers with others. Take one in wire.possible."
+            )
+        if self.reflections is not None:
+            flips = self.reflections.detach().to("cpu", torch.bool).clone()
+            if flips.shape != (self.algebra.components,):
+                found = tuple(flips.shape)
+                raise ValueError(f"reflections must have shape {(self.algebra.components,)}. Found {found}.")
+            self._store(reflections=flips)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.wire.names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.wire.channels, self.wire.channels)
+
+    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
+        """Return wire.act(params, element); algebra.contains says whether a matrix is an element."""
+        return self.wire.act(params, element)
+
+    def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Draw exp(scale X), X of spectral norm about 1, times each of the reflections with probability 1/2."""
+        A = self.algebra.exp(scale * self.algebra.random(generator))
+        if self.reflections is None:
+            return A
+        flips = torch.rand(len(self.reflections), generator=generator) < 0.5
+        return self.algebra.reflect(flips & self.reflections) @ A
+
+    def exp(self, X: Tensor) -> Tensor:
+        return self.algebra.exp(self.generator(X))
+
+    def generator(self, X: Tensor) -> Tensor:
+        """Return generators (..., n, n) in float64 (ValueError for another shape, or one outside the algebra)."""
+        X = super().generator(X)
+        outside = (X - self.algebra.project(X)).detach().abs().amax()
+        if float(outside) > 1e-9 * float(X.detach().abs().amax()):
+            raise ValueError(f"a generator must be in the algebra. Found a part of {outside:.1e} outside; project it.")
+        return X
+
+    def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
+        """Compute the projection of the wire's charge onto the algebra (n, n), and the size of its summands (n, n)."""
+        value, size = self.wire.charge(params, cotangent)
+        return Charge(self.algebra.project(value), self.algebra.bound(size))
+
+    def dimension(self, params: Mapping[str, Tensor]) -> int:
+        """Return the dimension of the algebra less that of its elements X that move nothing.
+
+        These have X W = 0 for all writers and X^T R = 0 for all readers as rows, in the wire's units, so that
+        X = N_R Z N_W^T with bases N of what is not read and not written. A matrix with both sides on the wire gives
+        X W - W X = 0 only; it is taken last, on what is left.
+        """
+        written, read = (self._factor(params, covariant) for covariant in (True, False))
+        idle, left = 0, list[Tensor]()
+        for channels, algebra in self.algebra.summands:
+            for each in channels:
+                N, M = _null(read[:, each]), _null(written[:, each])
+                if not N.shape[1] or not M.shape[1]:
+                    continue
+                if isinstance(algebra, GL) and not self.wire.sides:
+                    idle += N.shape[1] * M.shape[1]
+                    continue
+                X = _inside(algebra, torch.einsum("ia,jb->abij", N, M).flatten(0, 1))
+                idle += len(X)
+                if self.wire.sides and len(X):
+                    whole = X.new_zeros(len(X), *self.shape)
+                    whole[:, each[:, None], each] = X
+                    left.append(whole)
+        return self.algebra.dimension - idle + (self._moving(params, torch.cat(left)) if left else 0)
+
+    def _factor(self, params: Mapping[str, Tensor], covariant: bool) -> Tensor:
+        """Return F (at most n, n) with F^T F = sum of V V^T over the slots in which A acts, or A^-T, of one side."""
+        n = self.wire.channels
+        F, both = torch.zeros(1, n, dtype=torch.float64), [slot for pair in self.wire.sides for slot in pair]
+        for slot in self.wire.slots:
+            if slot.covariant == covariant and not any(slot is each for each in both):
+                V = slot.in_wire(params, params)[0].detach().cpu()
+                rows = torch.zeros(V.shape[1], n, dtype=torch.float64)
+                rows[:, slot.channels] = V.mT
+                F = torch.linalg.qr(torch.cat([F, rows]), mode="r")[1]
+        return F
+
+    def _moving(self, params: Mapping[str, Tensor], X: Tensor) -> int:
+        """Return how many of generators (k, n, n) move parameters."""
+        tangents = torch.cat([each.flatten(1) for each in self.tangent(params, X).values()], 1)
+        size = max(float(params[name].detach().abs().max()) for name in self.names)
+        return int((torch.linalg.svdvals(tangents) > _RANK * size).sum())
+
+
+def _null(F: Tensor) -> Tensor:
+    """Return an orthonormal basis (m, k) of the vectors that F (rows, m) takes to 0, up to rounding by channel."""
+    norms = F.norm(dim=0)
+    norms = norms.where(norms > 0, 1.0)
+    _, s, Vh = torch.linalg.svd(F / norms)
+    rank = int((s > _RANK * s[0]).sum())
+    return torch.linalg.qr(Vh[rank:].mT / norms[:, None])[0]
+
+
+def _inside(algebra: Algebra, X: Tensor) -> Tensor:
+    """Return an orthonormal basis (k, m, m) of the part of the span of orthonormal X that is in an algebra."""
+    B = X.flatten(1)
+    cosines, vectors = torch.linalg.eigh(B @ algebra.project(X).flatten(1).mT)
+    return (vectors[:, cosines > 1 - _RANK].mT @ B).view(-1, *X.shape[1:])

@@ -1,0 +1,78 @@
+"""State what every continuous symmetry is: an action, and the charges of its generators."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.rows import Params, Record, flattened
+from quotient_manifolds.symmetries.groups.wire import Charge
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetry(Record, ABC):
+    """Let a Lie group act on parameters. Generators X are tensors of one shape, `exp` makes them elements."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that `act` changes, each once."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of generators."""
+
+    @abstractmethod
+    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
+        """Return all parameters, acted on by an element; nothing given is changed."""
+
+    @abstractmethod
+    def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Draw an element of the group, at a distance of about `scale` from the identity."""
+
+    @abstractmethod
+    def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
+        """Compute C, of the shape of generators, with <C, X> = <cotangent, tangent(params, X)>, and its summands' size.
+
+        With the gradient of a loss for a cotangent, C vanishes at all parameters if and only if the loss is invariant.
+        """
+
+    @abstractmethod
+    def dimension(self, params: Mapping[str, Tensor]) -> int:
+        """Return the rank of X -> tangent(params, X): generators that move no parameter do not count."""
+
+    def exp(self, X: Tensor) -> Tensor:
+        """Return the element that a generator leads to in unit time."""
+        return self.generator(X)
+
+    def generator(self, X: Tensor) -> Tensor:
+        """Return generators (..., *shape) in float64 (ValueError for another shape)."""
+        if tuple(X.shape[X.ndim - len(self.shape) :]) != self.shape or X.is_complex():
+            raise ValueError(f"a generator must be real, of shape {self.shape}. Found {tuple(X.shape)}, {X.dtype}.")
+        return X.double()
+
+    def flow(self, params: Mapping[str, Tensor], X: Tensor) -> Params:
+        """Return act(params, exp(X))."""
+        return self.act(params, self.exp(X))
+
+    def tangent(self, params: Mapping[str, Tensor], X: Tensor) -> Params:
+        """Return d/dt act(params, exp(t X)) at t = 0, float64, for the parameters in `names`.
+
+        The charge is linear in the cotangent, and the tangent is its transpose, whatever the group. X may be a batch
+        (k, *shape); tangents are then (k, *shape of the parameter).
+        """
+        X, x = self.generator(X), {name: w.detach() for name, w in params.items()}
+        y = {}
+        for name in self.names:
+            flattened(x, name, tuple(x[name].shape) if name in x else ())
+            y[name] = torch.zeros_like(x[name], dtype=torch.float64, requires_grad=True)
+        with torch.enable_grad():
+            C = self.charge(x, y).value
+        batched = X.ndim > C.ndim
+        parts = torch.autograd.grad(C, list(y.values()), X.to(C.device), is_grads_batched=batched)
+        return dict(zip(y, parts, strict=True))

@@ -1,0 +1,161 @@
+"""Let log-scales multiply slices of parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, flattened, integers, numbers
+from quotient_manifolds.symmetries.groups.symmetry import Symmetry
+from quotient_manifolds.symmetries.groups.wire import Charge
+
+_RANK = 1e-11
+"""Below which eigenvalues of a Gram matrix are 0, relative to the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slices(Record):
+    """Scale each row of entries of a parameter by exp(E z), z (k,) unknown log-scales, E (rows, k) the exponents.
+
+    E is sparse: index is int64 (2, nonzero), rows over unknowns, with the exponents `powers` (nonzero,).
+    """
+
+    rows: Rows
+    index: Tensor
+    powers: Tensor
+
+    def __post_init__(self) -> None:
+        self._store(index=integers(self.index, "index"), powers=numbers(self.powers))
+        if self.index.shape != (2, *self.powers.shape) or self.powers.ndim != 1:
+            found = f"{tuple(self.index.shape)} and {tuple(self.powers.shape)}"
+            raise ValueError(f"index and powers must have shapes (2, k) and (k,). Found {found}.")
+        if self.index.numel() and not 0 <= int(self.index[0].min()) <= int(self.index[0].max()) < len(self.rows):
+            raise ValueError(
+                f"exponents must be of rows 0 to {len(self.rows) - 1} of {self.rows.name!r}. Found others."
+            )
+
+    @classmethod
+    def of(cls, rows: Rows, exponents: Tensor) -> Slices:
+        """Return slices with exponents E (rows, k), dense or sparse."""
+        if exponents.ndim != 2 or len(exponents) != len(rows):
+            raise ValueError(f"exponents must have shape ({len(rows)}, k). Found {tuple(exponents.shape)}.")
+        sparse = exponents.detach().to_sparse_coo().coalesce()
+        return cls(rows, sparse.indices(), sparse.values())
+
+    def logs(self, z: Tensor) -> Tensor:
+        """Return E z, the log-scale of each row."""
+        row, unknown = self.index.to(z.device)
+        return z.new_zeros(len(self.rows)).index_add(0, row, self.powers.to(z.device) * z[unknown])
+
+    def transposed(self, c: Tensor, size: int, powers: Tensor) -> Tensor:
+        """Return E^T c (size,), with `powers` or their absolute values for exponents."""
+        row, unknown = self.index.to(c.device)
+        return c.new_zeros(size).index_add(0, unknown, powers.to(c.device) * c[row])
+
+
+@dataclass(frozen=True, eq=False)
+class Torus(Symmetry):
+    """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
+
+    Slices of one parameter may overlap, as rows and columns do; their log-scales add up. ValueError for an unknown
+    that is none of the k, and for slices of one parameter that read it with different scales and offsets.
+    """
+
+    slices: tuple[Slices, ...]
+    size: int
+
+    def __post_init__(self) -> None:
+        self._store(slices=tuple(self.slices))
+        if any(
+            s.index.numel() and not 0 <= int(s.index[1].min()) <= int(s.index[1].max()) < self.size for s in self.slices
+        ):
+            raise ValueError(f"unknown log-scales must be numbers from 0 to {self.size - 1}. Found others.")
+        for name, count in Counter(s.rows.name for s in self.slices).items():
+            read = [(s.rows.scale, s.rows.offset) for s in self.slices if s.rows.name == name]
+            if count > 1 and (any(isinstance(v, Tensor) for pair in read for v in pair) or len({*read}) > 1):
+                raise ValueError(f"slices of {name!r} must have one scale and offset, numbers. Found others.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.rows.name for s in self.slices))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
+        """Return the parameters with each slice multiplied by exp(E z), z = element (k,), cast once to their dtypes.
+
+        ValueError for an element of another shape, a missing parameter, and one of another shape.
+        """
+        z, draft = self.generator(element), Draft(params)
+        for each in self.slices:
+            values = each.rows.read(draft)
+            draft.write(each.rows, values * each.logs(z.to(values.device)).exp()[:, None])
+        return draft.finished()
+
+    def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Draw Gaussian log-scales of standard deviation `scale`."""
+        return scale * torch.randn(self.size, generator=generator, dtype=torch.float64)
+
+    def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
+        """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
+        value = size = torch.zeros(self.size, dtype=torch.float64)
+        for each in self.slices:
+            terms = each.rows.read(params) * each.rows.dual(cotangent)
+            value = value.to(terms.device) + each.transposed(terms.sum(1), self.size, each.powers)
+            with torch.no_grad():
+                absolute = each.transposed(terms.abs().sum(1), self.size, each.powers.abs())
+                size = size.to(terms.device) + absolute
+        return Charge(value, size)
+
+    def dimension(self, params: Mapping[str, Tensor]) -> int:
+        """Return the rank of the exponents of all entries that are not 0.
+
+        The Gram matrix of these is sum of E_g^T N E_h over pairs g, h of slices of a parameter, N the numbers of entries
+        that their rows share. It falls apart into blocks of unknowns that have an entry in common.
+        """
+        gram = csr_matrix((self.size, self.size))
+        for one, other in product(self.slices, self.slices):
+            if one.rows.name == other.rows.name:
+                gram += self._exponents(one).T @ _shared(one.rows, other.rows, params) @ self._exponents(other)
+        norms = np.sqrt(gram.diagonal())
+        alive = np.flatnonzero(norms > 0)
+        gram = gram[alive][:, alive].multiply(1 / norms[alive]).multiply(1 / norms[alive][:, None]).tocsr()
+        labels = connected_components(gram, directed=False)[1]
+        order, starts = np.argsort(labels, kind="stable"), np.flatnonzero(np.diff(np.sort(labels))) + 1
+        rank = 0
+        for part in np.split(order, starts) if len(order) else ():
+            if len(part) == 1:
+                rank += 1
+                continue
+            eigenvalues = np.linalg.eigvalsh(gram[part][:, part].toarray())
+            rank += int((eigenvalues > _RANK * eigenvalues[-1]).sum())
+        return rank
+
+    def _exponents(self, each: Slices) -> csr_matrix:
+        shape = (len(each.rows), self.size)
+        return csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=shape)
+
+
+def _shared(one: Rows, other: Rows, params: Mapping[str, Tensor]) -> csr_matrix:
+    """Return how many entries that are not 0 row i of one and row j of the other share, sparse."""
+    flattened(params, one.name, one.shape)
+    labels = []
+    for rows in (one, other):
+        label = torch.full((rows.touched.numel(),), -1)
+        at = torch.arange(len(rows))[:, None].expand(-1, rows.columns)
+        alive = rows.read(params).detach().cpu() != 0
+        label[rows.places[alive]] = at[alive]
+        labels.append(label)
+    both = (labels[0] >= 0) & (labels[1] >= 0)
+    i, j = (label[both].numpy() for label in labels)
+    return coo_matrix((np.ones(len(i)), (i, j)), shape=(len(one), len(other))).tocsr()

@@ -1,0 +1,335 @@
+r"""Let invertible matrices act on the channels of a wire, and pair changes of the weights with them.
+
+A wire is n channels of activations t with the parameters that write them (t = W x) and read them (y = R t). With A, t
+becomes A t if W becomes A W and R becomes R A^-1, and the model is the same function if nothing else touches t, or if A
+commutes with what does. Per parameter that is a `Slot`: its entries as rows, one per channel, the columns of R being
+rows. A slot may have units of its own: gains g between the wire and a reader, t -> g * t, make R diag(g) the reader in
+the wire's units. A slot is dual if its channels are contracted with the wire's, as keys are with queries, k^T q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, integers, numbers
+
+_AGREEMENT = 1e-10
+"""How far uses of a tied entry may differ, relative to the largest number of the parameter."""
+
+
+class Charge(NamedTuple):
+    """Hold the charges of generators, and for each the sum of the absolute values of its summands, of the same shape.
+
+    A charge vanishes if value / size is rounding. A size of 0 says that nothing was exercised.
+    """
+
+    value: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Gain(Record):
+    """Raise one entry of a parameter per row to a power: entries.read(params)[at] ** power. Rows may share entries.
+
+    entries: the distinct entries, (k, 1). at: int64, (rows,), the row of `entries` for each row of the slot.
+    """
+
+    entries: Rows
+    at: Tensor
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._store(at=integers(self.at, "at"))
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        places: Tensor,
+        power: float = 1.0,
+        scale: float = 1.0,
+        offset: float = 0.0,
+    ) -> Gain:
+        """Return (scale * w + offset) ** power at these numbers of entries of w, int64 (rows,)."""
+        entries, at = integers(places, f"places of {name!r}").unique(return_inverse=True)
+        return cls(Rows.at(name, shape, entries[:, None], scale, offset), at, power)
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the gains with their powers, float64 (rows,)."""
+        return self.entries.read(params)[:, 0][self.at.to(params[self.entries.name].device)] ** self.power
+
+
+@dataclass(frozen=True, eq=False)
+class Slot(Record):
+    """Place rows of entries of a parameter on channels of a wire.
+
+    rows: the entries, one row per channel; the columns of a reader's matrix are given as rows.
+    channels: int64, (rows,), the channel of each row, distinct. A slot may cover some of the wire's channels.
+    writes: whether the parameter writes the channels, or reads them.
+    dual: whether A^-T acts where A does for others, and A where A^-T does (channels contracted with the wire's).
+    constant, gains: the units u = constant * product of gains, (rows,). An activation t of the wire is u * t for the
+        slot, so that a writer's rows are u times those in the wire's units, and a reader's 1 / u times.
+    use: slots of one use of a parameter are sides of one matrix, whose actions compose (a recurrent weight that reads
+        and writes the wire becomes A W A^-1). Different uses of an entry are tied, and must agree on its new value.
+    """
+
+    rows: Rows
+    channels: Tensor
+    writes: bool
+    dual: bool = False
+    constant: Tensor | None = None
+    gains: tuple[Gain, ...] = ()
+    use: int = 0
+
+    def __post_init__(self) -> None:
+        self._store(channels=integers(self.channels, "channels"), gains=tuple(self.gains))
+        if self.constant is not None:
+            self._store(constant=numbers(self.constant))
+        per_row = [self.channels, *([] if self.constant is None else [self.constant]), *(g.at for g in self.gains)]
+        if any(each.shape != (len(self.rows),) for each in per_row):
+            shapes = ", ".join(str(tuple(each.shape)) for each in per_row)
+            raise ValueError(
+                f"channels and units must have one number per row, {len(self.rows)}. Found shapes {shapes}."
+            )
+        if len(self.channels.unique()) < len(self.channels):
+            raise ValueError(f"channels of {self.name!r} must be distinct. Give each copy of a channel its own slot.")
+
+    @property
+    def name(self) -> str:
+        """Return the name of the parameter."""
+        return self.rows.name
+
+    @property
+    def places(self) -> Tensor:
+        """Return the numbers of the entries, int64 (rows, columns)."""
+        return self.rows.places
+
+    @property
+    def covariant(self) -> bool:
+        """Return whether the rows in the wire's units become A V, or A^-T V."""
+        return self.writes != self.dual
+
+    def units(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the units u, float64 (rows,). ValueError for a gain that is 0 or not finite."""
+        u = torch.ones(len(self.rows), dtype=torch.float64) if self.constant is None else self.constant
+        u = u.to(params[self.name].device) if self.name in params else u
+        for gain in self.gains:
+            u = u * gain.read(params)
+        if not bool(torch.isfinite(u).all()) or not bool(u.all()):
+            raise ValueError(f"gains between the wire and {self.name!r} must be finite and not 0. Found others.")
+        return u
+
+    def moved(self, params: Mapping[str, Tensor], A: Tensor) -> Tensor:
+        """Return S A S^-1 V, the rows V acted on by A (rows, rows), with S = diag(u) for writers, diag(u)^-1 else."""
+        s = self._from_wire(params)
+        return s * (A.to(s.device) @ (self.rows.read(params) / s))
+
+    def in_wire(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return S^-1 V, the rows of x in the wire's units, and S Y, those of a cotangent y, both (rows, columns)."""
+        s = self._from_wire(x)
+        return self.rows.read(x) / s, s * self.rows.dual(y)
+
+    def _from_wire(self, params: Mapping[str, Tensor]) -> Tensor:
+        u = self.units(params)[:, None]
+        return u if self.writes else 1 / u
+
+
+@dataclass(frozen=True, eq=False)
+class Wire(Record):
+    r"""Let invertible matrices A act on n channels through the slots of the parameters that write and read them.
+
+    With u the units of a slot and U = diag(u), writers become U A U^-1 V, readers (as rows) U^-1 A^-T U V; dual slots
+    have A and A^-T exchanged. Gains are fixed, so that act(act(w, A), B) = act(w, B A): a change of a gain is an action
+    on another wire, in which it is a slot.
+
+    ValueError for a channel that the wire does not have, a gain that is an entry of a slot, and slots of one use that
+    share entries in such a way that the order of their actions would matter.
+    """
+
+    slots: tuple[Slot, ...]
+    channels: int
+
+    def __post_init__(self) -> None:
+        self._store(slots=tuple(self.slots))
+        for slot in self.slots:
+            if int(slot.channels.min()) < 0 or int(slot.channels.max()) >= self.channels:
+                raise ValueError(f"channels must be 0 to {self.channels - 1}. Found others for {slot.name!r}.")
+            for gain in slot.gains:
+                if any(gain.entries.meets(other.rows) for other in self.slots):
+                    raise ValueError(
+                        f"gains must be no entries of a slot of the wire. Found {gain.entries.name!r} as both."
+                    )
+        for slot, other in self.sides:
+            if not _commute(slot, other):
+                raise ValueError(
+                    f"slots of one use must be the two sides of one matrix where they share entries. Found others for "
+                    f"{slot.name!r}. Give tied uses different numbers `use`."
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that `act` changes, each once."""
+        return tuple(dict.fromkeys(slot.name for slot in self.slots))
+
+    @property
+    def possible(self) -> Tensor:
+        """Return which entries of A - 1 may differ from 0, bool (n, n).
+
+        What is written to channel j goes to channel i, too, if A_ij is not 0: all slots in which A acts that cover j
+        must cover i, and all in which A^-T acts that cover i must cover j.
+        """
+        mask = torch.ones(self.channels, self.channels, dtype=torch.bool)
+        for slot in self.slots:
+            covered = self._covered(slot)
+            mask &= ~(covered & ~covered[:, None]) if slot.covariant else ~(covered[:, None] & ~covered)
+        return mask
+
+    def act(self, params: Mapping[str, Tensor], A: Tensor) -> Params:
+        """Return the parameters acted on by A (n, n), all of them, in their own dtypes; gains are unchanged.
+
+        Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
+        ValueError for a matrix of another shape, a singular one, one that mixes channels that a slot covers with some
+        that it does not, a missing parameter or one of another shape, a gain of 0, and uses of a tied entry that
+        disagree on its value.
+        """
+        A, dual = self._with_dual(A)
+        result = Draft(params)
+        for name, uses in self._uses().items():
+            values = []
+            for slots in uses:
+                draft = Draft(params)
+                for slot in slots:
+                    c = slot.channels.to(A.device)
+                    draft.write(slot.rows, slot.moved(draft, (A if slot.covariant else dual)[c[:, None], c]))
+                values.append(draft[name])
+            result[name] = _agreed(uses, values)
+        return result.finished()
+
+    def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Charge:
+        r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.
+
+        C = sum of (u y) (x / u)^T over writers - (u x) (y / u)^T over readers, in which dual ones have minus the
+        transpose. x: parameters. y: a cotangent, of the same shapes. Rows and columns of channels that a slot does not
+        cover have no summand of it. A tied entry counts once, in equal parts by use.
+        """
+        value = size = torch.zeros(self.channels, self.channels, dtype=torch.float64)
+        for slot, a, b in self._pairs(x, y):
+            value = _add(value, slot, b @ a.mT if slot.covariant else -(a @ b.mT))
+            with torch.no_grad():
+                a, b = a.abs(), b.abs()
+                size = _add(size, slot, b @ a.mT if slot.covariant else a @ b.mT)
+        return Charge(value, size)
+
+    def overlap(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
+        r"""Compute M (n, n) with <M, A> = <y, act(x, A)> + constant for orthogonal A: the plain sum over slots.
+
+        M = sum of (u y) (x / u)^T over writers + (y / u) (u x)^T over readers. The skew parts of M and of the charge
+        are equal. The orthogonal A that brings x closest to y (units of 1) is U V^T of the SVD M = U S V^T
+        (Procrustes). Slots that are two sides of one matrix count on their own.
+        """
+        total = torch.zeros(self.channels, self.channels, dtype=torch.float64)
+        for slot, a, b in self._pairs(x, y):
+            total = _add(total, slot, b @ a.mT)
+        return total
+
+    def _pairs(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Iterator[tuple[Slot, Tensor, Tensor]]:
+        """Yield each slot with the rows of x and of a cotangent y in the wire's units; tied entries' shares of y."""
+        shares = dict(y)
+        for name, count in self._counts.items():
+            if name in y and y[name].numel() == count.numel():
+                shares[name] = y[name] / count.view(y[name].shape).to(y[name].device)
+        for slot in self.slots:
+            yield slot, *slot.in_wire(x, shares)
+
+    def _covered(self, slot: Slot) -> Tensor:
+        """Return which channels a slot covers, bool (n,)."""
+        return torch.zeros(self.channels, dtype=torch.bool).index_fill_(0, slot.channels, True)
+
+    def _uses(self) -> dict[str, list[list[Slot]]]:
+        """Return the slots of each use, by parameter."""
+        uses: dict[str, dict[int, list[Slot]]] = {}
+        for slot in self.slots:
+            uses.setdefault(slot.name, {}).setdefault(slot.use, []).append(slot)
+        return {name: list(each.values()) for name, each in uses.items()}
+
+    @cached_property
+    def _counts(self) -> dict[str, Tensor]:
+        """Return how many uses each entry has, at least 1, for parameters with several uses."""
+        counts = {}
+        for name, uses in self._uses().items():
+            if len(uses) > 1:
+                counts[name] = sum(_touched(slots).double() for slots in uses).clamp(min=1)  # type: ignore[union-attr]
+        return counts
+
+    @cached_property
+    def sides(self) -> list[tuple[Slot, Slot]]:
+        """Return the pairs of slots of one use that share entries: the two sides of one matrix."""
+        pairs = (each for uses in self._uses().values() for slots in uses for each in combinations(slots, 2))
+        return [(a, b) for a, b in pairs if a.rows.meets(b.rows)]
+
+    def _with_dual(self, A: Tensor) -> tuple[Tensor, Tensor]:
+        """Return A and A^-T in float64, once A is what it must be."""
+        n = self.channels
+        if tuple(A.shape) != (n, n) or A.is_complex():
+            raise ValueError(f"A must be a real matrix of shape {(n, n)}. Found {tuple(A.shape)}, {A.dtype}.")
+        A = A.double()
+        inverse, info = torch.linalg.inv_ex(A)
+        condition = float(torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1)) if n else 1.0
+        eps = torch.finfo(torch.float64).eps
+        if int(info) or not condition < 1 / eps:
+            raise ValueError(f"A must be invertible. Found a matrix of condition number {condition:.1e}.")
+        crossing = A.detach().abs().where(~(self.possible | torch.eye(n, dtype=torch.bool)).to(A.device), 0.0)
+        if float(crossing.max()) > n * eps * float(A.detach().abs().max()):
+            i, j = divmod(int(crossing.argmax()), n)
+            raise ValueError(
+                f"A must not mix channels that a slot covers with others. Found A[{i}, {j}] = {A[i, j]:.2g}."
+            )
+        return A, inverse.mT
+
+
+def _add(total: Tensor, slot: Slot, part: Tensor) -> Tensor:
+    """Return a matrix (n, n) plus a part on the channels of a slot."""
+    c = slot.channels.to(part.device)
+    return total.to(part.device).index_put((c[:, None], c), part, accumulate=True)
+
+
+def _touched(slots: list[Slot]) -> Tensor:
+    """Return which entries of a parameter slots have, bool (entries,)."""
+    return torch.stack([slot.rows.touched for slot in slots]).any(0)
+
+
+def _commute(a: Slot, b: Slot) -> bool:
+    """Return whether random matrices on the rows of two slots give the same in both orders."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(prod(a.rows.shape), generator=generator, dtype=torch.float64)
+    P, Q = (torch.randn(len(s.rows), len(s.rows), generator=generator, dtype=torch.float64) for s in (a, b))
+
+    def applied(w: Tensor, slot: Slot, A: Tensor) -> Tensor:
+        return w.index_copy(0, slot.places.flatten(), (A @ w[slot.places]).flatten())
+
+    one, two = applied(applied(w, a, P), b, Q), applied(applied(w, b, Q), a, P)
+    return torch.allclose(one, two, rtol=0, atol=1e-9 * float(one.abs().max()))
+
+
+def _agreed(uses: list[list[Slot]], values: list[Tensor]) -> Tensor:
+    """Return the value that all uses of a parameter give to its entries (ValueError if they disagree)."""
+    if len(values) == 1:
+        return values[0]
+    result, name = values[0], uses[0][0].name
+    known = _touched(uses[0]).to(result.device).view(result.shape)
+    for slots, value in zip(uses[1:], values[1:], strict=True):
+        touched = _touched(slots).to(result.device).view(result.shape)
+        change = float((value - result).detach().abs().where(known & touched, 0.0).max())
+        if change > _AGREEMENT * float(value.detach().abs().max()):
+            raise ValueError(f"uses of {name!r} must agree on tied entries. Found values {change:.1e} apart.")
+        result, known = value.where(touched, result), known | touched
+    return result
