@@ -1,7 +1,7 @@
 r"""Say which matrices act on the channels of a wire: Lie algebras of real matrices, with their groups.
 
-Each class is an algebra of n x n matrices X. Its orthogonal projection (in <X, Y> = tr X^T Y) turns the charge of a wire
-into charges of its own generators; exp leads into the group. Matrices come in batches (..., n, n), float64.
+Each class is an algebra of n x n matrices X. Its orthogonal projection (in <X, Y> = tr X^T Y) turns the charge of a
+wire into charges of its own generators; exp leads into the group. Matrices come in batches (..., n, n), float64.
 
 | algebra | matrices | what it leaves as it is |
 |---|---|---|
@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 
 import numpy as np
 import torch
@@ -45,9 +46,12 @@ class Algebra(Record, ABC):
     def project(self, C: Tensor) -> Tensor:
         """Return the orthogonal projection of matrices (..., n, n) onto the algebra, the same shape."""
 
-    @abstractmethod
     def bound(self, S: Tensor) -> Tensor:
-        """Return the sums of absolute summands of project(C), if the summands of C have the sums S >= 0 (..., n, n)."""
+        """Return the sums of absolute summands of project(C), if the summands of C have the sums S >= 0 (..., n, n).
+
+        That is `project` unless it subtracts.
+        """
+        return self.project(S)
 
     @property
     @abstractmethod
@@ -79,21 +83,26 @@ class Algebra(Record, ABC):
     @property
     def components(self) -> int:
         """Return how many elements outside the identity component `reflect` may multiply; 0 for a connected group."""
-        return 0
+        return 1
 
     def reflect(self, flips: Tensor) -> Tensor:
-        """Return the product (..., n, n) of those elements outside the identity component that flips (..., k) says."""
-        return torch.eye(self.n, dtype=torch.float64).expand(*flips.shape[:-1], -1, -1)
+        """Return the product (..., n, n) of those elements outside the identity component that flips (..., k) says.
+
+        Here that is the sign of channel 0.
+        """
+        return _signs(self.n, torch.zeros(1, dtype=torch.int64), flips[..., : self.components])
 
     @property
     def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
         """Return the algebra as a direct sum: channels int64 (k, m), with the algebra of m x m matrices on each row."""
         return ((torch.arange(self.n)[None], self),)
 
-    @property
-    def support(self) -> Tensor:
-        """Return which entries of the matrices do not vanish, bool (n, n)."""
-        return self.bound(torch.ones(self.n, self.n, dtype=torch.float64)) > 0
+
+def _signs(n: int, channels: Tensor, flips: Tensor) -> Tensor:
+    """Return diagonal matrices (..., n, n) of signs, -1 on channels (k,) where flips (..., k) says."""
+    signs = torch.ones(*flips.shape[:-1], n, dtype=torch.float64)
+    signs[..., channels[: flips.shape[-1]]] -= 2.0 * flips.double()
+    return torch.diag_embed(signs)
 
 
 def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
@@ -107,21 +116,9 @@ class GL(Algebra):
     def project(self, C: Tensor) -> Tensor:
         return C
 
-    def bound(self, S: Tensor) -> Tensor:
-        return S
-
     @property
     def dimension(self) -> int:
         return self.n**2
-
-    @property
-    def components(self) -> int:
-        return 1
-
-    def reflect(self, flips: Tensor) -> Tensor:
-        signs = torch.ones(*flips.shape[:-1], self.n, dtype=torch.float64)
-        signs[..., 0] -= 2.0 * flips[..., 0]
-        return torch.diag_embed(signs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +143,6 @@ class Pattern(Algebra):
     def project(self, C: Tensor) -> Tensor:
         return C.where(self.mask.to(C.device), 0.0)
 
-    def bound(self, S: Tensor) -> Tensor:
-        return self.project(S)
-
     @property
     def dimension(self) -> int:
         return int(self.mask.sum())
@@ -162,9 +156,7 @@ class Pattern(Algebra):
         return len(self._firsts)
 
     def reflect(self, flips: Tensor) -> Tensor:
-        signs = torch.ones(*flips.shape[:-1], self.n, dtype=torch.float64)
-        signs[..., self._firsts] -= 2.0 * flips.double()
-        return torch.diag_embed(signs)
+        return _signs(self.n, self._firsts, flips)
 
     @property
     def _firsts(self) -> Tensor:
@@ -195,13 +187,6 @@ class SO(Algebra):
 
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
         return _is_zero(A.mT @ A - torch.eye(self.n, dtype=A.dtype, device=A.device), A, tolerance)
-
-    @property
-    def components(self) -> int:
-        return 1
-
-    def reflect(self, flips: Tensor) -> Tensor:
-        return GL(self.n).reflect(flips)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,46 +222,28 @@ class CenteredSO(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class IntoMean(Algebra):
-    """Matrices 1 w^T: A = 1 + 1 w^T adds w . t to all channels, so that only the mean takes up anything."""
+    """Matrices 1 w^T: A = 1 + 1 w^T adds w . t to all channels, so that only the mean takes up anything.
+
+    Readers of t - mean(t) are no slots of the wire then: they read the same as before.
+    """
 
     def project(self, C: Tensor) -> Tensor:
         return C.mean(-2, keepdim=True).expand(C.shape)
 
-    def bound(self, S: Tensor) -> Tensor:
-        return self.project(S)
-
     @property
     def dimension(self) -> int:
         return self.n
-
-    @property
-    def components(self) -> int:
-        return 1
 
     def reflect(self, flips: Tensor) -> Tensor:
         return torch.eye(self.n, dtype=torch.float64) - 2.0 / self.n * flips[..., None].double()
 
 
 @dataclass(frozen=True, eq=False)
-class FromSum(Algebra):
+class FromSum(IntoMean):
     """Matrices t 1^T: A = 1 + t 1^T adds t times the sum of all channels, a constant vector if the sum is constant."""
 
     def project(self, C: Tensor) -> Tensor:
         return C.mean(-1, keepdim=True).expand(C.shape)
-
-    def bound(self, S: Tensor) -> Tensor:
-        return self.project(S)
-
-    @property
-    def dimension(self) -> int:
-        return self.n
-
-    @property
-    def components(self) -> int:
-        return 1
-
-    def reflect(self, flips: Tensor) -> Tensor:
-        return IntoMean(self.n).reflect(flips)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,6 +262,10 @@ class Complex(Algebra):
 
     def bound(self, S: Tensor) -> Tensor:
         return (S + S.flip(-2, -1)) / 2
+
+    @property
+    def components(self) -> int:
+        return 0
 
     @property
     def dimension(self) -> int:
@@ -333,10 +304,16 @@ class Span(Algebra):
         return torch.einsum("kij,...k->...ij", B, torch.einsum("kij,...ij->...k", B, S))
 
     @property
+    def components(self) -> int:
+        return 0
+
+    @property
     def dimension(self) -> int:
         return len(self.basis)
 
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
+        if not bool((torch.linalg.cond(A) < 1e15).all()):
+            return False
         for each in A.reshape(-1, self.n, self.n):
             log = np.asarray(logm(each.detach().cpu().numpy()))
             X = torch.from_numpy(log.real.astype(np.float64))
@@ -396,7 +373,10 @@ class DirectSum(Algebra):
         batch = flips.shape[:-1]
         sizes = [(len(channels), algebra.components) for channels, algebra in self.parts]
         split = flips.split([prod(size) for size in sizes], -1)
-        each = [algebra.reflect(f.reshape(*batch, *size)) for f, size, (_, algebra) in zip(split, sizes, self.parts)]
+        each = [
+            algebra.reflect(f.reshape(*batch, *size))
+            for f, size, (_, algebra) in zip(split, sizes, self.parts, strict=True)
+        ]
         return self._each(torch.eye(self.n, dtype=torch.float64).expand(*batch, -1, -1), each)
 
     @property
@@ -408,7 +388,7 @@ class DirectSum(Algebra):
         )
 
     @property
-    def _at(self) -> list[tuple[tuple[object, Tensor, Tensor], Algebra]]:
+    def _at(self) -> list[tuple[tuple[EllipsisType, Tensor, Tensor], Algebra]]:
         """Return where the blocks (..., k, m, m) of each part are."""
         return [((..., c[:, :, None], c[:, None, :]), algebra) for c, algebra in self.parts]
 

@@ -36,15 +36,16 @@ class Gauge(Symmetry):
         if self.algebra.n != self.wire.channels:
             found = f"{self.algebra.n} and {self.wire.channels}"
             raise ValueError(f"an algebra and its wire must have the same number of channels. Found {found}.")
-        if bool((self.algebra.support & ~self.wire.possible).fill_diagonal_(False).any()):
+        mixed = self.algebra.bound(torch.ones(self.shape, dtype=torch.float64)) > 0
+        if bool((mixed & ~self.wire.possible).fill_diagonal_(False).any()):
             raise ValueError(
                 "an algebra must not mix channels that a slot covers with others. Take one in wire.possible."
             )
         if self.reflections is not None:
             flips = self.reflections.detach().to("cpu", torch.bool).clone()
             if flips.shape != (self.algebra.components,):
-                found = tuple(flips.shape)
-                raise ValueError(f"reflections must have shape {(self.algebra.components,)}. Found {found}.")
+                wanted = (self.algebra.components,)
+                raise ValueError(f"reflections must have shape {wanted}. Found {tuple(flips.shape)}.")
             self._store(reflections=flips)
 
     @property

@@ -78,7 +78,7 @@ class Permutation(Record):
         for gain, wanted in written:
             if not torch.equal(gain.entries.read(draft)[gain.at, 0], wanted[:, 0]):
                 raise ValueError(
-                    f"channels must have gains of their own to be exchanged. Found shared ones in {gain.entries.name!r}."
+                    f"exchanged channels must have gains of their own. Found shared ones in {gain.entries.name!r}."
                 )
         return draft.finished()
 

@@ -128,7 +128,8 @@ class Rows(Record):
                 [1, 4],
                 [2, 5]])
         """
-        places = torch.arange(prod(shape)).view(shape or (1,)).movedim(axis, 0).flatten(1)
+        places = torch.arange(prod(shape)).view(shape or (1,)).movedim(axis, 0)
+        places = places.reshape(len(places), -1)
         return cls.at(name, shape, places if index is None else places[index], scale, offset)
 
     @property

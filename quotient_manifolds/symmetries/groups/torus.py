@@ -120,7 +120,7 @@ class Torus(Symmetry):
     def dimension(self, params: Mapping[str, Tensor]) -> int:
         """Return the rank of the exponents of all entries that are not 0.
 
-        The Gram matrix of these is sum of E_g^T N E_h over pairs g, h of slices of a parameter, N the numbers of entries
+        Their Gram matrix is the sum of E_g^T N E_h over pairs g, h of slices of a parameter, N the numbers of entries
         that their rows share. It falls apart into blocks of unknowns that have an entry in common.
         """
         gram = csr_matrix((self.size, self.size))

@@ -283,7 +283,7 @@ class Wire(Record):
             raise ValueError(f"A must be a real matrix of shape {(n, n)}. Found {tuple(A.shape)}, {A.dtype}.")
         A = A.double()
         inverse, info = torch.linalg.inv_ex(A)
-        condition = float(torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1)) if n else 1.0
+        condition = float((torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1)).detach())
         eps = torch.finfo(torch.float64).eps
         if int(info) or not condition < 1 / eps:
             raise ValueError(f"A must be invertible. Found a matrix of condition number {condition:.1e}.")
@@ -291,7 +291,7 @@ class Wire(Record):
         if float(crossing.max()) > n * eps * float(A.detach().abs().max()):
             i, j = divmod(int(crossing.argmax()), n)
             raise ValueError(
-                f"A must not mix channels that a slot covers with others. Found A[{i}, {j}] = {A[i, j]:.2g}."
+                f"A must not mix channels that a slot covers with others. Found A[{i}, {j}] = {A.detach()[i, j]:.2g}."
             )
         return A, inverse.mT
 
