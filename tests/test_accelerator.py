@@ -18,9 +18,11 @@ import quotient_manifolds as qm
 from quotient_manifolds.geometry import as_geometry
 from quotient_manifolds.orbit import quotient_distance
 from quotient_manifolds.symmetries import certify, find_permutations, verify_symmetries
+from quotient_manifolds.symmetries.groups import Gauge, Permutation, Symmetry
 from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
 from tests.models import IDS, llama
+from tests.symmetries.test_groups import CONTINUOUS, NETWORKS, NEURON_PARAMS, NEURONS, made
 
 pytestmark = pytest.mark.skipif(DEVICE is None, reason=NONE)
 
@@ -30,6 +32,14 @@ STEPS = 3
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 1e-3}
 """Relative. Kernels add in other orders; the rise is a small difference of losses, and the ascent decides by it. Llama
 computes its norms and angles in float32, whatever its weights."""
+
+
+SYMMETRIES: dict[str, tuple[Symmetry, dict[str, Tensor]]] = {
+    f"{name}, {type(algebra).__name__}": (Gauge(wire, algebra), made(shapes))
+    for name, (_, wire, shapes, algebras) in NETWORKS.items()
+    for algebra in algebras
+} | {name: (symmetry_at(made(shapes)), made(shapes)) for name, (_, shapes, symmetry_at) in CONTINUOUS.items()}
+"""Groups as tests/symmetries/test_groups.py has them."""
 
 
 def there(value: Any) -> Any:
@@ -233,3 +243,28 @@ def test_certificate() -> None:
     batches = list(torch.randn(60, 1, 4, dtype=torch.float64))
     here, other = (certify(m, b) for m, b in ((model, batches), (there(model), [there(b) for b in batches])))
     assert (other.fibre.dimension, other.missing) == (here.fibre.dimension, here.missing) == (3 * 3 + 3, 0)
+
+
+@pytest.mark.parametrize("name", SYMMETRIES)
+def test_groups(name: str) -> None:
+    """Parameters stay where they are; slots, algebras and generators are on the processor."""
+    symmetry, params = SYMMETRIES[name]
+    generator = torch.Generator().manual_seed(0)
+    element = symmetry.element(generator, 0.5)
+    X = symmetry.algebra.random(generator) if isinstance(symmetry, Gauge) else element
+    other = there(params)
+    results = [
+        (symmetry.act(w, element), symmetry.tangent(w, X), symmetry.charge(w, w)._asdict()) for w in (params, other)
+    ]
+    for here, moved in zip(*results, strict=True):
+        for key, value in moved.items():
+            assert value.device.type == there(value).device.type
+            torch.testing.assert_close(value.cpu(), here[key])
+    assert symmetry.dimension(other) == symmetry.dimension(params)
+
+
+def test_permutations_of_units() -> None:
+    params, order = made(NEURON_PARAMS), torch.tensor([2, 0, 3, 1])
+    permutation = Permutation(NEURONS)
+    moved = permutation.act(there(params), order)
+    assert all(torch.equal(moved[name].cpu(), w) for name, w in permutation.act(params, order).items())

@@ -31,6 +31,9 @@ FROM_THE_GROUND = (
 )
 LEVELS = {room: level for level, rooms in enumerate(FROM_THE_GROUND) for room in rooms.split()}
 
+# Rooms inside a room that use nothing else of the package.
+SELF_CONTAINED = ("symmetries.groups",)
+
 # The modules or rooms in which an optional package may be imported.
 DOORS: dict[str, str | tuple[str, ...]] = {
     "transformers": ("load.huggingface", "callbacks"),
@@ -95,6 +98,19 @@ def test_imports_only_go_down() -> None:
         if module.split(".")[0] == NAME and room(module) != room(mine) and LEVELS[room(module)] >= LEVELS[room(mine)]
     ]
     assert not upward, "\n".join(upward)
+
+
+@pytest.mark.parametrize("inner", SELF_CONTAINED)
+def test_inner_room_imports_nothing_of_the_package(inner: str) -> None:
+    outward = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {module}"
+        for mine, path in DOTTED.items()
+        for line, module in imports(path)
+        if f"{mine}.".startswith(f"{NAME}.{inner}.")
+        and module.split(".")[0] == NAME
+        and not f"{module}.".startswith(f"{NAME}.{inner}.")
+    ]
+    assert not outward, "\n".join(outward)
 
 
 def test_no_import_cycle_between_modules() -> None:

@@ -16,6 +16,9 @@ from quotient_manifolds.symmetries.groups.wire import Charge, Wire
 _RANK = 1e-10
 """Below which singular values are 0, relative to the largest."""
 
+_ROUNDING = 1e-13
+"""Below which a channel is rounding, relative to the largest."""
+
 
 @dataclass(frozen=True, eq=False)
 class Gauge(Symmetry):
@@ -111,10 +114,10 @@ class Gauge(Symmetry):
 
     def _factor(self, params: Mapping[str, Tensor], covariant: bool) -> Tensor:
         """Return F (at most n, n) with F^T F = sum of V V^T over the slots in which A acts, or A^-T, of one side."""
-        n = self.wire.channels
-        F, both = torch.zeros(1, n, dtype=torch.float64), [slot for pair in self.wire.sides for slot in pair]
-        for slot in self.wire.slots:
-            if slot.covariant == covariant and not any(slot is each for each in both):
+        n, both = self.wire.channels, {number for pair in self.wire.sides for number in pair}
+        F = torch.zeros(1, n, dtype=torch.float64)
+        for number, slot in enumerate(self.wire.slots):
+            if slot.covariant == covariant and number not in both:
                 V = slot.in_wire(params, params)[0].detach().cpu()
                 rows = torch.zeros(V.shape[1], n, dtype=torch.float64)
                 rows[:, slot.channels] = V.mT
@@ -129,9 +132,12 @@ class Gauge(Symmetry):
 
 
 def _null(F: Tensor) -> Tensor:
-    """Return an orthonormal basis (m, k) of the vectors that F (rows, m) takes to 0, up to rounding by channel."""
+    """Return an orthonormal basis (m, k) of the vectors that F (rows, m) takes to 0, up to rounding.
+
+    Channels differ in size, as their gains do, so each is compared with itself unless it is rounding of others.
+    """
     norms = F.norm(dim=0)
-    norms = norms.where(norms > 0, 1.0)
+    norms = norms.where(norms > _ROUNDING * norms.max(), norms.max().clamp(min=1e-300))
     _, s, Vh = torch.linalg.svd(F / norms)
     rank = int((s > _RANK * s[0]).sum())
     return torch.linalg.qr(Vh[rank:].mT / norms[:, None])[0]

@@ -70,13 +70,14 @@ class Permutation(Record):
         for slot in self.wire.slots:
             row_of = torch.full_like(source, -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
             for gain in slot.gains:
-                at, values = gain.at, gain.entries.read(params)
-                wanted = values[at[row_of[source[slot.channels]]]]
+                values = gain.entries.read(params)
+                at = gain.at.to(values.device)
+                wanted = values[at[row_of[source[slot.channels]].to(at.device)]]
                 entries = values.index_copy(0, at, wanted)
                 draft.write(gain.entries, entries)
                 written.append((gain, wanted))
         for gain, wanted in written:
-            if not torch.equal(gain.entries.read(draft)[gain.at, 0], wanted[:, 0]):
+            if not torch.equal(gain.entries.read(draft)[gain.at.to(wanted.device)], wanted):
                 raise ValueError(
                     f"exchanged channels must have gains of their own. Found shared ones in {gain.entries.name!r}."
                 )

@@ -93,35 +93,25 @@ class Rows(Record):
             raise ValueError(f"the scale of {self.name!r} must be finite and not 0. Found {self.scale}.")
 
     @classmethod
-    def at(
-        cls,
-        name: str,
-        shape: tuple[int, ...],
-        places: Tensor,
-        scale: float | Tensor = 1.0,
-        offset: float | Tensor = 0.0,
-    ) -> Rows:
-        """Return the rows with these numbers of entries, int64 (rows, columns), stored as a sum if they are one."""
+    def at(cls, name: str, shape: tuple[int, ...], places: Tensor, **affine: float | Tensor) -> Rows:
+        """Return the rows with these numbers of entries, int64 (rows, columns), stored as a sum if they are one.
+
+        affine: scale, offset.
+        """
         places = integers(places, f"places of {name!r}")
         if places.ndim != 2 or not places.numel():
             found = tuple(places.shape)
             raise ValueError(f"places of {name!r} must have shape (rows, columns), not empty. Found {found}.")
         steps = places[0] - places[0, 0]
         if torch.equal(places[:, :1] + steps, places):
-            return cls(name, shape, places[:, :1], steps, scale, offset)
-        return cls(name, shape, places, torch.zeros_like(steps), scale, offset)
+            return cls(name, shape, places[:, :1], steps, **affine)
+        return cls(name, shape, places, torch.zeros_like(steps), **affine)
 
     @classmethod
     def along(
-        cls,
-        name: str,
-        shape: tuple[int, ...],
-        axis: int,
-        index: Tensor | None = None,
-        scale: float | Tensor = 1.0,
-        offset: float | Tensor = 0.0,
+        cls, name: str, shape: tuple[int, ...], axis: int, index: Tensor | None = None, **affine: float | Tensor
     ) -> Rows:
-        """Return the slices of a parameter along an axis, those of an index or all, as rows.
+        """Return the slices of a parameter along an axis, those of an index or all, as rows. affine: scale, offset.
 
         >>> Rows.along("w", (2, 3), axis=1).places  # the columns, as a reader of three channels has them
         tensor([[0, 3],
@@ -130,7 +120,7 @@ class Rows(Record):
         """
         places = torch.arange(prod(shape)).view(shape or (1,)).movedim(axis, 0)
         places = places.reshape(len(places), -1)
-        return cls.at(name, shape, places if index is None else places[index], scale, offset)
+        return cls.at(name, shape, places if index is None else places[index], **affine)
 
     @property
     def places(self) -> Tensor:

@@ -71,6 +71,8 @@ class Symmetry(Record, ABC):
         for name in self.names:
             flattened(x, name, tuple(x[name].shape) if name in x else ())
             y[name] = torch.zeros_like(x[name], dtype=torch.float64, requires_grad=True)
+        if not y:
+            return {}
         with torch.enable_grad():
             C = self.charge(x, y).value
         batched = X.ndim > C.ndim

@@ -51,17 +51,11 @@ class Gain(Record):
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        shape: tuple[int, ...],
-        places: Tensor,
-        power: float = 1.0,
-        scale: float = 1.0,
-        offset: float = 0.0,
+        cls, name: str, shape: tuple[int, ...], places: Tensor, power: float = 1.0, **affine: float | Tensor
     ) -> Gain:
-        """Return (scale * w + offset) ** power at these numbers of entries of w, int64 (rows,)."""
+        """Return (scale * w + offset) ** power at these numbers of entries of w, int64 (rows,); affine: these two."""
         entries, at = integers(places, f"places of {name!r}").unique(return_inverse=True)
-        return cls(Rows.at(name, shape, entries[:, None], scale, offset), at, power)
+        return cls(Rows.at(name, shape, entries[:, None], **affine), at, power)
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the gains with their powers, float64 (rows,)."""
@@ -168,11 +162,11 @@ class Wire(Record):
                     raise ValueError(
                         f"gains must be no entries of a slot of the wire. Found {gain.entries.name!r} as both."
                     )
-        for slot, other in self.sides:
-            if not _commute(slot, other):
+        for one, other in self.sides:
+            if not _commute(self.slots[one], self.slots[other]):
                 raise ValueError(
                     f"slots of one use must be the two sides of one matrix where they share entries. Found others for "
-                    f"{slot.name!r}. Give tied uses different numbers `use`."
+                    f"{self.slots[one].name!r}. Give tied uses different numbers `use`."
                 )
 
     @property
@@ -244,7 +238,7 @@ class Wire(Record):
     def _pairs(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Iterator[tuple[Slot, Tensor, Tensor]]:
         """Yield each slot with the rows of x and of a cotangent y in the wire's units; tied entries' shares of y."""
         shares = dict(y)
-        for name, count in self._counts.items():
+        for name, count in self._counts().items():
             if name in y and y[name].numel() == count.numel():
                 shares[name] = y[name] / count.view(y[name].shape).to(y[name].device)
         for slot in self.slots:
@@ -261,7 +255,6 @@ class Wire(Record):
             uses.setdefault(slot.name, {}).setdefault(slot.use, []).append(slot)
         return {name: list(each.values()) for name, each in uses.items()}
 
-    @cached_property
     def _counts(self) -> dict[str, Tensor]:
         """Return how many uses each entry has, at least 1, for parameters with several uses."""
         counts = {}
@@ -271,10 +264,11 @@ class Wire(Record):
         return counts
 
     @cached_property
-    def sides(self) -> list[tuple[Slot, Slot]]:
-        """Return the pairs of slots of one use that share entries: the two sides of one matrix."""
-        pairs = (each for uses in self._uses().values() for slots in uses for each in combinations(slots, 2))
-        return [(a, b) for a, b in pairs if a.rows.meets(b.rows)]
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of slots, by number, of one use that share entries: the two sides of one matrix."""
+        pairs = combinations(range(len(self.slots)), 2)
+        slots = self.slots
+        return tuple((i, j) for i, j in pairs if slots[i].use == slots[j].use and slots[i].rows.meets(slots[j].rows))
 
     def _with_dual(self, A: Tensor) -> tuple[Tensor, Tensor]:
         """Return A and A^-T in float64, once A is what it must be."""
@@ -308,15 +302,22 @@ def _touched(slots: list[Slot]) -> Tensor:
 
 
 def _commute(a: Slot, b: Slot) -> bool:
-    """Return whether random matrices on the rows of two slots give the same in both orders."""
+    """Return whether actions on the rows of two slots give the same in both orders.
+
+    They are bilinear in the two matrices, so that a random pair of rank 1 decides it for all.
+    """
     generator = torch.Generator().manual_seed(0)
-    w = torch.randn(prod(a.rows.shape), generator=generator, dtype=torch.float64)
-    P, Q = (torch.randn(len(s.rows), len(s.rows), generator=generator, dtype=torch.float64) for s in (a, b))
+    w, *vectors = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in (prod(a.rows.shape), len(a.rows), len(a.rows), len(b.rows), len(b.rows))
+    )
 
-    def applied(w: Tensor, slot: Slot, A: Tensor) -> Tensor:
-        return w.index_copy(0, slot.places.flatten(), (A @ w[slot.places]).flatten())
+    def applied(w: Tensor, slot: Slot, u: Tensor, v: Tensor) -> Tensor:
+        places = slot.places
+        return w.index_copy(0, places.flatten(), torch.outer(u, v @ w[places]).flatten())
 
-    one, two = applied(applied(w, a, P), b, Q), applied(applied(w, b, Q), a, P)
+    one = applied(applied(w, a, *vectors[:2]), b, *vectors[2:])
+    two = applied(applied(w, b, *vectors[2:]), a, *vectors[:2])
     return torch.allclose(one, two, rtol=0, atol=1e-9 * float(one.abs().max()))
 
 
