@@ -673,6 +673,8 @@ def test_permutations_exchange_units_with_their_gains() -> None:
     both = Permutation(Wire((shared, *NEURONS.slots[1:]), N))
     with pytest.raises(ValueError, match="gains of their own"):
         both.act(x, p)
+    rounding = replace(NEURONS.slots[0], gains=(Gain.of("g", (N,), torch.arange(N), scale=0.3, offset=0.7),))
+    assert_same(Permutation(Wire((rounding, *NEURONS.slots[1:]), N)).act(x, p), moved)
     swapped = both.act(x, torch.tensor([2, 3, 0, 1]))
     assert torch.equal(swapped["g"], x["g"][torch.tensor([1, 0, 2, 3])])
 
