@@ -88,7 +88,7 @@ class Rows(Record):
             raise ValueError(f"places of {self.name!r} must be numbers of its {size} entries. Found others, or none.")
         if int(self.touched.sum()) < places.numel():
             raise ValueError(f"places of {self.name!r} must be distinct. Found an entry twice.")
-        scale = torch.as_tensor(self.scale)
+        scale = torch.as_tensor(self.scale, dtype=torch.float64)
         if not bool(torch.isfinite(scale).all()) or not bool(scale.all()):
             raise ValueError(f"the scale of {self.name!r} must be finite and not 0. Found {self.scale}.")
 
@@ -162,7 +162,9 @@ class Rows(Record):
 
     def written(self, flat: Tensor, values: Tensor) -> Tensor:
         """Return the parameter, flattened in float64, with these numbers (rows, columns) in place of `read`'s."""
-        scale, offset = (torch.as_tensor(each, device=flat.device) for each in (self.scale, self.offset))
+        scale, offset = (
+            torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
+        )
         return flat.index_copy(0, self.places.flatten().to(flat.device), ((values - offset) / scale).flatten())
 
     def _constant(self, value: float | Tensor, params: Mapping[str, Tensor]) -> float | Tensor:
