@@ -697,6 +697,13 @@ def test_results_are_cast_once_and_gradients_pass() -> None:
         assert wire.charge(x, x).value.dtype == torch.float64
 
 
+def test_tangents_in_inference_mode() -> None:
+    gauge = Gauge(BOTTLENECK, GL(N))
+    expected = gauge.tangent(X, EYE)
+    with torch.inference_mode():
+        assert_same(gauge.tangent({name: w.clone() for name, w in X.items()}, EYE + 0), expected, 0.0)
+
+
 def test_views_share_nothing_with_slots() -> None:
     places = torch.arange(1000).view(10, 100)
     rows = Rows.at("w", (1000,), places[:, ::50])

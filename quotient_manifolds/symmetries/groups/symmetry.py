@@ -67,14 +67,14 @@ class Symmetry(Record, ABC):
         (k, *shape); tangents are then (k, *shape of the parameter).
         """
         X, x = self.generator(X), {name: w.detach() for name, w in params.items()}
-        y = {}
-        for name in self.names:
-            flattened(x, name, tuple(x[name].shape) if name in x else ())
-            y[name] = torch.zeros_like(x[name], dtype=torch.float64, requires_grad=True)
-        if not y:
-            return {}
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            y = {}
+            for name in self.names:
+                flattened(x, name, tuple(x[name].shape) if name in x else ())
+                y[name] = torch.zeros_like(x[name], dtype=torch.float64, requires_grad=True)
+            if not y:
+                return {}
             C = self.charge(x, y).value
-        batched = X.ndim > C.ndim
-        parts = torch.autograd.grad(C, list(y.values()), X.to(C.device), is_grads_batched=batched)
+            X = X.to(C.device, copy=True)
+            parts = torch.autograd.grad(C, list(y.values()), X, is_grads_batched=X.ndim > C.ndim)
         return dict(zip(y, parts, strict=True))
