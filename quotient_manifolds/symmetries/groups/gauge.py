@@ -68,7 +68,7 @@ class Gauge(Symmetry):
         A = self.algebra.exp(scale * self.algebra.random(generator))
         if self.reflections is None:
             return A
-        flips = torch.rand(len(self.reflections), generator=generator) < 0.5
+        flips = torch.rand(len(self.reflections), generator=generator, dtype=torch.float64) < 0.5
         return self.algebra.reflect(flips & self.reflections) @ A
 
     def exp(self, X: Tensor) -> Tensor:
