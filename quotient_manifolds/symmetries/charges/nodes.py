@@ -1,0 +1,247 @@
+"""Nodes are channels of wires. Operations join them by arrays of pairs; node 0 stands for whatever is no channel.
+
+Classes of joined nodes are kept as the walk goes. How a node follows from the eldest of its class (by which gains, or as
+its contragredient) is computed once, in the end, along a spanning forest of the earliest joins: upwards by pointer
+doubling, so that no loop runs over nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
+from torch import Tensor
+
+
+class Tie(IntEnum):
+    """Say how closely joined channels are tied, the closest first."""
+
+    SAME = 0
+    """One channel, of one scale."""
+    GAIN = 1
+    """One channel, in other units."""
+    ALIKE = 2
+    """A function of one channel each, so that their groups are solved together channel by channel."""
+    TOGETHER = 3
+    """Solved together."""
+
+
+def firsts(places: Tensor, count: int) -> Tensor:
+    """Return where each of the numbers 0, ..., count - 1 comes first in `places`."""
+    start = torch.full((count,), len(places))
+    return start.scatter_reduce(0, places, torch.arange(len(places)), "amin")
+
+
+def distinct_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where each distinct column of nonnegative integers comes first, and for every column which one it is."""
+    place = torch.zeros(matrix.shape[1], dtype=torch.long)
+    count = 1 if matrix.shape[1] else 0
+    for row in matrix:
+        names, place = torch.unique(place * (2 + int(row.max()) if len(row) else 1) + row + 1, return_inverse=True)
+        count = len(names)
+    return firsts(place, count), place
+
+
+class Classes:
+    """Hold a partition of the nodes: `of` gives the eldest node of each node's class."""
+
+    def __init__(self, nodes: int = 1) -> None:
+        self.of = torch.arange(nodes)
+
+    def add(self, count: int, *, as_one: bool = False) -> None:
+        """Add nodes, each a class of its own, or all in one class."""
+        start = len(self.of)
+        fresh = torch.full((count,), start) if as_one else torch.arange(start, start + count)
+        self.of = torch.cat([self.of, fresh])
+
+    def join(self, a: Tensor, b: Tensor) -> None:
+        """Unite the class of a_i with that of b_i, for all i."""
+        a, b = self.of[a], self.of[b]
+        apart = a != b
+        if not bool(apart.any()):
+            return
+        names, at = torch.unique(torch.stack([a[apart], b[apart]]), return_inverse=True)
+        graph = coo_matrix((np.ones(at.shape[1]), tuple(at.numpy())), (len(names),) * 2)
+        part = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
+        renamed = torch.arange(len(self.of))
+        renamed[names] = names[firsts(part, int(part.max()) + 1)][part]
+        self.of = renamed[self.of]
+
+
+@dataclass(frozen=True, eq=False)
+class Joins:
+    """Hold pairs of nodes: b = const * gain^power * a, or the contragredient of that where `dual`."""
+
+    a: Tensor
+    b: Tensor
+    tie: Tensor
+    dual: Tensor
+    gain: Tensor
+    power: Tensor
+    const: Tensor
+
+
+class Nodes:
+    """Collect the channels of a walk and how operations join them."""
+
+    def __init__(self) -> None:
+        self.wires, self.solved, self.tensors = Classes(), Classes(), Classes()
+        self.joins: list[Joins] = []
+        self.sources: list[tuple[Tensor, Tensor]] = []
+        self.gains = 0
+
+    def __len__(self) -> int:
+        return len(self.wires.of)
+
+    def add(self, count: int, *, one_tensor: bool = True) -> Tensor:
+        """Return the numbers of new nodes: channels of one tensor, or of several."""
+        start = len(self)
+        self.wires.add(count)
+        self.solved.add(count)
+        self.tensors.add(count, as_one=one_tensor)
+        return torch.arange(start, start + count)
+
+    def add_gains(self, count: int) -> Tensor:
+        """Return the numbers of new gains."""
+        self.gains += count
+        return torch.arange(self.gains - count, self.gains)
+
+    def join(
+        self,
+        a: Tensor,
+        b: Tensor,
+        tie: Tie = Tie.SAME,
+        *,
+        dual: bool = False,
+        gain: Tensor | int = -1,
+        power: int = 1,
+        const: Tensor | float = 1.0,
+    ) -> None:
+        """Join channel b_i to channel a_i; of the same pair joined before nothing is kept but the first."""
+        how = torch.broadcast_tensors(a, b, *map(torch.as_tensor, (int(tie), int(dual), gain, power, const)))
+        a, b, *how = (each.reshape(-1) for each in how)
+        keep = torch.nonzero((a > 0) & (b > 0) & (a != b))[:, 0]
+        if not len(keep):
+            return
+        keep = keep[distinct_columns(torch.stack([a[keep], b[keep]]))[0]]
+        made = Joins(*(each[keep].clone() for each in (a, b, *how)))
+        self.joins.append(made)
+        if tie <= Tie.GAIN:
+            self.wires.join(made.a, made.b)
+            self.tensors.join(made.a, made.b)
+        self.solved.join(made.a, made.b)
+
+    def solve_together(self, *labels: Tensor) -> None:
+        """Have all these channels solved together."""
+        nodes = torch.cat([each.reshape(-1) for each in labels]).unique()
+        nodes = nodes[nodes > 0]
+        if len(nodes) > 1:
+            self.join(nodes[:1], nodes[1:], Tie.TOGETHER)
+
+    def take_units(self, nodes: Tensor, sources: Tensor) -> None:
+        """Give the eldest of wires the units of the channels that they are functions of."""
+        self.sources.append((nodes, sources))
+
+    def settled(self) -> Channels:
+        """Return what the joins say of each node."""
+        count = len(self)
+        every = Joins(
+            *(
+                torch.cat([getattr(each, name) for each in self.joins]) if self.joins else empty
+                for name, empty in _EMPTY.items()
+            )
+        )
+
+        def classes(tie: Tie) -> Tensor:
+            made = Classes(count)
+            keep = every.tie <= tie
+            made.join(every.a[keep], every.b[keep])
+            return made.of
+
+        scales, wires = classes(Tie.SAME), self.wires.of
+        up, by = _forest(every, Tie.GAIN, wires)
+        turn = 1 - 2 * _parities(every, *_forest(every, Tie.SAME, scales)).double()
+        dual = _parities(every, up, by)
+        for nodes, sources in self.sources:
+            eldest = up[nodes] == 0
+            up[nodes[eldest]] = sources[eldest]
+        return Channels(wires, scales, classes(Tie.ALIKE), self.solved.of, dual.bool(), turn, every, up, by)
+
+
+_EMPTY = {
+    "a": torch.zeros(0, dtype=torch.long),
+    "b": torch.zeros(0, dtype=torch.long),
+    "tie": torch.zeros(0, dtype=torch.long),
+    "dual": torch.zeros(0, dtype=torch.long),
+    "gain": torch.zeros(0, dtype=torch.long),
+    "power": torch.zeros(0, dtype=torch.long),
+    "const": torch.zeros(0, dtype=torch.float64),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Hold for each node its wire, scale, component of ties and of what is solved together, each by the eldest node.
+
+    dual: whether it is the contragredient of its wire's eldest. turn: 1 or -1, the sign of its log-scale in the scale's.
+    up, by: the node it follows from (0 for the eldest), and by which join: join k as k + 1, reversed as -(k + 1).
+    """
+
+    wires: Tensor
+    scales: Tensor
+    components: Tensor
+    solved: Tensor
+    dual: Tensor
+    turn: Tensor
+    joins: Joins
+    up: Tensor
+    by: Tensor
+
+    def units(self, gains: Tensor) -> Tensor:
+        """Return u with channel = u * eldest channel, at these values of all gains (n,)."""
+        k = self.by.abs() - 1  # -1 takes the last join, of which nothing is used below
+        if not len(self.joins.a):
+            return torch.ones(len(self.wires), dtype=torch.float64)
+        values = torch.cat([gains.double(), torch.ones(1, dtype=torch.float64)])
+        step = self.joins.const[k] * values[self.joins.gain[k]] ** self.joins.power[k]
+        dual = (self.joins.dual[k] > 0) & (self.by != 0)
+        units = torch.where(self.by == 0, 1.0, torch.where((self.by > 0) | dual, step, 1 / step))
+        sign, to = torch.where(dual, -1, 1), self.up
+        while bool(to.any()):  # u = step * u_up, and the reciprocal of u_up across a contragredient
+            units, sign, to = torch.where(sign > 0, units * units[to], units / units[to]), sign * sign[to], to[to]
+        return units
+
+
+def _forest(joins: Joins, tie: Tie, eldest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each node the one that it follows from and by which join, along a forest of the earliest joins."""
+    count, ids = len(eldest), torch.nonzero(joins.tie <= tie)[:, 0].numpy()
+    a, b = joins.a.numpy()[ids], joins.b.numpy()[ids]
+    pairs = np.minimum(a, b) * count + np.maximum(a, b)
+    first = np.unique(pairs, return_index=True)[1]
+    early = minimum_spanning_tree(coo_matrix((first + 1.0, (a[first], b[first])), (count, count))).tocoo().data
+    at = early.astype(np.int64) - 1
+    tops = np.unique(eldest.numpy())
+    tops = tops[tops > 0]
+    a, b = a[at], b[at]
+    edges = np.ones(len(at) + len(tops)), (np.r_[a, 0 * tops], np.r_[b, tops])
+    up = breadth_first_order(coo_matrix(edges, (count, count)).tocsr(), 0, directed=False)[1].astype(np.int64)
+    up[0] = 0
+    up = np.where(up < 0, 0, up)
+    by = np.zeros(count, dtype=np.int64)
+    by[np.where(up[b] == a, b, a)] = np.where(up[b] == a, 1 + ids[at], -1 - ids[at])
+    return torch.from_numpy(up), torch.from_numpy(by)
+
+
+def _parities(joins: Joins, up: Tensor, by: Tensor) -> Tensor:
+    """Return 1 for nodes that an odd number of contragredients lies above, 0 for others."""
+    if not len(joins.a):
+        return torch.zeros_like(up)
+    parity, to = torch.where(by != 0, joins.dual[by.abs() - 1], 0), up
+    while bool(to.any()):
+        parity, to = parity ^ parity[to], to[to]
+    return parity
+

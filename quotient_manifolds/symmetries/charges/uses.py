@@ -1,0 +1,104 @@
+"""Uses of a weight by an operation: y = W x for tokens x, a table that is looked up, a gain."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Tokens(ABC):
+    """Take what an operation reads and writes apart into tokens of one weight (rows) by channels."""
+
+    place: int | None
+    """Which argument of the operation is read; None if it is no activation."""
+
+    @abstractmethod
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return (tokens, channels) of the argument that is read, or of the result."""
+
+
+@dataclass(frozen=True)
+class Product(Tokens):
+    """Take the rows of a product with a weight on its right; with one on its `left`, the columns. Of one of a batch."""
+
+    left: bool
+    batch: int | None
+
+    @property
+    def place(self) -> int:  # type: ignore[override]
+        return 1 if self.left else 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.mT if self.left else tensor
+        tensor = tensor if self.batch is None else tensor[..., self.batch, :, :]
+        return tensor.reshape(-1, tensor.shape[-1])
+
+
+@dataclass(frozen=True)
+class Lookup(Tokens):
+    """Take the rows that are looked up in a table. Nothing is read."""
+
+    place = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, tensor.shape[-1])
+
+
+@dataclass(frozen=True)
+class Pixels(Tokens):
+    """Take the pixels of one of the groups of a convolution over `axes` axes, batch and channels included."""
+
+    group: int
+    groups: int
+    axes: int
+    place = 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.flatten(0, tensor.ndim - self.axes).chunk(self.groups, 1)[self.group]
+        return tensor.movedim(1, -1).reshape(-1, tensor.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """Hold one use of a weight (outputs, inputs, taps).
+
+    entries: of theta, of the same shape; places: in the memory that they are read from. out, into: nodes of the channels
+    that it writes and reads. operation: its number in the program.
+    """
+
+    operation: int
+    tokens: Tokens
+    memory: int
+    entries: Tensor
+    places: Tensor
+    out: Tensor
+    into: Tensor
+
+    @property
+    def is_table(self) -> bool:
+        return isinstance(self.tokens, Lookup)
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """Hold numbers that multiply channels: node after = value^power * node before, for entries of one memory."""
+
+    memory: int
+    entries: Tensor
+    places: Tensor
+    power: int
+    before: Tensor
+    after: Tensor
+
+
+def plain_reading(use: Use) -> Tensor:
+    """Return the entries of a use as (outputs, everything else)."""
+    return use.entries.flatten(1)
+
+
+def read_rows(use: Use) -> Tensor:
+    """Return the entries of a use as (inputs, everything else)."""
+    return torch.transpose(use.entries, 0, 1).flatten(1)

@@ -1,0 +1,432 @@
+"""Walk through a program and propose wires: which parameters write each channel, and which read it.
+
+Each activation has labels, numbers of nodes, in the layout of its own memory, so that views need no rule. On which node
+an entry of a result depends is asked of the operation itself, by forward derivatives along r and r * label: their quotient
+is the label if there is one, and no integer if there are several. Uses of a parameter alone have code: a product writes
+new channels and reads those on its other side, an elementwise product is a gain, a contraction of two activations makes
+one the contragredient of the other. Nothing here has to be true: charges decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from quotient_manifolds.symmetries.charges.entries import Entries
+from quotient_manifolds.symmetries.charges.nodes import Channels, Nodes, Tie, distinct_columns, firsts
+from quotient_manifolds.symmetries.charges.uses import Gain, Lookup, Pixels, Product, Tokens, Use
+from quotient_manifolds.symmetries.trace.program import Operation, substituted
+from quotient_manifolds.symmetries.trace.record import Recording
+from quotient_manifolds.symmetries.trace.replay import lifted, wide
+
+_INTEGER = 1e-10
+"""How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
+_REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
+Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+class Walk:
+    """Hold what one walk through a recording proposes.
+
+    uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone. leaves:
+    the node of each entry of theta that is used as an activation, or 0. channels: what joins say of all nodes.
+    limits: by place among the inputs, how many rows the smallest table has that is looked up there. skipped: operations
+    that have no derivative, by name, with the reason.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.program = recording, recording.program
+        self.entries = Entries(self.program, {name: w.shape for name, w in recording.parameters.items()})
+        self.nodes = Nodes()
+        self.uses: list[Use] = []
+        self.gains: list[Gain] = []
+        self.biases: dict[int, Tensor] = {}
+        self.limits: dict[int, int] = {}
+        self.skipped: dict[str, str] = {}
+        self.leaves = torch.zeros(self.entries.size, dtype=torch.long)
+        self._labels: dict[int, Tensor] = {}
+        self._data = {self.program.layouts[number].memory for number in self.program.inputs}
+        self._origins: dict[int, set[int]] = {}
+        self._results: dict[int, int] = {}  # by memory of a product: its use
+        self._generator = torch.Generator().manual_seed(7)
+        for self._place, operation in enumerate(self.program.operations):
+            self._step(operation)
+        self.channels: Channels = self.nodes.settled()
+
+    # Labels
+
+    def _memory(self, number: int) -> int:
+        return self.program.layouts[number].memory
+
+    def _value(self, number: int) -> Tensor:
+        return self.recording.values[number]
+
+    def labels(self, number: int) -> Tensor | None:
+        """Return the node of each entry of a value; those of a parameter that is used as an activation are made here."""
+        layout = self.program.layouts[number]
+        known = self._labels.get(layout.memory)
+        if known is not None:
+            return None if layout.dtype.is_complex else layout.of(known)
+        if not self.entries.known(number):
+            return None
+        entries = self.entries.of(number)
+        fresh = entries.unique()
+        fresh = fresh[fresh >= 0]
+        fresh = fresh[self.leaves[fresh] == 0]
+        self.leaves[fresh] = self.nodes.add(len(fresh), one_tensor=False)
+        return torch.where(entries >= 0, self.leaves[entries.clamp(0)], 0)
+
+    def _put(self, number: int, labels: Tensor) -> None:
+        layout = self.program.layouts[number]
+        memory = self._labels.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.long))
+        memory[layout.places] = labels
+
+    def _labelled(self, number: int) -> bool:
+        if self._memory(number) not in self._labels:
+            return False
+        labels = self.labels(number)
+        return labels is not None and bool(labels.any())
+
+    def _made_of(self, numbers: Sequence[int]) -> set[int]:
+        """Return the wires, by a node of each, that values are computed from."""
+        found = set[int]()
+        for number in numbers:
+            found |= self._origins.get(self._memory(number), set())
+            if self._labelled(number):
+                found.add(int(self.labels(number).max()))  # type: ignore[union-attr]
+        return found
+
+    # Operations
+
+    def _step(self, operation: Operation) -> None:
+        ins = list(dict.fromkeys(operation.ins))
+        touched = [n for n in ins if self._memory(n) in self._data or self._memory(n) in self._labels]
+        parameters = [n for n in ins if self.entries.known(n)]
+        if not touched:
+            self.entries.operations.append(operation)
+        own = {self._memory(n) for n in ins}
+        outs = [n for n in operation.outs if self._memory(n) not in own]  # views share their memory
+        if not outs:
+            return
+        live = [n for n in ins if self._labelled(n)]
+        if touched:
+            self._data |= {self._memory(n) for n in outs}
+        for n in outs:
+            self._origins[self._memory(n)] = self._made_of(ins)
+        if operation.name == "embedding":
+            self._limit(operation)
+        if not (live or parameters) or not any(self.program.layouts[n].is_floating_point for n in outs):
+            return
+        try:
+            if parameters and self._weight(operation):
+                return
+            if parameters and not touched and self.entries.follow(operation, self._value):
+                return
+            if operation.name in ("mul", "div") and parameters and live and self._gain(operation):
+                return
+            active = [n for n in dict.fromkeys((*live, *parameters)) if self.program.layouts[n].is_floating_point]
+            self._generic(operation, active)
+        except _REFUSED as error:
+            self.skipped[operation.name] = str(error)[:200]
+
+    def _limit(self, operation: Operation) -> None:
+        table, places = (ref.number for ref in operation.args[:2])
+        if places in self.program.inputs:
+            which, rows = self.program.inputs.index(places), self.program.layouts[table].shape[0]
+            self.limits[which] = min(self.limits.get(which, rows), rows)
+
+    def _weight(self, operation: Operation) -> bool:
+        """Follow a product of a parameter and something else: it writes new channels and reads the other side's."""
+        if operation.name in ("mm", "bmm"):
+            a, b = (ref.number for ref in operation.args[:2])
+            if self.entries.known(b):
+                return self._product(operation, b, a, left=False)
+            return self.entries.known(a) and self._product(operation, a, b, left=True)
+        if operation.name == "embedding":
+            table = operation.args[0].number
+            if not self.entries.known(table):
+                return False
+            entries = self.entries.of(table).T[..., None]
+            places = self.program.layouts[table].places.T[..., None]
+            into = torch.zeros(1, entries.shape[1], dtype=torch.long)
+            (out,) = operation.outs
+            written = self._read(Lookup(), table, entries, places, into)
+            self._put(out, written.expand(self.program.layouts[out].shape))
+            return True
+        if operation.name == "convolution":
+            weight = operation.args[1].number
+            return self.entries.known(weight) and self._convolution(operation, weight)
+        return False
+
+    def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
+        (out,) = operation.outs
+        labels = self.labels(other)
+        if labels is None:
+            labels = torch.zeros(self.program.layouts[other].shape, dtype=torch.long)
+        entries, places = self.entries.of(weight), self.program.layouts[weight].places
+        if left:
+            labels = labels.mT
+        else:
+            entries, places = entries.mT, places.mT
+        shape = self.program.layouts[out].shape
+        written = torch.zeros(shape, dtype=torch.long)
+        target = written.mT if left else written
+        if operation.name == "mm":
+            labels, entries, places, target = labels[None], entries[None], places[None], target[None]
+        if bool((entries == entries[:1]).all()):
+            rows = labels.reshape(-1, labels.shape[-1])
+            tokens: Tokens = Product(left, None)
+            self._results[self._memory(out)] = len(self.uses)
+            target.copy_(self._read(tokens, weight, entries[0][..., None], places[0][..., None], rows))
+        else:
+            for k in range(len(entries)):
+                made = self._read(Product(left, k), weight, entries[k][..., None], places[k][..., None], labels[k])
+                target[k] = made
+        self._put(out, written)
+        return True
+
+    def _convolution(self, operation: Operation, weight: int) -> bool:
+        (out,), (x, *_), turned, groups = operation.outs, operation.args, operation.args[6], operation.args[8]
+        layout = self.program.layouts[out]
+        labels = self.labels(x.number)
+        if labels is None:
+            labels = torch.zeros(self.program.layouts[x.number].shape, dtype=torch.long)
+        entries = self.entries.of(weight).flatten(2).chunk(groups, 0)
+        places = self.program.layouts[weight].places.flatten(2).chunk(groups, 0)
+        made = []
+        for g, (e, p, part) in enumerate(zip(entries, places, labels.chunk(groups, 1), strict=True)):
+            e, p = (e.transpose(0, 1), p.transpose(0, 1)) if turned else (e, p)
+            made.append(self._read(Pixels(g, groups, len(layout.shape)), weight, e, p, part.movedim(1, -1)))
+        self._put(out, torch.cat(made).view(-1, *[1] * (len(layout.shape) - 2)).expand(layout.shape))
+        return True
+
+    def _read(self, tokens: Tokens, weight: int, entries: Tensor, places: Tensor, labels: Tensor) -> Tensor:
+        """Have a weight read the last axis of labels. Channels that it reads by the same column are one channel."""
+        rows = labels.reshape(-1, labels.shape[-1])
+        into = rows.amax(0)
+        self.nodes.join(into.expand_as(rows), rows)
+        out = self.nodes.add(entries.shape[0])
+        self.uses.append(Use(self._place, tokens, self._memory(weight), entries, places, out, into))
+        return out
+
+    def _gain(self, operation: Operation) -> bool:
+        """Follow a parameter times channels: the same wire in other units."""
+        refs = operation.args[:2]
+        if not all(hasattr(ref, "number") for ref in refs):
+            return False
+        first, second = (ref.number for ref in refs)
+        divides = operation.name == "div"
+        p, x = (second, first) if self.entries.known(second) else (first, second)
+        if (divides and p == first) or not self.entries.known(p):
+            return False
+        if self.entries.known(x) and self._memory(x) not in self._labels:
+            return False
+        (out,), power = operation.outs, -1 if divides else 1
+        shape = self.program.layouts[out].shape
+        labels = self.labels(x)
+        if labels is None:
+            return False
+        entries = self.entries.of(p).expand(shape).reshape(-1)
+        places = self.program.layouts[p].places.expand(shape).reshape(-1)
+        every = torch.stack([labels.expand(shape).reshape(-1), places, entries + 1])
+        first_of, which = distinct_columns(every)
+        before, places, entries = every[0, first_of], every[1, first_of], every[2, first_of] - 1
+        after = self.nodes.add(len(first_of))
+        self.nodes.join(before, after, Tie.GAIN, gain=self.nodes.add_gains(len(after)), power=power)
+        self.gains.append(Gain(self._memory(p), entries, places, power, before, after))
+        self._put(out, after[which].view(shape))
+        return True
+
+    def _generic(self, operation: Operation, live: list[int]) -> None:
+        """Follow any other operation: a node passes if an entry depends on one of each value that it takes."""
+        outs = [n for n in operation.outs if self.program.layouts[n].is_floating_point]
+        self._note_bias(operation)
+        labels = [labels for n in live if (labels := self.labels(n)) is not None]
+        if len(labels) != len(live):
+            return
+        others = [n for n in dict.fromkeys(operation.ins) if n not in live]
+        alone = not any(self._memory(n) in self._data for n in others)
+        along = self._derivative(operation, live)
+        here = [wide(self._value(n).detach()).contiguous() for n in live]
+        found, linear = self._dependence(along, here, labels)
+        outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
+        solved = self.nodes.solved.of
+        own = torch.cat([solved[each.unique()] for each in labels])
+        if bool((torch.isin(solved[outside], own) & (outside > 0)).any()):
+            linear = False  # a norm: its result is another wire
+        for j, out in enumerate(outs):
+            nodes = torch.stack([one[j].reshape(-1) for one in found])
+            if linear:
+                self._put(out, self._passed(operation, out, nodes, along, here, labels, j, alone))
+                made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
+                passed = self.nodes.wires.of[self.labels(out).unique()]  # type: ignore[union-attr]
+                self._origins[self._memory(out)] = set(made[~torch.isin(self.nodes.wires.of[made], passed)].tolist())
+            elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
+                self._put(out, nodes[1].view(self.program.layouts[out].shape))  # of two indices a label says one
+            elif bool(nodes.any()):
+                self._put(out, self._function(nodes).view(self.program.layouts[out].shape))
+            else:
+                self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
+        if len(live) > 1 and not linear and operation.name in ("mm", "bmm"):
+            self._contract(*labels)
+        if not linear or any(not bool(one[0].any()) for one in found):
+            self.nodes.solve_together(*labels)
+        if len(outside) and operation.name in ("mul", "div"):
+            self.nodes.solve_together(*labels, outside)
+
+    def _note_bias(self, operation: Operation) -> None:
+        """Take note of a parameter that is added to the result of one use, one entry to each channel."""
+        if operation.name != "add" or len(operation.args) != 2 or operation.kwargs:
+            return
+        for a, b in (operation.args, operation.args[::-1]):
+            if not (hasattr(a, "number") and hasattr(b, "number") and self.entries.known(b.number)):
+                continue
+            use, shape = self._results.get(self._memory(a.number)), self.program.layouts[b.number].shape
+            if use is None or not shape or shape[-1] != torch.Size(shape).numel() or shape[-1] != len(self.uses[use].out):
+                continue
+            self.biases[use] = self.entries.of(b.number).reshape(-1)
+
+    def _derivative(self, operation: Operation, live: list[int]) -> Along:
+        """Return (points, tangents) -> the forward derivatives of all floating point results."""
+        where = {number: k for k, number in enumerate(live)}
+
+        def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            with forward_ad.dual_level():
+                duals = [forward_ad.make_dual(x, t) for x, t in zip(points, tangents, strict=True)]
+
+                def at(number: int) -> Any:
+                    return duals[where[number]] if number in where else wide(self._value(number))
+
+                args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
+                args, kwargs = lifted(operation, args, kwargs, generic=True)
+                made = operation.func(*args, **kwargs)
+                parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
+                pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]
+                return tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
+
+        return along
+
+    def _dependence(self, along: Along, here: list[Tensor], labels: list[Tensor]) -> tuple[list[list[Tensor]], bool]:
+        """Return for each value that varies the node that each entry of each result depends on, and whether all is linear.
+
+        Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives.
+        """
+        def normal(t: Tensor) -> Tensor:
+            return torch.randn(t.shape, generator=self._generator, dtype=torch.float64)
+
+        away = [normal(t) * (0.5 + t.abs().mean()) for t in here]
+        points = (away, [-1.7 * x for x in away], here)
+        zero = [torch.zeros_like(t) for t in here]
+        found, linear = [], True
+        for k, label in enumerate(labels):
+            known, r = label.unique(), normal(here[k]) * (label > 0)
+            nodes: list[Tensor] | None = None
+            first: tuple[Tensor, ...] | None = None
+            for at in points:
+                if first is not None and linear and at is here:
+                    break
+                one = along(at, [*zero[:k], r, *zero[k + 1 :]])
+                first = one if first is None else first
+                linear &= all(torch.allclose(x, y, rtol=1e-7, atol=1e-12) for x, y in zip(first, one, strict=True))
+                if linear and nodes is not None:
+                    continue
+                other = along(at, [*zero[:k], r * label, *zero[k + 1 :]])
+                new = [_quotient(x, y, known) for x, y in zip(one, other, strict=True)]
+                nodes = new if nodes is None else [torch.maximum(x, y) for x, y in zip(nodes, new, strict=True)]
+            found.append(nodes or [])
+        return found, linear
+
+    def _function(self, nodes: Tensor) -> Tensor:
+        """Return new channels, each a function of one channel of each value: they are solved together with these."""
+        first, which = distinct_columns(nodes)
+        pairs = nodes[:, first]
+        new = self.nodes.add(pairs.shape[1])
+        new[(pairs == 0).all(0)] = 0
+        partners = torch.bincount(pairs.reshape(-1))
+        for row in pairs:
+            self.nodes.join(row, new, Tie.TOGETHER)
+            alone = partners[row] == 1  # a number that multiplies many channels is none of theirs
+            self.nodes.join(row[alone], new[alone], Tie.ALIKE)
+        sole = ((pairs > 0).sum(0) == 1) & (new > 0)
+        self.nodes.take_units(new[sole], pairs.amax(0)[sole])
+        return new[which]
+
+    def _passed(
+        self,
+        operation: Operation,
+        out: int,
+        nodes: Tensor,
+        along: Along,
+        here: list[Tensor],
+        labels: list[Tensor],
+        j: int,
+        alone: bool,
+    ) -> Tensor:
+        """Return the labels of a linear result: what it sums is one wire, in other units where it is multiplied."""
+        shape = self.program.layouts[out].shape
+        if operation.name in ("sum", "mean") and len(labels) == 1 and not bool(nodes.any()):
+            if (summed := self._sums_apart(operation, labels[0], shape)) is not None:
+                return summed
+        label = nodes.amax(0)
+        first, which = distinct_columns(nodes)
+        pairs = nodes[:, first]
+        some = pairs.gather(0, torch.argsort((pairs == 0).long(), dim=0, stable=True)[:2])
+        if len(some) == 2:
+            wires, tensors = self.nodes.wires.of[some], self.nodes.tensors.of[some]
+            if bool(((some > 0).all(0) & (wires[0] != wires[1]) & (tensors[0] == tensors[1])).any()):
+                new = self.nodes.add(pairs.shape[1])  # sums of several channels of one tensor: a rotation, perhaps
+                new[(pairs == 0).all(0)] = 0
+                self.nodes.join(pairs, new.expand_as(pairs), Tie.ALIKE)
+                return new[which].view(shape)
+        self.nodes.join(pairs.amax(0).expand_as(pairs), pairs)
+        if len(labels) == 1 and alone:
+            size = along(here, [(labels[0] > 0).double()])[j].reshape(-1)
+            at = torch.nonzero((label > 0) & (size != 0))[:, 0]
+            if len(at):
+                names, place = torch.unique(label[at], return_inverse=True)
+                units = size[at[firsts(place, len(names))]]
+                if not torch.allclose(units, units[:1].expand_as(units)):
+                    new = self.nodes.add(len(names))
+                    self.nodes.join(names, new, const=units)
+                    label[at] = new[place]
+            label[size == 0] = 0
+        return label.view(shape)
+
+    def _sums_apart(self, operation: Operation, label: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """Return labels of sums of sets of channels that are apart, as of experts or heads; None if they are not."""
+        axes = operation.args[1] if len(operation.args) > 1 else None
+        if not axes:
+            return None
+        axes = [a % label.ndim for a in axes]
+        rest = [a for a in range(label.ndim) if a not in axes]
+        count = label.numel() // max(1, torch.Size(shape).numel())
+        flat = label.permute(*rest, *axes).reshape(-1, count)
+        sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
+        of_one = len(self.nodes.tensors.of[sets[0]].unique()) == 1
+        distinct = torch.unique(torch.cat([each.unique() for each in sets]), return_counts=True)[1]
+        if len(sets) < 2 or of_one or bool((distinct > 1).any()):
+            return None
+        self.nodes.join(sets.amax(1, keepdim=True).expand_as(sets), sets)
+        return label.amax(axes).reshape(shape)
+
+    def _contract(self, a: Tensor, b: Tensor) -> None:
+        """Follow q . k: whatever mixes q is undone in k."""
+        a, b = (each if each.ndim == 3 else each[None] for each in (a, b))
+        if bool((a == a[..., :1]).all()) or bool((b == b[:, :1]).all()):
+            return
+        left, right = b[..., 0][:, None].expand_as(a), a[:, 0][..., None].expand_as(b)
+        one = torch.cat([a.reshape(-1), right.reshape(-1)])
+        other = torch.cat([left.reshape(-1), b.reshape(-1)])
+        self.nodes.join(one, other, dual=True)
+
+
+def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
+    """Return other / one where it is one of the known labels, else 0."""
+    quotient = torch.nan_to_num(other / one, 0.0, 0.0, 0.0)
+    label = quotient.round()
+    label = torch.where((quotient - label).abs() < _INTEGER * (1 + label), label, 0.0).long()
+    return torch.where(torch.isin(label, known), label, 0)

@@ -1,0 +1,132 @@
+"""A recorded forward pass as a program: operations in static single assignment form, on values that are numbered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stand for a value of the program in the arguments of an operation."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Describe where in which memory a value lies: strides and offset count entries. Views share their memory."""
+
+    memory: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    room: int
+    """How many entries the memory has."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def of(self, memory: Tensor) -> Tensor:
+        """Return the value as a view of its memory, given as a vector of `room` entries."""
+        return memory.as_strided(self.shape, self.stride, memory.storage_offset() + self.offset)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Return which entry of the memory each entry of the value is."""
+        return self.of(torch.arange(self.room))
+
+    @cached_property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @cached_property
+    def expanded(self) -> bool:
+        """Return whether several entries of the value are one of its memory."""
+        return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """Hold one call of an ATen operation: Refs stand for tensors, and `module` is the path of the module that calls."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outs: tuple[int, ...]
+    module: str = ""
+
+    @cached_property
+    def name(self) -> str:
+        """Return ATen's name without marks: `_unsafe_view` is a view, and a rounded quotient is an operation apart."""
+        name, rounding = str(self.func.overloadpacket.__name__), self.kwargs.get("rounding_mode")
+        name = re.sub("^_?unsafe_", "", name)
+        return f"{name} {rounding}" if rounding else name
+
+    @cached_property
+    def ins(self) -> tuple[int, ...]:
+        """Return the numbers of the values it takes, in order, each as often as it is taken."""
+        return tuple(ref.number for ref in refs((self.args, self.kwargs)))
+
+    def call(self, at: Callable[[int], Any]) -> Any:
+        """Compute the operation on the values that `at` gives for their numbers."""
+        args, kwargs = substituted((self.args, dict(self.kwargs)), at)
+        return self.func(*args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Hold the operations of a forward pass in order, and what its values are.
+
+    layouts: of each value by number. parameters: the values that are parameters or views of one, with the parameter's
+    name; of parameters that share all their memory the first name alone. inputs: values that nothing made. constants:
+    tensors of the model that are no parameters, by number. outputs: numbers of the floating point outputs.
+    """
+
+    operations: tuple[Operation, ...]
+    layouts: tuple[Layout, ...]
+    parameters: Mapping[int, str]
+    inputs: tuple[int, ...]
+    constants: Mapping[int, Tensor]
+    outputs: tuple[int, ...]
+
+    @cached_property
+    def released(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each operation the values that no later one takes."""
+        last: dict[int, int] = {}
+        for place, operation in enumerate(self.operations):
+            last.update(dict.fromkeys((*operation.ins, *operation.outs), place))
+        kept = set(self.outputs)
+        dropped: list[list[int]] = [[] for _ in self.operations]
+        for value, place in last.items():
+            if value not in kept:
+                dropped[place].append(value)
+        return tuple(map(tuple, dropped))
+
+
+def refs(tree: Any) -> Iterator[Ref]:
+    """Yield the Refs of nested arguments, in order."""
+    if isinstance(tree, Ref):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from refs(item)
+    elif isinstance(tree, dict):
+        yield from refs(list(tree.values()))
+
+
+def substituted(tree: Any, at: Callable[[int], Any]) -> Any:
+    """Return nested arguments with values in place of their Refs."""
+    if isinstance(tree, Ref):
+        return at(tree.number)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(substituted(item, at) for item in tree)
+    return {key: substituted(item, at) for key, item in tree.items()} if isinstance(tree, dict) else tree

@@ -1,0 +1,322 @@
+"""Record one forward pass as a program, under `torch.func.functionalize`: no operation writes to what it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.symmetries.checks import ModelError, running
+from quotient_manifolds.symmetries.outputs import Evaluate, floating
+from quotient_manifolds.symmetries.trace.batch import Batch, aliased
+from quotient_manifolds.symmetries.trace.decompositions import DECOMPOSITIONS
+from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Hold a program, the values that it had when it was recorded, and which parameters have the memory of another.
+
+    tied: the names of parameters that share all their memory with an earlier one, and that one's.
+    """
+
+    program: Program
+    values: tuple[Tensor, ...]
+    parameters: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+
+
+def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
+    """Record `evaluate(model, batch)`, which must not compute gradients, in the model's own precision.
+
+    A tensor that an operation takes is an input if no operation made it and it is part of the batch, is passed to the
+    model, or is taken outside of the model, as by a loss that closes over its data. All others that no operation made
+    are constants of the model: buffers, attributes, and whatever a forward pass closes over. Parameters that share all
+    their memory are one; a parameter that is no float of at least 16 bits is a constant. Attention is computed by its
+    formula.
+
+    Raises ModelError for what the model raises, for a model that draws random numbers or writes to its own weights, and
+    ValueError for parameters that share a part of their memory.
+    """
+    parameters, tied = by_memory({name: w.detach() for name, w in model.named_parameters()})
+    parameters = {name: w if _alone(w) else w.clone(memory_format=torch.contiguous_format) for name, w in parameters.items()}
+    held = {name: w.detach() for name, w in model.named_buffers()}
+    names = [*parameters, *tied, *held]
+    state = [*parameters.values(), *(parameters[first] for first in tied.values()), *held.values()]
+    given = Batch(batch)
+
+    class Called(nn.Module):
+        """Let `functional_call` swap the tensors of the model, however `evaluate` calls it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, batch: Any) -> Any:
+            with running(model):
+                return evaluate(self.inner, batch)
+
+    called = Called()
+
+    def run(state: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        swapped = {f"inner.{name}": w for name, w in zip(names, state, strict=True)}
+        return floating(torch.func.functional_call(called, swapped, (given.of(tensors),), tie_weights=False))
+
+    recorder = _Recorder(parameters)
+    hooks = [each for name, module in model.named_modules() for each in recorder.watch(name, module)]
+    try:
+        with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers():
+            tensors = [tensor.detach() for tensor in given.tensors]
+            recorder.given.update(map(id, tensors))
+            outputs = torch.func.functionalize(run)(state, tensors)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied)
+
+
+def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the parameters, of those that share all their memory the first, and the first name of each other one.
+
+    Raises ValueError for parameters that share a part of their memory.
+    """
+    alone: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    sharing: dict[int, list[str]] = defaultdict(list)
+    for name, w in parameters.items():
+        memory = w.untyped_storage().data_ptr()
+        first = next((other for other in sharing[memory] if aliased(w, alone[other])), None)
+        if first is not None:
+            tied[name] = first
+            continue
+        if part := next((other for other in sharing[memory] if _overlap(w, alone[other])), None):
+            raise ValueError(
+                f"Parameters must share all their memory or none. Found that {name} is a part of {part}; make it a "
+                f"view that the forward pass takes, or clone it"
+            )
+        alone[name] = w
+        sharing[memory].append(name)
+    return alone, tied
+
+
+def _alone(w: Tensor) -> bool:
+    """Return whether a tensor is all of its memory, in order."""
+    return w.is_contiguous() and w.untyped_storage().nbytes() == w.numel() * w.element_size()
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Return whether the stretches of memory from first to last entry overlap."""
+    if not (one.numel() and other.numel()) or one.is_meta or other.is_meta:
+        return False
+    ends = []
+    for each in (one, other):
+        reach = sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True))
+        ends.append((each.storage_offset(), each.storage_offset() + reach))
+    return ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1]
+
+
+def movable(w: Tensor) -> bool:
+    """Return whether a parameter can be moved: a float of at least 16 bits, and no tensor of a special kind."""
+    return w.is_floating_point() and w.dtype.itemsize >= 2 and w.layout == torch.strided and not w.is_quantized
+
+
+class _Recorder(TorchDispatchMode):
+    """Number the tensors that operations take and give, by identity: every one of them is kept alive here."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self.operations: list[Operation] = []
+        self.values: list[Tensor] = []
+        self.layouts: list[Layout] = []
+        self.numbers: dict[int, int] = {}
+        self.memories: dict[int, int] = {}
+        self.leaves: dict[int, str] = {}
+        self.inputs: list[int] = []
+        self.constants: dict[int, Tensor] = {}
+        self.modules = [""]
+        self.names = {w.untyped_storage().data_ptr(): name for name, w in parameters.items() if movable(w) and w.numel()}
+        self.given = set[int]()
+
+    def watch(self, name: str, module: nn.Module) -> list[Any]:
+        """Follow which module is running, and what the outermost one is called on. Return the hooks that do."""
+
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if len(self.modules) == 1:
+                self.given.update(map(id, Batch((args, kwargs)).tensors))
+            self.modules.append(name or "the model")
+
+        def leave(*_: Any) -> None:
+            self.modules.pop()
+
+        return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.copy_.default and id(args[0]) in self.numbers and self._leaf(args[0]):
+            return self._written_back(*args[:2])
+        with self:
+            made = DECOMPOSITIONS.get(func.overloadpacket.__name__, func.decompose)(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+        if torch.Tag.nondeterministic_seeded in func.tags and func is not aten.native_dropout.default:
+            raise ModelError(
+                f"The model must compute the same on the same inputs. Found that {self.modules[-1] or 'its forward'} "
+                f"draws random numbers ({func.overloadpacket.__name__})"
+            )
+        taken = self._referred((args, kwargs))
+        out = func(*args, **kwargs)
+        if func is aten.lift_fresh.default or func is aten.lift.default:
+            self.constants[self._number(out)] = out
+        else:
+            outs = tuple(self._number(t, fresh=True) for t in _tensors(out))
+            self.operations.append(Operation(func, *taken, outs, self.modules[-1]))
+        return out
+
+    def _written_back(self, old: Tensor, new: Tensor) -> Tensor:
+        """Take note of what functionalization writes, in the end, to what it was given: not to parameters."""
+        if old.untyped_storage().data_ptr() in self.names and not torch.equal(old, new):
+            raise ModelError("The model must not write to its own weights while it runs. Found that it does")
+        return old
+
+    def _leaf(self, tensor: Tensor) -> bool:
+        number = self.numbers[id(tensor)]
+        return number in self.leaves or number in self.constants or number in self.inputs
+
+    def _number(self, tensor: Tensor, fresh: bool = False) -> int:
+        """Return the number of a tensor; a new one if it is made just now."""
+        if not fresh and id(tensor) in self.numbers:
+            return self.numbers[id(tensor)]
+        number = self.numbers[id(tensor)] = len(self.values)
+        self.values.append(tensor)
+        storage = tensor.untyped_storage()
+        memory = self.memories.setdefault(storage._cdata, len(self.memories))
+        size = max(tensor.element_size(), 1)
+        self.layouts.append(
+            Layout(
+                memory,
+                tuple(tensor.shape),
+                tensor.stride(),
+                tensor.storage_offset(),
+                tensor.dtype,
+                storage.nbytes() // size,
+            )
+        )
+        return number
+
+    def _referred(self, tree: Any) -> Any:
+        """Return nested arguments with Refs in place of tensors."""
+        if isinstance(tree, Tensor):
+            return Ref(self.numbers[id(tree)] if id(tree) in self.numbers else self._found(tree))
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self._referred(item) for item in tree)
+        return {key: self._referred(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+    def _found(self, tensor: Tensor) -> int:
+        """Return the number of a tensor that no operation made: of a parameter, of a constant, or an input."""
+        number = self._number(tensor)
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in self.names:
+            self.leaves[number] = self.names[memory]
+        elif id(tensor) in self.given or len(self.modules) == 1:
+            self.inputs.append(number)
+        else:
+            self.constants[number] = tensor
+        return number
+
+    def program(self, outputs: list[Tensor]) -> Program:
+        """Return what was recorded, with these outputs."""
+        places = {_spot(t): n for n, t in enumerate(self.values)}
+        numbers = [self.numbers.get(id(t), places.get(_spot(t), -1)) for t in outputs]
+        return Program(
+            tuple(self.operations),
+            tuple(self.layouts),
+            self.leaves,
+            tuple(self.inputs),
+            self.constants,
+            tuple(dict.fromkeys(n for n in numbers if n >= 0)),
+        )
+
+
+def _spot(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tells a value from others: of views of one memory, too."""
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [tensor for item in tree for tensor in _tensors(item)] if isinstance(tree, (list, tuple)) else []
+
+
+class _Numbers(TorchFunctionMode):
+    """Answer what functionalized tensors do not: numbers of Python, and whether autograd is to record."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.requires_grad_, Tensor.retain_grad):
+            return args[0]
+        if func is Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
+            return None
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            index = tuple(map(_plain, args[1])) if isinstance(args[1], tuple) else _plain(args[1])
+            args = (args[0], index, *args[2:])
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
+            args = (_value(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _plain(index: Any) -> Any:
+    """Return an index of lists with numbers in place of tensors that hold one."""
+    if not isinstance(index, (list, tuple)):
+        return index
+    return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _plain(each) for each in index]
+
+
+def _value(tensor: Tensor) -> Tensor:
+    """Return the tensor in a functional one, which `equal` has recorded as taken."""
+    torch.equal(tensor, tensor)
+    if not torch._is_functional_tensor(tensor):
+        return tensor
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+@contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Compute the forward of every autograd.Function without a gradient, in this thread: functorch asks more of it."""
+    apply, own = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+    def forward(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != own:
+            return apply.__get__(None, function)(*args, **kwargs)
+        if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+            return function.forward(*args, **kwargs)
+        return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+
+    try:
+        torch.autograd.Function.apply = classmethod(forward)  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def _layers_apart() -> Iterator[None]:
+    """Compute layers of torch, which it may compute as one operation, step by step."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)

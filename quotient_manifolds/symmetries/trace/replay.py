@@ -1,0 +1,110 @@
+"""Run a recorded program again on other weights and inputs, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.trace.program import Operation, Program, substituted
+
+aten = torch.ops.aten
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_NEAR = 0.1
+"""What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
+
+Weights = Callable[[str], Tensor]
+"""Give a parameter by name, in float64."""
+
+
+def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple[Any, Any]:
+    """Return arguments with which an operation computes in float64, and with which no symmetry nearly holds.
+
+    Casts to fewer bits do nothing. If `generic`, a small constant (0 < eps < 1e-4) that is added becomes a tenth of the
+    mean absolute value of what it is added to, if that is more.
+    """
+    args, kwargs = _widened(args), _widened(kwargs)
+    if operation.func in (aten._softmax.default, aten._log_softmax.default):
+        args = (*args[:2], False)
+    if generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float):
+        if 0 < args[1] < 1e-4:
+            args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
+    return args, kwargs
+
+
+def _widened(tree: Any) -> Any:
+    if isinstance(tree, torch.dtype):
+        return torch.float64 if tree in _NARROW else tree
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        return type(tree)(map(_widened, tree))
+    return {key: _widened(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a floating point tensor in float64, any other as it is."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+class Replay:
+    """Run a program at points: weights by name and inputs in order, each in float64.
+
+    taps: values that leave what is differentiated, which a loss is to see beside the outputs.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
+
+    def values(self, weights: Weights, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return the values that no operation makes, by number."""
+        layouts, leaves = self.program.layouts, {}
+        for number, name in self.program.parameters.items():
+            w, layout = weights(name), layouts[number]
+            plain = tuple(w.shape) == layout.shape and w.stride() == layout.stride and not layout.offset
+            leaves[number] = w if plain else layout.of(w.reshape(-1))
+        return {**self._constants, **leaves, **dict(zip(self.program.inputs, inputs, strict=True))}
+
+    def run(
+        self,
+        weights: Weights,
+        inputs: Sequence[Tensor],
+        watch: Mapping[int, int | None],
+        *,
+        generic: bool = True,
+    ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
+        """Return the outputs, and of each watched operation what it takes and gives.
+
+        watch: by operation the place of the argument whose derivative is wanted for this use alone, or None. The
+        tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
+        """
+        known, seen, kept = self.values(weights, inputs), {}, {}
+        wanted = set(self.program.outputs)
+        for place, operation in enumerate(self.program.operations):
+            if not operation.outs:
+                continue
+            args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
+            args, kwargs = lifted(operation, args, kwargs, generic)
+            own = watch.get(place, -1)
+            if own is not None and own >= 0:
+                args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
+            made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
+            if place in watch:
+                made = made if made.requires_grad else _apart(made)
+                seen[place] = (None if own is None else args[own], made)
+            outs = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
+            for number, value in zip(operation.outs, outs, strict=True):
+                known[number] = value
+                if number in wanted:
+                    kept[number] = value
+            for number in self.program.released[place]:
+                known.pop(number, None)
+        return [kept[n] if n in kept else known[n] for n in self.program.outputs], seen
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """Return the tensor as a node of the graph of its own."""
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor + torch.zeros((), dtype=tensor.dtype, requires_grad=True)
