@@ -143,5 +143,3 @@ class Entries:
                 memory = store.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.float64))
                 memory[layout.places] = part
         return Reading(values, derived)
-
-

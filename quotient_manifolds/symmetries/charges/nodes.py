@@ -244,4 +244,3 @@ def _parities(joins: Joins, up: Tensor, by: Tensor) -> Tensor:
     while bool(to.any()):
         parity, to = parity ^ parity[to], to[to]
     return parity
-

@@ -286,7 +286,12 @@ class Walk:
             if not (hasattr(a, "number") and hasattr(b, "number") and self.entries.known(b.number)):
                 continue
             use, shape = self._results.get(self._memory(a.number)), self.program.layouts[b.number].shape
-            if use is None or not shape or shape[-1] != torch.Size(shape).numel() or shape[-1] != len(self.uses[use].out):
+            if (
+                use is None
+                or not shape
+                or shape[-1] != torch.Size(shape).numel()
+                or shape[-1] != len(self.uses[use].out)
+            ):
                 continue
             self.biases[use] = self.entries.of(b.number).reshape(-1)
 
@@ -315,6 +320,7 @@ class Walk:
 
         Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives.
         """
+
         def normal(t: Tensor) -> Tensor:
             return torch.randn(t.shape, generator=self._generator, dtype=torch.float64)
 

@@ -50,7 +50,9 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     ValueError for parameters that share a part of their memory.
     """
     parameters, tied = by_memory({name: w.detach() for name, w in model.named_parameters()})
-    parameters = {name: w if _alone(w) else w.clone(memory_format=torch.contiguous_format) for name, w in parameters.items()}
+    parameters = {
+        name: w if _alone(w) else w.clone(memory_format=torch.contiguous_format) for name, w in parameters.items()
+    }
     held = {name: w.detach() for name, w in model.named_buffers()}
     names = [*parameters, *tied, *held]
     state = [*parameters.values(), *(parameters[first] for first in tied.values()), *held.values()]
@@ -77,7 +79,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     hooks = [each for name, module in model.named_modules() for each in recorder.watch(name, module)]
     try:
         with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers():
-            tensors = [tensor.detach() for tensor in given.tensors]
+            tensors = [tensor.detach().clone() for tensor in given.tensors]  # which the model may write to
             recorder.given.update(map(id, tensors))
             outputs = torch.func.functionalize(run)(state, tensors)
     finally:
@@ -146,7 +148,9 @@ class _Recorder(TorchDispatchMode):
         self.inputs: list[int] = []
         self.constants: dict[int, Tensor] = {}
         self.modules = [""]
-        self.names = {w.untyped_storage().data_ptr(): name for name, w in parameters.items() if movable(w) and w.numel()}
+        self.names = {
+            w.untyped_storage().data_ptr(): name for name, w in parameters.items() if movable(w) and w.numel()
+        }
         self.given = set[int]()
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
