@@ -1,1 +1,1 @@
-"""Propose wires by a walk through a recorded program, and decide by Noether charges at generic points what acts on them."""
+"""Propose wires by a walk through a recorded program, and read charges off replays of it."""

@@ -1,8 +1,8 @@
 """Entries of parameters, and of functions of parameters each of whose entries depends on one of theirs.
 
-All parameters in a row are theta, a vector of P entries. A transposed, split, stacked or scaled parameter is a parameter,
-too: its entries are entries of theta, and its derivative in these (its slope) turns changes of one into changes of the
-other. A function is found by forward derivatives: along r and along r * (1 + entry) their quotient is 1 + the entry, if
+All parameters in a row are theta, a vector of P entries. A transposed, split, stacked or scaled parameter is a
+parameter, too: its entries are entries of theta, and its derivative in these (its slope) turns changes of one into
+changes of the other. A function is found by forward derivatives: along r and along r * (1 + entry) their quotient is 1 + the entry, if
 there is one, and no integer if there are several.
 """
 

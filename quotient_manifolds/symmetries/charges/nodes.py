@@ -1,7 +1,7 @@
 """Nodes are channels of wires. Operations join them by arrays of pairs; node 0 stands for whatever is no channel.
 
-Classes of joined nodes are kept as the walk goes. How a node follows from the eldest of its class (by which gains, or as
-its contragredient) is computed once, in the end, along a spanning forest of the earliest joins: upwards by pointer
+Classes of joined nodes are kept as the walk goes. How a node follows from the eldest of its class (by which gains, or
+as its contragredient) is computed once, in the end, along a spanning forest of the earliest joins: upwards by pointer
 doubling, so that no loop runs over nodes.
 """
 
@@ -187,7 +187,7 @@ _EMPTY = {
 class Channels:
     """Hold for each node its wire, scale, component of ties and of what is solved together, each by the eldest node.
 
-    dual: whether it is the contragredient of its wire's eldest. turn: 1 or -1, the sign of its log-scale in the scale's.
+    dual: whether it is the contragredient of its wire's eldest. turn: the sign of its log-scale in that of its scale.
     up, by: the node it follows from (0 for the eldest), and by which join: join k as k + 1, reversed as -(k + 1).
     """
 

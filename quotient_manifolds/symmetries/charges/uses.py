@@ -65,8 +65,8 @@ class Pixels(Tokens):
 class Use:
     """Hold one use of a weight (outputs, inputs, taps).
 
-    entries: of theta, of the same shape; places: in the memory that they are read from. out, into: nodes of the channels
-    that it writes and reads. operation: its number in the program.
+    entries: of theta, of the same shape; places: in the memory that they are read from. out, into: nodes of the
+    channels that it writes and reads. operation: its number in the program.
     """
 
     operation: int
