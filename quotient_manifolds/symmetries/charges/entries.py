@@ -2,8 +2,8 @@
 
 All parameters in a row are theta, a vector of P entries. A transposed, split, stacked or scaled parameter is a
 parameter, too: its entries are entries of theta, and its derivative in these (its slope) turns changes of one into
-changes of the other. A function is found by forward derivatives: along r and along r * (1 + entry) their quotient is 1 + the entry, if
-there is one, and no integer if there are several.
+changes of the other. A function is found by forward derivatives along r and along r * (1 + entry): their quotient is
+1 + the entry, if there is one, and no integer if there are several.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class Entries:
 
         here = tuple(wide(values(number)).clone() for number in taken)
         weights = [torch.where(e < 0, 0.0, 0.5 + (e.double() * _GOLDEN) % 1) for e in entries]
-        _, one = torch.func.jvp(computed, here, tuple(weights))
-        _, other = torch.func.jvp(computed, here, tuple(w * (1 + e) for w, e in zip(weights, entries, strict=True)))
+        one = torch.func.jvp(computed, here, tuple(weights))[1]
+        tangents = tuple(w * (1 + e) for w, e in zip(weights, entries, strict=True))
+        other = torch.func.jvp(computed, here, tangents)[1]
         quotient = torch.where(one == 0, 1.0, other / one) - 1
         found = quotient.round().long()
         exact = ((quotient - found).abs() <= _INTEGER * (1 + found)) | (one == 0)
@@ -135,7 +136,7 @@ class Entries:
             return tuple(known[n] for n in outs)
 
         here = tuple(layouts[n].of(values[layouts[n].memory]).clone() for n in leaves)
-        found, slopes = torch.func.jvp(run, here, tuple(torch.ones_like(w) for w in here))
+        found, slopes = torch.func.jvp(run, here, tuple(torch.ones_like(w) for w in here))[:2]
         derived: dict[int, Tensor] = {}
         for number, value, slope in zip(outs, found, slopes, strict=True):
             layout = layouts[number]

@@ -1,10 +1,10 @@
 """Walk through a program and propose wires: which parameters write each channel, and which read it.
 
 Each activation has labels, numbers of nodes, in the layout of its own memory, so that views need no rule. On which node
-an entry of a result depends is asked of the operation itself, by forward derivatives along r and r * label: their quotient
-is the label if there is one, and no integer if there are several. Uses of a parameter alone have code: a product writes
-new channels and reads those on its other side, an elementwise product is a gain, a contraction of two activations makes
-one the contragredient of the other. Nothing here has to be true: charges decide.
+an entry of a result depends is asked of the operation itself, by forward derivatives along r and r * label: their
+quotient is the label if there is one, and no integer if there are several. Uses of a parameter alone have code: a
+product writes new channels and reads those on its other side, an elementwise product is a gain, a contraction of two
+activations makes one the contragredient of the other. Nothing here has to be true: charges decide.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 class Walk:
     """Hold what one walk through a recording proposes.
 
-    uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone. leaves:
-    the node of each entry of theta that is used as an activation, or 0. channels: what joins say of all nodes.
-    limits: by place among the inputs, how many rows the smallest table has that is looked up there. skipped: operations
-    that have no derivative, by name, with the reason.
+    uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
+    leaves: the node of each entry of theta that is used as an activation, or 0. channels: what joins say of all nodes.
+    limits: by place among the inputs, how many rows the smallest table has that is looked up there. skipped:
+    operations that have no derivative, by name, with the reason.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -53,7 +53,9 @@ class Walk:
         self._origins: dict[int, set[int]] = {}
         self._results: dict[int, int] = {}  # by memory of a product: its use
         self._generator = torch.Generator().manual_seed(7)
-        for self._place, operation in enumerate(self.program.operations):
+        self._place = 0
+        for place, operation in enumerate(self.program.operations):
+            self._place = place
             self._step(operation)
         self.channels: Channels = self.nodes.settled()
 
@@ -66,7 +68,7 @@ class Walk:
         return self.recording.values[number]
 
     def labels(self, number: int) -> Tensor | None:
-        """Return the node of each entry of a value; those of a parameter that is used as an activation are made here."""
+        """Return the node of each entry of a value; of a parameter used as an activation they are made here."""
         layout = self.program.layouts[number]
         known = self._labels.get(layout.memory)
         if known is not None:
@@ -316,7 +318,7 @@ class Walk:
         return along
 
     def _dependence(self, along: Along, here: list[Tensor], labels: list[Tensor]) -> tuple[list[list[Tensor]], bool]:
-        """Return for each value that varies the node that each entry of each result depends on, and whether all is linear.
+        """Return by value that varies the node on which each entry of each result depends, and whether all is linear.
 
         Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives.
         """
@@ -374,9 +376,9 @@ class Walk:
     ) -> Tensor:
         """Return the labels of a linear result: what it sums is one wire, in other units where it is multiplied."""
         shape = self.program.layouts[out].shape
-        if operation.name in ("sum", "mean") and len(labels) == 1 and not bool(nodes.any()):
-            if (summed := self._sums_apart(operation, labels[0], shape)) is not None:
-                return summed
+        sums = operation.name in ("sum", "mean") and len(labels) == 1 and not bool(nodes.any())
+        if sums and (summed := self._sums_apart(operation, labels[0], shape)) is not None:
+            return summed
         label = nodes.amax(0)
         first, which = distinct_columns(nodes)
         pairs = nodes[:, first]

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 class Batch:
     """Hold a batch as its tensors, in order, each once, and make batches of the same form from others.
 
-    Containers are whatever `copy.deepcopy` copies: lists, mappings, named tuples, a tokenizer's `BatchEncoding`, objects
-    with attributes. Raises ValueError for what does not copy.
+    Containers are whatever `copy.deepcopy` copies: lists, mappings, named tuples, a tokenizer's `BatchEncoding`,
+    objects with attributes. Raises ValueError for what does not copy.
     """
 
     def __init__(self, batch: Any) -> None:

@@ -43,7 +43,7 @@ _OF_TORCH = (
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **{
-        op.overloadpacket.__name__: function
+        op.name().removeprefix("aten::").partition(".")[0]: function
         for op, function in torch._decomp.get_decompositions([getattr(aten, name) for name in _OF_TORCH]).items()
     },
     **{name: made for name, made in simpler.DECOMPOSITIONS.items() if not name.startswith("native_")},

@@ -50,9 +50,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     ValueError for parameters that share a part of their memory.
     """
     parameters, tied = by_memory({name: w.detach() for name, w in model.named_parameters()})
-    parameters = {
-        name: w if _alone(w) else w.clone(memory_format=torch.contiguous_format) for name, w in parameters.items()
-    }
+    parameters = {name: w if _alone(w) else w.clone().contiguous() for name, w in parameters.items()}
     held = {name: w.detach() for name, w in model.named_buffers()}
     names = [*parameters, *tied, *held]
     state = [*parameters.values(), *(parameters[first] for first in tied.values()), *held.values()]
@@ -148,9 +146,8 @@ class _Recorder(TorchDispatchMode):
         self.inputs: list[int] = []
         self.constants: dict[int, Tensor] = {}
         self.modules = [""]
-        self.names = {
-            w.untyped_storage().data_ptr(): name for name, w in parameters.items() if movable(w) and w.numel()
-        }
+        moved = {name: w for name, w in parameters.items() if movable(w) and w.numel()}
+        self.names = {w.untyped_storage().data_ptr(): name for name, w in moved.items()}
         self.given = set[int]()
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
@@ -185,7 +182,7 @@ class _Recorder(TorchDispatchMode):
             self.constants[self._number(out)] = out
         else:
             outs = tuple(self._number(t, fresh=True) for t in _tensors(out))
-            self.operations.append(Operation(func, *taken, outs, self.modules[-1]))
+            self.operations.append(Operation(func, taken[0], taken[1], outs, self.modules[-1]))
         return out
 
     def _written_back(self, old: Tensor, new: Tensor) -> Tensor:
@@ -214,7 +211,7 @@ class _Recorder(TorchDispatchMode):
                 tensor.stride(),
                 tensor.storage_offset(),
                 tensor.dtype,
-                storage.nbytes() // size,
+                int(storage.nbytes()) // size,
             )
         )
         return number
@@ -292,7 +289,7 @@ def _value(tensor: Tensor) -> Tensor:
     torch.equal(tensor, tensor)
     if not torch._is_functional_tensor(tensor):
         return tensor
-    torch._sync(tensor)
+    torch._sync(tensor)  # type: ignore[attr-defined]
     return torch._from_functional_tensor(tensor)
 
 

@@ -28,9 +28,9 @@ def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple
     args, kwargs = _widened(args), _widened(kwargs)
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
-    if generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float):
-        if 0 < args[1] < 1e-4:
-            args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
+    added = generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float)
+    if added and 0 < args[1] < 1e-4:
+        args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
     return args, kwargs
 
 
@@ -48,10 +48,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 class Replay:
-    """Run a program at points: weights by name and inputs in order, each in float64.
-
-    taps: values that leave what is differentiated, which a loss is to see beside the outputs.
-    """
+    """Run a program at points: weights by name and inputs in order, each in float64."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
