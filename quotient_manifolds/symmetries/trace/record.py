@@ -209,7 +209,7 @@ class _Recorder(TorchDispatchMode):
                 memory,
                 tuple(tensor.shape),
                 tensor.stride(),
-                tensor.storage_offset(),
+                int(tensor.storage_offset()),
                 tensor.dtype,
                 int(storage.nbytes()) // size,
             )
