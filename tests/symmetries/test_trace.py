@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.symmetries.checks import ModelError
 from quotient_manifolds.symmetries.outputs import answer, relative_change
-from quotient_manifolds.symmetries.trace.batch import Batch
 from quotient_manifolds.symmetries.trace.record import Recording, record
 from quotient_manifolds.symmetries.trace.replay import Replay
 from tests.symmetries.nets import NETS, Computed, net
@@ -66,30 +66,13 @@ HELD: dict[str, Any] = {
 }
 
 
-def tokens_in(batch: Any) -> Tensor:
-    """The first tensor of any container."""
-    return Batch(batch).tensors[0]
-
-
 @pytest.mark.parametrize("container", HELD)
 def test_tokens_are_an_input_whatever_holds_them(container: str) -> None:
     model = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 3))
     tokens = torch.randint(20, (2, 5))
-    found = record(model, HELD[container](tokens), lambda model, batch: model(tokens_in(batch)))
+    found = record(model, HELD[container](tokens), lambda model, batch: model(tensors_in(batch)[0]))
     assert len(found.program.inputs) == 1
     assert not found.program.constants
-
-
-def test_a_batch_is_taken_apart_into_tensors_each_once_and_put_together_from_others() -> None:
-    one, two = torch.randn(2), torch.arange(3)
-    batch = {"a": [one, UserDict(b=two)], "c": (one, Sentences(two))}
-    parts = Batch(batch)
-    assert [id(t) for t in parts.tensors] == [id(one), id(two)]
-    made = parts.mapped(lambda t: t + 1)
-    assert torch.equal(made["a"][0], one + 1)
-    assert torch.equal(made["c"][1].more["rows"][0], two + 1)
-    assert made["c"][0] is made["a"][0]
-    assert batch["c"][1].tokens is two
 
 
 def test_data_that_a_loss_closes_over_are_inputs_and_tensors_of_a_forward_pass_constants() -> None:

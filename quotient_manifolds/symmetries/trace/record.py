@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.replica import attention_by_formula
 from quotient_manifolds.symmetries.checks import ModelError, running
 from quotient_manifolds.symmetries.outputs import Evaluate, floating
-from quotient_manifolds.symmetries.trace.batch import Batch, aliased
 from quotient_manifolds.symmetries.trace.decompositions import DECOMPOSITIONS
 from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
 
@@ -54,7 +54,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     held = {name: w.detach() for name, w in model.named_buffers()}
     names = [*parameters, *tied, *held]
     state = [*parameters.values(), *(parameters[first] for first in tied.values()), *held.values()]
-    given = Batch(batch)
+    given = {id(tensor): tensor for tensor in tensors_in(batch)}
 
     class Called(nn.Module):
         """Let `functional_call` swap the tensors of the model, however `evaluate` calls it."""
@@ -71,13 +71,15 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
 
     def run(state: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
         swapped = {f"inner.{name}": w for name, w in zip(names, state, strict=True)}
-        return floating(torch.func.functional_call(called, swapped, (given.of(tensors),), tie_weights=False))
+        put = dict(zip(given, tensors, strict=True))
+        made = mapped(lambda tensor: put[id(tensor)], batch)
+        return floating(torch.func.functional_call(called, swapped, (made,), tie_weights=False))
 
     recorder = _Recorder(parameters)
     hooks = [each for name, module in model.named_modules() for each in recorder.watch(name, module)]
     try:
         with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers():
-            tensors = [tensor.detach().clone() for tensor in given.tensors]  # which the model may write to
+            tensors = [tensor.detach().clone() for tensor in given.values()]  # which the model may write to
             recorder.given.update(map(id, tensors))
             outputs = torch.func.functionalize(run)(state, tensors)
     finally:
@@ -96,7 +98,7 @@ def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     sharing: dict[int, list[str]] = defaultdict(list)
     for name, w in parameters.items():
         memory = w.untyped_storage().data_ptr()
-        first = next((other for other in sharing[memory] if aliased(w, alone[other])), None)
+        first = next((other for other in sharing[memory] if _aliased(w, alone[other])), None)
         if first is not None:
             tied[name] = first
             continue
@@ -108,6 +110,19 @@ def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
         alone[name] = w
         sharing[memory].append(name)
     return alone, tied
+
+
+def _aliased(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same entries of the same memory."""
+    return (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+        and not one.is_meta
+        and torch.Size(one.shape).numel() > 0
+    )
 
 
 def _alone(w: Tensor) -> bool:
@@ -155,7 +170,7 @@ class _Recorder(TorchDispatchMode):
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             if len(self.modules) == 1:
-                self.given.update(map(id, Batch((args, kwargs)).tensors))
+                self.given.update(map(id, tensors_in((args, kwargs))))
             self.modules.append(name or "the model")
 
         def leave(*_: Any) -> None:
