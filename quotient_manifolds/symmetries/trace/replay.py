@@ -54,6 +54,11 @@ class Replay:
         self.program = program
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
 
+    def _is_real(self, operation: Operation) -> bool:
+        """Return whether a result can have a derivative: some of autograd's formulas fail for integers."""
+        kinds = (self.program.layouts[number].dtype for number in operation.outs)
+        return any(kind.is_floating_point or kind.is_complex for kind in kinds)
+
     def values(self, weights: Weights, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the values that no operation makes, by number."""
         layouts, leaves = self.program.layouts, {}
@@ -86,7 +91,8 @@ class Replay:
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
-            made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
+                made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
             if place in watch:
                 made = made if made.requires_grad else _apart(made)
                 seen[place] = (None if own is None else args[own], made)

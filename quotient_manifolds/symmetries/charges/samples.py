@@ -1,0 +1,84 @@
+"""Token vectors of every use of a weight at one point: what charges are made of.
+
+At a use y = W x, the charge of a wire that W writes is the sum over tokens of dy y^T, and of one that it reads minus
+the sum of dx x^T, where dx and dy are derivatives of a loss by this use alone. So one backward pass through the
+activations gives the charges of all wires, and no gradient of a weight is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.trace.replay import Replay
+
+_SMALL = 1e-30
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Hold activations at one side of a use and the derivatives of a loss by them, each (tokens, channels)."""
+
+    values: Tensor
+    slopes: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Hold, for one loss at one point, what each use reads and writes, by its number, and gradients of parameters.
+
+    read: of tables nothing. gradients: of the parameters that were asked for, by name.
+    """
+
+    read: Mapping[int, Side]
+    written: Mapping[int, Side]
+    gradients: Mapping[str, Tensor]
+
+
+def samples(
+    walk: Walk,
+    weights: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    losses: int,
+    generator: torch.Generator,
+    *,
+    vectors: Collection[str] = (),
+    generic: bool = True,
+) -> Iterator[Sample]:
+    """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
+
+    weights: all parameters by name, float64; inputs: those of the program, in order. vectors: parameters of which the
+    gradients are wanted, too. generic: whether norms have an eps at which near symmetries fail (see `lifted`). Nothing
+    is yielded if an output is not finite, or no output depends on a weight.
+    """
+    watch = {use.operation: use.tokens.place for use in walk.uses}
+    leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
+    outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic)
+    outputs = [y for y in outputs if y.requires_grad]
+    if not outputs or not all(bool(torch.isfinite(y).all()) for y in outputs):
+        return
+    sides = {(place, written): t for place, pair in seen.items() for written, t in enumerate(pair) if t is not None}
+    wanted = [*sides.values(), *(leaves[name] for name in vectors)]
+    for _ in range(losses):
+        scaled = [_normal(y, generator) / y.detach().square().mean().sqrt().clamp(_SMALL) for y in outputs]
+        found = torch.autograd.grad(outputs, wanted, scaled, retain_graph=True, materialize_grads=True)
+        slopes = dict(zip(sides, found, strict=False))
+
+        def side(number: int, written: bool, slopes: Mapping[tuple[int, int], Tensor] = slopes) -> Side:
+            use = walk.uses[number]
+            key = use.operation, int(written)
+            return Side(use.tokens.of(sides[key].detach()), use.tokens.of(slopes[key]))
+
+        yield Sample(
+            {n: side(n, False) for n, use in enumerate(walk.uses) if use.tokens.place is not None},
+            {n: side(n, True) for n in range(len(walk.uses))},
+            dict(zip(vectors, found[len(sides) :], strict=True)),
+        )
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
