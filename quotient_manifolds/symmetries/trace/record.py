@@ -78,7 +78,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     recorder = _Recorder(parameters)
     hooks = [each for name, module in model.named_modules() for each in recorder.watch(name, module)]
     try:
-        with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers():
+        with attention_by_formula(), forward_alone(), layers_apart(), torch.no_grad(), recorder, _Numbers():
             tensors = [tensor.detach().clone() for tensor in given.values()]  # which the model may write to
             recorder.given.update(map(id, tensors))
             outputs = torch.func.functionalize(run)(state, tensors)
@@ -309,7 +309,7 @@ def _value(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _forward_alone() -> Iterator[None]:
+def forward_alone() -> Iterator[None]:
     """Compute the forward of every autograd.Function without a gradient, in this thread: functorch asks more of it."""
     apply, own = torch.autograd.Function.__dict__["apply"], threading.get_ident()
 
@@ -328,7 +328,7 @@ def _forward_alone() -> Iterator[None]:
 
 
 @contextmanager
-def _layers_apart() -> Iterator[None]:
+def layers_apart() -> Iterator[None]:
     """Compute layers of torch, which it may compute as one operation, step by step."""
     fused = torch.backends.mha.get_fastpath_enabled()
     try:

@@ -7,10 +7,8 @@ by its identity: neither views nor buffers that are used again can be confused.
 from __future__ import annotations
 
 import re
-import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +23,7 @@ from quotient_manifolds.batches import taken_apart, tensors_in
 from quotient_manifolds.replica import attention_by_formula
 from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.trace.record import forward_alone, layers_apart
 from quotient_manifolds.symmetries.wires.decompositions import DECOMPOSITIONS
 
 
@@ -203,36 +202,6 @@ def _read(index: Any) -> Any:
     return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _read(each) for each in index]
 
 
-@contextmanager
-def _forward_alone() -> Iterator[None]:
-    """Compute the forward of every autograd.Function without a gradient, in this thread: functorch asks more of it."""
-    apply, own = torch.autograd.Function.__dict__["apply"], threading.get_ident()
-
-    def forward(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != own:
-            return apply.__get__(None, function)(*args, **kwargs)
-        if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
-            return function.forward(*args, **kwargs)
-        return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
-
-    try:
-        torch.autograd.Function.apply = classmethod(forward)  # type: ignore[assignment, method-assign]
-        yield
-    finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-
-@contextmanager
-def _layers_apart() -> Iterator[None]:
-    """Compute layers of torch, which it may compute as one operation, step by step."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-
-
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Return the operations by which `evaluate(model, batch)` is computed, in the model's own dtype and on its device.
 
@@ -259,6 +228,6 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     held = {id(w) for own in (buffers.values(), *attributes) for w in own}
     called, recorder = Called(), _Recorder({id(w) for w in parameters.values()}, held, tensors_in(batch))
     recorder.watch(model)
-    with attention_by_formula(), _forward_alone(), _layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
+    with attention_by_formula(), forward_alone(), layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
         out = torch.func.functionalize(run)(parameters, buffers, batch)
     return Recording(tuple(recorder.operations), parameters, tuple(recorder.given.values()), tuple(tensors(out)))
