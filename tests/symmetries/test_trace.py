@@ -139,6 +139,7 @@ def test_whatever_autograd_is_asked_for_is_recorded(how: str) -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "random": (lambda s, x: s.a(x) + torch.rand(3), "must compute the same on the same inputs. Found that the model"),
+    "drops": (lambda s, x: F.dropout(s.a(x), 0.5), "must compute the same on the same inputs. Found that the model"),
     "writes": (lambda s, x: s.a(x) + s.a.weight.add_(1).sum(), "must not write to its own weights"),
     "raises": (lambda s, x: s.a(x[:, :2]), r"must run on the inputs .* module 'a' \(Linear\) raises RuntimeError"),
 }

@@ -186,7 +186,7 @@ class _Recorder(TorchDispatchMode):
             made = DECOMPOSITIONS.get(func.overloadpacket.__name__, func.decompose)(*args, **kwargs)
         if made is not NotImplemented:
             return made
-        if torch.Tag.nondeterministic_seeded in func.tags and func is not aten.native_dropout.default:
+        if torch.Tag.nondeterministic_seeded in func.tags:
             raise ModelError(
                 f"The model must compute the same on the same inputs. Found that {self.modules[-1] or 'its forward'} "
                 f"draws random numbers ({func.overloadpacket.__name__})"
