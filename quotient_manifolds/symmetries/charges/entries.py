@@ -66,10 +66,6 @@ class Entries:
         name = self.plain[layout.memory]
         return layout.of(torch.arange(self.start[name], self.start[name] + self.shapes[name].numel()))
 
-    def name_of(self, entry: int) -> str:
-        """Return the name of the parameter that has this entry of theta."""
-        return next(name for name, s in self.start.items() if s <= entry < s + self.shapes[name].numel())
-
     def follow(self, operation: Operation, values: Callable[[int], Tensor]) -> bool:
         """Take note of a function of parameters. Return False unless each of its entries depends on one of theta."""
         (out, *more), layouts = operation.outs, self.program.layouts

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -77,10 +76,6 @@ class Use:
     out: Tensor
     into: Tensor
 
-    @property
-    def is_table(self) -> bool:
-        return isinstance(self.tokens, Lookup)
-
 
 @dataclass(frozen=True, eq=False)
 class Gain:
@@ -92,13 +87,3 @@ class Gain:
     power: int
     before: Tensor
     after: Tensor
-
-
-def plain_reading(use: Use) -> Tensor:
-    """Return the entries of a use as (outputs, everything else)."""
-    return use.entries.flatten(1)
-
-
-def read_rows(use: Use) -> Tensor:
-    """Return the entries of a use as (inputs, everything else)."""
-    return torch.transpose(use.entries, 0, 1).flatten(1)

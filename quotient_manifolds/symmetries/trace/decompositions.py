@@ -36,8 +36,6 @@ _OF_TORCH = (
     "addcdiv",
     "embedding_renorm",
     "_trilinear",
-    "_softmax_backward_data",
-    "native_batch_norm",
     "_native_batch_norm_legit",
 )
 

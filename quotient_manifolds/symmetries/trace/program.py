@@ -45,10 +45,6 @@ class Layout:
         return self.of(torch.arange(self.room))
 
     @cached_property
-    def numel(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @cached_property
     def expanded(self) -> bool:
         """Return whether several entries of the value are one of its memory."""
         return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
@@ -75,11 +71,6 @@ class Operation:
     def ins(self) -> tuple[int, ...]:
         """Return the numbers of the values it takes, in order, each as often as it is taken."""
         return tuple(ref.number for ref in refs((self.args, self.kwargs)))
-
-    def call(self, at: Callable[[int], Any]) -> Any:
-        """Compute the operation on the values that `at` gives for their numbers."""
-        args, kwargs = substituted((self.args, dict(self.kwargs)), at)
-        return self.func(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
