@@ -1,0 +1,20 @@
+"""The figure of charges shows what the page says: blocks of heads and the skew part of the stream vanish, no more."""
+
+from __future__ import annotations
+
+import torch
+
+from studies.charges import HEADS, WIDTH, figure, ratios
+
+
+def test_what_the_figure_shows_as_zero_is_rounding_and_the_rest_is_not() -> None:
+    queries, values, stream, skew = ratios().values()
+    head = torch.arange(WIDTH) // (WIDTH // HEADS)
+    own = head[:, None] == head
+    assert max(float(each[own].max()) for each in (queries, values)) < 1e-14 > float(skew.max())
+    assert min(float(each.min()) for each in (queries[~own], values[~own], stream)) > 1e-5
+
+
+def test_the_figure_names_its_panels() -> None:
+    panels = [axes.get_title() for axes in figure().figure.axes if axes.get_title()]
+    assert panels == list(ratios())
