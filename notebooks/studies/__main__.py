@@ -36,8 +36,11 @@ STUDIES: Final = {
 }
 """By name what a study does, and how long it takes on one core."""
 
-FIGURE: Final = Path("docs/images/learning_rates.svg")
-"""Where the figure of the study of training is."""
+FIGURES: Final = {
+    "docs/images/learning_rates.svg": lambda: module_of("training").figure(load_study("training")),
+    "docs/images/charges.svg": lambda: module_of("charges").figure(),
+}
+"""By file what draws a figure of the pages."""
 
 out_option = click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Directory of the record.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -92,7 +95,7 @@ for _name, _words in STUDIES.items():
 
 @study.command()
 def pages() -> None:
-    """Fill the tables of all pages of docs and notebooks from the committed records, and draw the figure.
+    """Fill the tables of all pages of docs and notebooks from the committed records, and draw the figures.
 
     A table stands between the lines `<!-- table STUDY NAME -->` and `<!-- end -->`.
     """
@@ -101,7 +104,8 @@ def pages() -> None:
             if not file.exists() or text != file.read_text(encoding="utf-8"):
                 write_text(file, text)
                 click.echo(f"Changed: {file}")
-    save_figure(module_of("training").figure(load_study("training")), FIGURE)
+    for path, draw in FIGURES.items():
+        save_figure(draw(), Path(path))
 
 
 @study.command("appendix-g")
