@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from studies.charges import HEADS, WIDTH, figure, ratios
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_the_figure_shows_as_zero_is_rounding_and_the_rest_is_not() -> None:
@@ -18,3 +22,9 @@ def test_what_the_figure_shows_as_zero_is_rounding_and_the_rest_is_not() -> None
 def test_the_figure_names_its_panels() -> None:
     panels = [axes.get_title() for axes in figure().figure.axes if axes.get_title()]
     assert panels == list(ratios())
+
+
+def test_the_page_shows_the_figure_with_its_text_alternative() -> None:
+    page = (ROOT / "docs" / "charges.md").read_text(encoding="utf-8")
+    assert f"![{figure().alt}](images/charges.svg)" in page
+    assert (ROOT / "docs" / "images" / "charges.svg").is_file()
