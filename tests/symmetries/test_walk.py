@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.nodes import Nodes, Tie, distinct_columns
 from quotient_manifolds.symmetries.charges.samples import Sample, samples
+from quotient_manifolds.symmetries.charges.uses import Lookup, Pixels, Product, Use
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import answer
+from quotient_manifolds.symmetries.trace.program import Ref
 from quotient_manifolds.symmetries.trace.record import record
 from tests.symmetries.nets import NETS, Computed, net
 
@@ -43,8 +46,11 @@ def test_products_of_tokens_are_the_gradients_of_autograd(part: int) -> None:
         model, x = net(name, True)
         walk, weights = walked(model, x[:3])
         found = sample(walk, weights, x[:3], generic=False)
-        used = [*(use.entries for use in walk.uses), *(gain.entries for gain in walk.gains), walk.leaves.nonzero()]
-        entries = Counter(e for each in (*used, *walk.entries.made.values()) for e in each.flatten().tolist())
+        used = [*(use.entries for use in walk.uses), *(gain.entries for gain in walk.gains)]
+        used += [walk.entries.start[key] + nodes.flatten().nonzero() for key, nodes in walk.leaves.items()]
+        made = {each.memory: n for n, each in enumerate(walk.program.layouts) if walk.entries.known(n)}
+        used += [walk.entries.of(n) for memory, n in made.items() if memory not in walk.entries.plain]
+        entries = Counter(e for each in used for e in each.flatten().tolist())
         flat = torch.cat([g.reshape(-1) for g in gradients(model, weights, x[:3]).values()])
         for n, use in enumerate(walk.uses):
             alone = use.memory in walk.entries.plain and max(entries[e] for e in use.entries.unique().tolist()) == 1
@@ -55,6 +61,123 @@ def test_products_of_tokens_are_the_gradients_of_autograd(part: int) -> None:
             assert error <= 1e-9 * (product.norm() + 1e-6 * flat.norm()), name
             compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_numbers_at_the_entries_of_a_use_are_those_that_the_operation_takes(part: int, bias: bool) -> None:
+    """Weights are random and distinct, so theta at a use's entries is its operand only if each entry is the right one.
+
+    The entries of a row and those of a column are starts plus steps.
+    """
+    strided = every = 0
+    for name in list(NETS)[part::4]:
+        model, x = net(name, bias)
+        walk, weights = walked(model, x[:3])
+        theta = torch.cat([weights[key].flatten() for key in walk.entries.shapes])
+        reading = walk.entries.read(weights.__getitem__)
+        for use in walk.uses:
+            operand = operand_of(walk, use)
+            values, slopes = reading.at(use.memory, use.places)
+            torch.testing.assert_close(values, operand, msg=name)
+            affine = walk.entries.affine(use.memory)
+            if affine is not None:
+                torch.testing.assert_close(affine[0] * theta[use.entries] + affine[1], operand, msg=name)
+                assert bool((slopes == affine[0]).all()), name
+            every, strided = every + 1, strided + (use.rows(True) is not None)
+            for writes, matrix in ((True, use.entries), (False, use.entries.transpose(0, 1))):
+                if (rows := use.rows(writes)) is not None:
+                    assert torch.equal(rows[0][:, None] + rows[1], matrix.flatten(1)), name
+    assert strided > 0.9 * every > 100
+
+
+def operand_of(walk: Walk, use: Use) -> Tensor:
+    """The weight (outputs, inputs, taps) that a use's operation took when it was recorded, by what its tokens say."""
+    operation, tokens = walk.program.operations[use.operation], use.tokens
+    args = [walk.recording.values[each.number] if isinstance(each, Ref) else each for each in operation.args]
+    if isinstance(tokens, Lookup):
+        return args[0].T[..., None]
+    if isinstance(tokens, Pixels):
+        part = args[1].chunk(tokens.groups)[tokens.group]
+        return (part.transpose(0, 1) if args[6] else part).flatten(2)
+    assert isinstance(tokens, Product)
+    w = args[0] if tokens.left else args[1].mT
+    if w.ndim == 3:
+        w = w[tokens.batch or 0]
+    return w[..., None]
+
+
+VIEWS: dict[str, Any] = {
+    "transposed": lambda w: w.T,
+    "cast": lambda w: w.to(torch.float32),
+    "cast, transposed": lambda w: w.T.float(),
+    "transposed, copied": lambda w: w.T.contiguous(),
+    "split": lambda w: w.chunk(2)[1],
+    "columns of a cast": lambda w: w.float()[:, 3:],
+    "scaled": lambda w: 0.5 * w / 3,
+    "one more": lambda w: (1 - w) * torch.tensor(2.0),
+    "of heads": lambda w: w.unflatten(0, (3, 4)).transpose(0, 1).float().flatten(1)[:, :8],
+    "copied, every other row": lambda w: w.T.contiguous()[::2],
+}
+
+
+@pytest.mark.parametrize("how", VIEWS)
+def test_views_casts_and_multiples_of_a_weight_are_strided(how: str) -> None:
+    w = nn.Parameter(torch.randn(12, 8))
+    reader = Computed(lambda s, x: x @ VIEWS[how](s.w).T, w=w)
+    walk = Walk(record(reader, torch.randn(5, VIEWS[how](w).shape[1]), answer))
+    (use,) = walk.uses
+    scale, offset = walk.entries.affine(use.memory) or (0.0, 0.0)
+    assert use.rows(True) is not None
+    found = scale * w.detach().double().flatten()[use.entries[..., 0]] + offset
+    torch.testing.assert_close(found, VIEWS[how](w).detach().double(), rtol=1e-6, atol=1e-6)
+    values, slopes = walk.entries.read({"w": w.detach().double()}.__getitem__).at(use.memory, use.places[..., 0])
+    torch.testing.assert_close(values, found)
+    assert bool((slopes == scale).all())
+
+
+def held_by(root: Any, left_out: Any) -> int:
+    """Bytes of all tensors that can be reached from an object: memory that several have is counted once."""
+    seen, sizes, stack = {id(left_out)}, dict[int, int](), [root]
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            if not each.is_meta:
+                sizes[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        elif isinstance(each, (list, tuple, set)):
+            stack += each
+        elif isinstance(each, dict):
+            stack += [*each, *each.values()]
+        elif hasattr(each, "__dict__") and not isinstance(each, (type, nn.Module)):
+            stack += vars(each).values()
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_walk_of_a_large_model_holds_nothing_of_the_size_of_its_weights(cast: bool) -> None:
+    """Of gated layers after norms, as Llama's, in bfloat16: below a tenth of the weights' bytes."""
+
+    def layer(s: Computed, x: Tensor) -> Tensor:
+        w = [each.to(torch.float32) if cast else each for each in (s.up, s.gate, s.down)]
+        y = F.rms_norm(x, (len(s.g),)) * s.g
+        y = y.to(w[0].dtype)
+        return x + (F.silu(y @ w[1].T) * (y @ w[0].T) @ w[2].T).to(x.dtype)
+
+    def parameter(*shape: int) -> nn.Parameter:
+        return nn.Parameter((torch.randn(shape) / 16).bfloat16())
+
+    width, hidden = 256, 1024
+    shapes = {"up": (hidden, width), "gate": (hidden, width), "down": (width, hidden), "g": (width,)}
+    layers = [Computed(layer, **{name: parameter(*shape) for name, shape in shapes.items()}) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(3000, width), *layers, nn.Linear(width, 3000, bias=False)).bfloat16()
+    model[-1].weight = model[0].weight
+    with torch.no_grad():
+        found = record(model, torch.randint(3000, (2, 3)), answer)
+    weights = sum(w.numel() * w.element_size() for w in model.parameters())
+    assert held_by(Walk(found), found) < 0.1 * weights
 
 
 def heads(s: Computed, x: Tensor) -> Tensor:
