@@ -100,6 +100,20 @@ def test_parameters_over_one_memory_are_one() -> None:
         record(model, torch.arange(5), answer)
 
 
+def test_a_parameter_with_two_names_is_one_also_where_it_is_a_part_of_its_memory() -> None:
+    w = nn.Parameter(torch.randn(9, 4).double()[2:])
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)).double()
+    model[0].weight = model[1].weight = w
+    model = nn.Sequential(model, nn.Linear(7, 7).double(), model[0])  # and a module with two names
+    model.forward = lambda tokens: model[1](model[0](tokens)).sum(1, keepdim=True) * model[2](tokens)
+    found = record(model, torch.arange(5), answer)
+    assert dict(found.tied) == {"0.1.weight": "0.0.weight"}
+    assert not found.program.constants
+    assert model[2].weight is model[0][1].weight is w
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    torch.testing.assert_close(replayed(found, own, torch.arange(5)), [model(torch.arange(5)).detach()])
+
+
 def test_a_frozen_parameter_of_integers_is_a_constant() -> None:
     model = Computed(lambda s, x: s.out(x @ s.w.double()), out=nn.Linear(3, 2).double())
     model.w = nn.Parameter(torch.randint(-3, 3, (4, 3), dtype=torch.int8), requires_grad=False)

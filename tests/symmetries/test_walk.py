@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -167,13 +168,15 @@ def test_a_walk_of_a_large_model_holds_nothing_of_the_size_of_its_weights(cast: 
         return x + (F.silu(y @ w[1].T) * (y @ w[0].T) @ w[2].T).to(x.dtype)
 
     def parameter(*shape: int) -> nn.Parameter:
-        return nn.Parameter((torch.randn(shape) / 16).bfloat16())
+        count = math.prod(shape)
+        return nn.Parameter(torch.randn(1000).bfloat16().repeat(1 + count // 1000)[:count].view(shape))
 
-    width, hidden = 256, 1024
+    width, hidden = 1024, 4096
     shapes = {"up": (hidden, width), "gate": (hidden, width), "down": (width, hidden), "g": (width,)}
     layers = [Computed(layer, **{name: parameter(*shape) for name, shape in shapes.items()}) for _ in range(2)]
-    model = nn.Sequential(nn.Embedding(3000, width), *layers, nn.Linear(width, 3000, bias=False)).bfloat16()
-    model[-1].weight = model[0].weight
+    table, head = nn.Embedding(3000, width, _weight=parameter(3000, width)), nn.Linear(1, 1, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, *layers, head)
     with torch.no_grad():
         found = record(model, torch.randint(3000, (2, 3)), answer)
     weights = sum(w.numel() * w.element_size() for w in model.parameters())
