@@ -2,42 +2,132 @@
 
 All parameters in a row are theta, a vector of P entries. A transposed, split, stacked or scaled parameter is a
 parameter, too: its entries are entries of theta, and its derivative in these (its slope) turns changes of one into
-changes of the other. A function is found by forward derivatives along r and along r * (1 + entry): their quotient is
-1 + the entry, if there is one, and no integer if there are several.
+changes of the other. A view, copy, cast or affine function of a parameter is numbered by start and strides alone, so
+nothing of its size is formed. Any other function is found by forward derivatives along r and along r * (1 + entry):
+their quotient is 1 + the entry, if there is one, and no integer if there are several.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.trace.program import Operation, Program, substituted
+from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref, substituted
 from quotient_manifolds.symmetries.trace.replay import Weights, lifted, wide
 
 _GOLDEN = 0.6180339887498949
 _INTEGER = 1e-6
 
 
+def grid(count: int) -> Tensor:
+    """Return the numbers 0, ..., count - 1 without memory: a meta tensor, whose views number by offset and strides.
+
+    So torch's own arithmetic of views is that of the numbers; `numbers` says what they are.
+    """
+    return torch.empty(count, dtype=torch.int8, device="meta")
+
+
+def numbers(view: Tensor) -> Tensor:
+    """Return the numbers of a view of a grid, int64; numbers that are in memory as they are."""
+    if not view.is_meta:
+        return view
+    made = torch.full((), int(view.storage_offset()))
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        made = made[..., None] + torch.arange(size) * stride
+    return made
+
+
+def repeats(view: Tensor) -> bool:
+    """Return whether all along the first axis are the same numbers."""
+    return len(view) < 2 or (view.stride(0) == 0 if view.is_meta else bool((view == view[:1]).all()))
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Hold that a memory is scale * w + offset for the entries of a parameter that a view of theta's grid numbers.
+
+    layout: of the memory, as the value that was computed into it has it: all entries, each once.
+    """
+
+    name: str
+    layout: Layout
+    view: Tensor
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @cached_property
+    def _digits(self) -> list[tuple[int, int, int]]:
+        """Return (stride in the memory, size, stride in theta) of each axis, the outermost first, as few as will do."""
+        axes = zip(self.layout.stride, self.layout.shape, self.view.stride(), strict=True)
+        digits: list[tuple[int, int, int]] = []
+        for place, size, step in sorted((axis for axis in axes if axis[1] > 1), reverse=True):
+            if digits and digits[-1][2] == step * size:
+                digits[-1] = place, digits[-1][1] * size, step
+            else:
+                digits.append((place, size, step))
+        return digits or [(1, 1, 0)]
+
+    def of(self, layout: Layout) -> Tensor | None:
+        """Return the entries of theta of a value in this memory as a view of the grid; None if they are no such."""
+        start, rest, reach = self.view.storage_offset(), layout.offset, []
+        for place, _, step in self._digits:
+            digit, rest = divmod(rest, place)
+            start += digit * step
+            reach.append(digit)
+        strides = []
+        for size, stride in zip(layout.shape, layout.stride, strict=True):
+            if size < 2 or not stride:
+                strides.append(0)
+                continue
+            k = next(k for k, (place, *_) in enumerate(self._digits) if place <= stride)
+            steps, rest = divmod(stride, self._digits[k][0])
+            if rest:
+                return None
+            reach[k] += (size - 1) * steps
+            strides.append(steps * self._digits[k][2])
+        if any(digit >= size for digit, (_, size, _) in zip(reach, self._digits, strict=True)):
+            return None
+        return self.view.as_strided(layout.shape, strides, start)
+
+    def at(self, places: Tensor) -> Tensor:
+        """Return the entries of theta at places of the memory."""
+        digits = (places // place % size * step for place, size, step in self._digits)
+        return sum(digits, start=torch.full_like(places, int(self.view.storage_offset())))
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Hold the numbers of parameters and of functions of them, by memory, and their slopes in the entries of theta."""
+    """Give the numbers of parameters and of functions of them at some weights, and their slopes in theta.
 
+    values, slopes: by memory, of the functions that are not affine; what is affine is read where it is asked for.
+    """
+
+    entries: Entries
+    weights: Weights
     values: Mapping[int, Tensor]
     slopes: Mapping[int, Tensor]
 
     def at(self, memory: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and slopes at places of a memory."""
-        values = self.values[memory][places]
-        slopes = self.slopes.get(memory)
-        return values, torch.ones_like(values) if slopes is None else slopes[places]
+        if (affine := self.entries.strided.get(memory)) is None:
+            return self.values[memory][places], self.slopes[memory][places]
+        own = affine.at(places) - self.entries.start[affine.name]
+        values = self.weights(affine.name).reshape(-1)[own]
+        return affine.scale * values + affine.offset, torch.full_like(values, affine.scale)
 
 
 class Entries:
-    """Say which entry of theta each entry of a value depends on, for parameters and functions of them."""
+    """Say which entry of theta each entry of a value depends on, for parameters and functions of them.
+
+    start: by name, the first entry of a parameter. plain: by memory, the parameter that it is. strided: by memory, what
+    is a parameter or an affine function of one; made: of all other functions, the entry of theta of each of its
+    entries, or -1. operations: on parameters and constants alone.
+    """
 
     def __init__(self, program: Program, shapes: Mapping[str, torch.Size]) -> None:
         self.program, self.shapes = program, shapes
@@ -47,31 +137,63 @@ class Entries:
             self.start[name] = self.size
             self.size += shape.numel()
         self.plain = {program.layouts[number].memory: name for number, name in program.parameters.items()}
+        self.strided: dict[int, Affine] = {}
         self.made: dict[int, Tensor] = {}
-        """By memory of a function of parameters: the entry of theta of each of its entries, or -1."""
         self.operations: list[Operation] = []
-        """Operations on parameters and constants alone."""
+        theta = grid(self.size)
+        for number, name in program.parameters.items():
+            count, layout = shapes[name].numel(), program.layouts[number]
+            whole = replace(layout, shape=(count,), stride=(1,), offset=0)
+            self.strided.setdefault(layout.memory, Affine(name, whole, theta[self.start[name] :][:count]))
 
     def known(self, number: int) -> bool:
         """Return whether a value is a parameter or a function of parameters."""
         memory = self.program.layouts[number].memory
-        return memory in self.plain or memory in self.made
+        return memory in self.strided or memory in self.made
+
+    def affine(self, memory: int) -> tuple[float, float] | None:
+        """Return the scale and offset of a memory that is an affine function of a parameter, None for any other."""
+        found = self.strided.get(memory)
+        return None if found is None else (found.scale, found.offset)
+
+    def view(self, number: int) -> Tensor:
+        """Return the entries of theta of a value: a view of their grid, or else the numbers as `of` has them."""
+        layout = self.program.layouts[number]
+        affine = self.strided.get(layout.memory)
+        if affine is None:
+            return layout.of(self.made[layout.memory])
+        found = affine.of(layout)
+        return layout.of(affine.at(torch.arange(layout.room))) if found is None else found
 
     def of(self, number: int) -> Tensor:
         """Return the entry of theta of each entry of a value, -1 where it is a constant."""
+        return numbers(self.view(number))
+
+    def places(self, number: int) -> Tensor:
+        """Return which entry of its memory each entry of a value is, as a view of a grid."""
         layout = self.program.layouts[number]
-        made = self.made.get(layout.memory)
-        if made is not None:
-            return layout.of(made)
-        name = self.plain[layout.memory]
-        return layout.of(torch.arange(self.start[name], self.start[name] + self.shapes[name].numel()))
+        return layout.of(grid(layout.room))
 
     def follow(self, operation: Operation, values: Callable[[int], Tensor]) -> bool:
         """Take note of a function of parameters. Return False unless each of its entries depends on one of theta."""
         (out, *more), layouts = operation.outs, self.program.layouts
-        taken = [number for number in dict.fromkeys(operation.ins) if self.known(number)]
         if more or not layouts[out].is_floating_point:
             return False
+        return self._follow_affine(operation, layouts[out], values) or self._follow_any(operation, layouts[out], values)
+
+    def _follow_affine(self, operation: Operation, layout: Layout, values: Callable[[int], Tensor]) -> bool:
+        found = affine(operation, lambda number: None if self.known(number) else values(number))
+        if found is None or not self.known(found[0]) or not layout.dense:
+            return False
+        number, scale, offset = found
+        of, view = self.strided.get(self.program.layouts[number].memory), self.view(number)
+        if of is None or not view.is_meta or tuple(view.shape) != layout.shape:
+            return False
+        self.strided[layout.memory] = Affine(of.name, layout, view, scale * of.scale, scale * of.offset + offset)
+        return True
+
+    def _follow_any(self, operation: Operation, layout: Layout, values: Callable[[int], Tensor]) -> bool:
+        taken = [number for number in dict.fromkeys(operation.ins) if self.known(number)]
         entries = [self.of(number) for number in taken]
         where = dict(zip(taken, range(len(taken)), strict=True))
 
@@ -92,16 +214,16 @@ class Entries:
         quotient = torch.where(one == 0, 1.0, other / one) - 1
         found = quotient.round().long()
         exact = ((quotient - found).abs() <= _INTEGER * (1 + found)) | (one == 0)
-        if not bool(exact.all()) or bool((one == 0).all()) or layouts[out].expanded:
+        if not bool(exact.all()) or bool((one == 0).all()) or layout.expanded:
             return False
-        memory = torch.full((layouts[out].room,), -1)
-        memory[layouts[out].places] = torch.where(one == 0, -1, found)
-        self.made[layouts[out].memory] = memory
+        memory = torch.full((layout.room,), -1)
+        layout.write(memory, torch.where(one == 0, -1, found))
+        self.made[layout.memory] = memory
         return True
 
     @cached_property
     def _needed(self) -> tuple[list[Operation], list[int]]:
-        """Return the operations that lead to functions of parameters, and the parameters that these begin with."""
+        """Return the operations that lead to functions that are not affine, and the parameters that they begin with."""
         wanted, needed, leaves = set[int](), list[Operation](), dict[int, None]()
         for operation in reversed(self.operations):
             if any(n in wanted or self.program.layouts[n].memory in self.made for n in operation.outs):
@@ -111,11 +233,8 @@ class Entries:
         return needed, list(leaves)
 
     def read(self, weights: Weights) -> Reading:
-        """Return the numbers and slopes of all parameters and functions of them at these weights."""
-        values = {memory: weights(name).reshape(-1) for memory, name in self.plain.items()}
+        """Return what gives the numbers and slopes of all parameters and functions of them at these weights."""
         needed, leaves = self._needed
-        if not needed:
-            return Reading(values, {})
         layouts, constants = self.program.layouts, self.program.constants
         outs: list[int] = []
 
@@ -131,12 +250,52 @@ class Entries:
                 outs.extend(n for n in operation.outs if layouts[n].memory in self.made and n not in outs)
             return tuple(known[n] for n in outs)
 
-        here = tuple(layouts[n].of(values[layouts[n].memory]).clone() for n in leaves)
-        found, slopes = torch.func.jvp(run, here, tuple(torch.ones_like(w) for w in here))[:2]
-        derived: dict[int, Tensor] = {}
-        for number, value, slope in zip(outs, found, slopes, strict=True):
-            layout = layouts[number]
-            for store, part in ((values, value), (derived, slope)):
-                memory = store.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.float64))
-                memory[layout.places] = part
-        return Reading(values, derived)
+        values: dict[int, Tensor] = {}
+        slopes: dict[int, Tensor] = {}
+        if needed:
+            here = tuple(layouts[n].of(weights(self.program.parameters[n]).reshape(-1)).clone() for n in leaves)
+            found, derived = torch.func.jvp(run, here, tuple(torch.ones_like(w) for w in here))[:2]
+            for number, value, slope in zip(outs, found, derived, strict=True):
+                layout = layouts[number]
+                for store, part in ((values, value), (slopes, slope)):
+                    layout.write(store.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.float64)), part)
+        return Reading(self, weights, values, slopes)
+
+
+def affine(operation: Operation, constant: Callable[[int], Tensor | None]) -> tuple[int, float, float] | None:
+    """Return n, scale and offset of an operation that computes scale * (value n) + offset entry by entry, or None.
+
+    A number of Python's or a constant of one entry scales or shifts; the scale is finite and not 0. constant: gives
+    values that do not vary.
+    """
+
+    def number(each: object) -> float | None:
+        if isinstance(each, Ref):
+            known = constant(each.number)
+            return None if known is None or known.numel() != 1 or known.is_complex() else float(known)
+        return float(each) if isinstance(each, (bool, int, float)) else None
+
+    name, args = operation.name, operation.args
+    scale, offset, x = 1.0, 0.0, args[0] if args else None
+    if name == "neg":
+        scale = -1.0
+    elif name in ("add", "sub", "rsub", "mul", "div") and len(args) > 1:
+        a, b = map(number, args[:2])
+        times = number(args[2] if len(args) > 2 else operation.kwargs.get("alpha", 1))
+        if (a is None) == (b is None) or times is None:
+            return None
+        x = args[0] if a is None else args[1]
+        if name == "mul":
+            scale = a if b is None else b  # type: ignore[assignment]
+        elif name == "div":
+            scale = 1 / b if b else 0.0  # of a number by x no affine function
+        else:
+            one, other = {"add": (1.0, times), "sub": (1.0, -times), "rsub": (-times, 1.0)}[name]
+            scale, offset = (one, other * b) if b is not None else (other, one * a)  # type: ignore[operator]
+    elif name == "_to_copy":
+        kind = operation.kwargs.get("dtype") or torch.float64
+        scale = float(kind.is_floating_point and kind.itemsize > 1)  # a cast to 8 bits rounds, in float64, too
+    elif name != "clone":
+        return None
+    good = isinstance(x, Ref) and scale and math.isfinite(scale) and math.isfinite(offset)
+    return (x.number, scale, offset) if good else None  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 
 
@@ -47,29 +47,46 @@ def distinct_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Classes:
-    """Hold a partition of the nodes: `of` gives the eldest node of each node's class."""
+    """Hold a partition of the nodes as a forest: roots are the eldest nodes of their classes."""
 
     def __init__(self, nodes: int = 1) -> None:
-        self.of = torch.arange(nodes)
+        self._up = torch.arange(nodes)
+        self._count = nodes
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, count: int, *, as_one: bool = False) -> None:
         """Add nodes, each a class of its own, or all in one class."""
-        start = len(self.of)
-        fresh = torch.full((count,), start) if as_one else torch.arange(start, start + count)
-        self.of = torch.cat([self.of, fresh])
+        start, self._count = self._count, self._count + count
+        if self._count > len(self._up):
+            self._up = torch.cat([self._up, torch.empty(self._count, dtype=torch.long)])
+        torch.arange(start, self._count, out=self._up[start : self._count])
+        if as_one:
+            self._up[start : self._count] = start
+
+    def eldest(self, nodes: Tensor) -> Tensor:
+        """Return the eldest node of each node's class."""
+        up = self._up[nodes]
+        while not torch.equal(up, above := self._up[up]):
+            self._up[nodes] = up = above
+        return up
+
+    @property
+    def of(self) -> Tensor:
+        """Return the eldest node of the class of every node."""
+        self._up = self.eldest(torch.arange(self._count))
+        return self._up
 
     def join(self, a: Tensor, b: Tensor) -> None:
         """Unite the class of a_i with that of b_i, for all i."""
-        a, b = self.of[a], self.of[b]
-        apart = a != b
-        if not bool(apart.any()):
-            return
-        names, at = torch.unique(torch.stack([a[apart], b[apart]]), return_inverse=True)
-        graph = coo_matrix((np.ones(at.shape[1]), tuple(at.numpy())), (len(names),) * 2)
-        part = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
-        renamed = torch.arange(len(self.of))
-        renamed[names] = names[firsts(part, int(part.max()) + 1)][part]
-        self.of = renamed[self.of]
+        while True:
+            a, b = self.eldest(a), self.eldest(b)
+            apart = a != b
+            if not bool(apart.any()):
+                return
+            a, b = a[apart], b[apart]
+            self._up.scatter_reduce_(0, torch.maximum(a, b), torch.minimum(a, b), "amin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +112,7 @@ class Nodes:
         self.gains = 0
 
     def __len__(self) -> int:
-        return len(self.wires.of)
+        return len(self.wires)
 
     def add(self, count: int, *, one_tensor: bool = True) -> Tensor:
         """Return the numbers of new nodes: channels of one tensor, or of several."""
@@ -128,7 +145,7 @@ class Nodes:
         if not len(keep):
             return
         keep = keep[distinct_columns(torch.stack([a[keep], b[keep]]))[0]]
-        made = Joins(*(each[keep].clone() for each in (a, b, *how)))
+        made = Joins(*(each[keep].to(kept.dtype) for each, kept in zip((a, b, *how), _EMPTY.values(), strict=True)))
         self.joins.append(made)
         if tie <= Tie.GAIN:
             self.wires.join(made.a, made.b)
@@ -147,7 +164,7 @@ class Nodes:
         self.sources.append((nodes, sources))
 
     def settled(self) -> Channels:
-        """Return what the joins say of each node."""
+        """Return what the joins say of each node; they are dropped, so it can be asked once."""
         count = len(self)
         every = Joins(
             *(
@@ -155,6 +172,7 @@ class Nodes:
                 for name, empty in _EMPTY.items()
             )
         )
+        self.joins.clear()
 
         def classes(tie: Tie) -> Tensor:
             made = Classes(count)
@@ -165,22 +183,49 @@ class Nodes:
         scales, wires = classes(Tie.SAME), self.wires.of
         up, by = _forest(every, Tie.GAIN, wires)
         turn = 1 - 2 * _parities(every, *_forest(every, Tie.SAME, scales)).double()
+        step = Step.along(every, by)
         dual = _parities(every, up, by)
         for nodes, sources in self.sources:
             eldest = up[nodes] == 0
             up[nodes[eldest]] = sources[eldest]
-        return Channels(wires, scales, classes(Tie.ALIKE), self.solved.of, dual.bool(), turn, every, up, by)
+        return Channels(wires, scales, classes(Tie.ALIKE), self.solved.of, dual.bool(), turn, up, step)
 
 
 _EMPTY = {
     "a": torch.zeros(0, dtype=torch.long),
     "b": torch.zeros(0, dtype=torch.long),
-    "tie": torch.zeros(0, dtype=torch.long),
-    "dual": torch.zeros(0, dtype=torch.long),
+    "tie": torch.zeros(0, dtype=torch.int8),
+    "dual": torch.zeros(0, dtype=torch.int8),
     "gain": torch.zeros(0, dtype=torch.long),
-    "power": torch.zeros(0, dtype=torch.long),
+    "power": torch.zeros(0, dtype=torch.int8),
     "const": torch.zeros(0, dtype=torch.float64),
 }
+_NONE = 0, 0, 0, 0, -1, 1, 1.0
+"""The join of a node that follows from none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Hold for each node how it follows from another: const * gain^power times it, or its contragredient if `dual`."""
+
+    const: Tensor
+    gain: Tensor
+    power: Tensor
+    dual: Tensor
+
+    @classmethod
+    def along(cls, joins: Joins, by: Tensor) -> Step:
+        """Return the steps by join k, given as k + 1, by the reverse of it, as -(k + 1), or by none, as 0."""
+        none = Joins(
+            *(
+                torch.cat([torch.full((1,), value, dtype=each.dtype), each])
+                for each, value in zip(vars(joins).values(), _NONE, strict=True)
+            )
+        )
+        k = by.abs()
+        const, power, dual = none.const[k], none.power[k], none.dual[k] > 0
+        back = (by < 0) & ~dual
+        return cls(torch.where(back, 1 / const, const), none.gain[k], torch.where(back, -power, power), dual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +233,7 @@ class Channels:
     """Hold for each node its wire, scale, component of ties and of what is solved together, each by the eldest node.
 
     dual: whether it is the contragredient of its wire's eldest. turn: the sign of its log-scale in that of its scale.
-    up, by: the node it follows from (0 for the eldest), and by which join: join k as k + 1, reversed as -(k + 1).
+    up: the node it follows from (0 for the eldest), and step: how.
     """
 
     wires: Tensor
@@ -197,20 +242,14 @@ class Channels:
     solved: Tensor
     dual: Tensor
     turn: Tensor
-    joins: Joins
     up: Tensor
-    by: Tensor
+    step: Step
 
     def units(self, gains: Tensor) -> Tensor:
         """Return u with channel = u * eldest channel, at these values of all gains (n,)."""
-        k = self.by.abs() - 1  # -1 takes the last join, of which nothing is used below
-        if not len(self.joins.a):
-            return torch.ones(len(self.wires), dtype=torch.float64)
         values = torch.cat([gains.double(), torch.ones(1, dtype=torch.float64)])
-        step = self.joins.const[k] * values[self.joins.gain[k]] ** self.joins.power[k]
-        dual = (self.joins.dual[k] > 0) & (self.by != 0)
-        units = torch.where(self.by == 0, 1.0, torch.where((self.by > 0) | dual, step, 1 / step))
-        sign, to = torch.where(dual, -1, 1), self.up
+        units = self.step.const * values[self.step.gain] ** self.step.power
+        sign, to = torch.where(self.step.dual, -1, 1), self.up
         while bool(to.any()):  # u = step * u_up, and the reciprocal of u_up across a contragredient
             units, sign, to = torch.where(sign > 0, units * units[to], units / units[to]), sign * sign[to], to[to]
         return units

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.entries import numbers
 
 
 class Tokens(ABC):
@@ -62,19 +65,50 @@ class Pixels(Tokens):
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """Hold one use of a weight (outputs, inputs, taps).
+    """Hold one use of a weight (outputs, inputs, *taps).
 
-    entries: of theta, of the same shape; places: in the memory that they are read from. out, into: nodes of the
-    channels that it writes and reads. operation: its number in the program.
+    theta: the entries of theta that it is; spots: where they are in the memory that they are read from; each a view of
+    a grid (see `entries.grid`), or numbers. out, into: nodes of the channels that it writes and reads. operation: its
+    number in the program.
     """
 
     operation: int
     tokens: Tokens
     memory: int
-    entries: Tensor
-    places: Tensor
+    theta: Tensor
+    spots: Tensor
     out: Tensor
     into: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the numbers of outputs, inputs and taps."""
+        outputs, inputs, *taps = self.theta.shape
+        return outputs, inputs, torch.Size(taps).numel()
+
+    @property
+    def entries(self) -> Tensor:
+        """Compute the entries of theta, int64 (outputs, inputs, taps)."""
+        return numbers(self.theta).reshape(self.shape)
+
+    @property
+    def places(self) -> Tensor:
+        """Compute where each entry is in the memory that it is read from, int64 (outputs, inputs, taps)."""
+        return numbers(self.spots).reshape(self.shape)
+
+    def rows(self, writes: bool) -> tuple[Tensor, Tensor] | None:
+        """Return starts and steps: entry r of the row of channel c is starts[c] + steps[r], in the entries of theta.
+
+        Rows are outputs if it `writes`, else inputs; a row goes through the other side's channels, and their taps. None
+        if the entries are not such sums, or not known to be.
+        """
+        if not self.theta.is_meta:
+            return None
+        view = self.theta if writes else self.theta.transpose(0, 1)
+        if not view.numel():
+            return torch.zeros(len(view), dtype=torch.long), torch.zeros(0, dtype=torch.long)
+        row = numbers(view[0]).flatten()
+        return torch.arange(len(view)) * view.stride(0) + row[0], row - row[0]
 
 
 @dataclass(frozen=True, eq=False)

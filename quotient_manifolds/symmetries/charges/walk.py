@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from quotient_manifolds.symmetries.charges.entries import Entries
+from quotient_manifolds.symmetries.charges.entries import Entries, affine, numbers, repeats
 from quotient_manifolds.symmetries.charges.nodes import Channels, Nodes, Tie, distinct_columns, firsts
 from quotient_manifolds.symmetries.charges.uses import Gain, Lookup, Pixels, Product, Tokens, Use
 from quotient_manifolds.symmetries.trace.program import Operation, substituted
@@ -33,9 +33,9 @@ class Walk:
     """Hold what one walk through a recording proposes.
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
-    leaves: the node of each entry of theta that is used as an activation, or 0. channels: what joins say of all nodes.
-    limits: by place among the inputs, how many rows the smallest table has that is looked up there. skipped:
-    operations that have no derivative, by name, with the reason.
+    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
+    of all nodes. limits: by place among the inputs, how many rows the smallest table has that is looked up there.
+    skipped: operations that have no derivative, by name, with the reason.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -47,16 +47,25 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.limits: dict[int, int] = {}
         self.skipped: dict[str, str] = {}
-        self.leaves = torch.zeros(self.entries.size, dtype=torch.long)
+        self.leaves: dict[str, Tensor] = {}
         self._labels: dict[int, Tensor] = {}
         self._data = {self.program.layouts[number].memory for number in self.program.inputs}
         self._origins: dict[int, set[int]] = {}
         self._results: dict[int, int] = {}  # by memory of a product: its use
         self._generator = torch.Generator().manual_seed(7)
         self._place = 0
+        last = {
+            self._memory(n): place
+            for place, each in enumerate(self.program.operations)
+            for n in (*each.ins, *each.outs)
+        }
+        kept = {self._memory(n) for n in self.program.outputs}
         for place, operation in enumerate(self.program.operations):
             self._place = place
             self._step(operation)
+            for memory in {self._memory(n) for n in (*operation.ins, *operation.outs)} - kept:
+                if last[memory] == place:
+                    self._labels.pop(memory, None)
         self.channels: Channels = self.nodes.settled()
 
     # Labels
@@ -68,24 +77,39 @@ class Walk:
         return self.recording.values[number]
 
     def labels(self, number: int) -> Tensor | None:
-        """Return the node of each entry of a value; of a parameter used as an activation they are made here."""
+        """Return the node of each entry of a value; of a parameter used as an activation they are made here.
+
+        None of what has none; labels are dropped behind the last operation that takes them, but those of outputs.
+        """
         layout = self.program.layouts[number]
         known = self._labels.get(layout.memory)
         if known is not None:
             return None if layout.dtype.is_complex else layout.of(known)
         if not self.entries.known(number):
             return None
-        entries = self.entries.of(number)
-        fresh = entries.unique()
-        fresh = fresh[fresh >= 0]
-        fresh = fresh[self.leaves[fresh] == 0]
-        self.leaves[fresh] = self.nodes.add(len(fresh), one_tensor=False)
-        return torch.where(entries >= 0, self.leaves[entries.clamp(0)], 0)
+        return self._leaves(self.entries.of(number))
+
+    def _leaves(self, entries: Tensor) -> Tensor:
+        """Return the nodes of entries of theta, 0 of constants; those that have none get one."""
+        found = torch.zeros(entries.shape, dtype=torch.long)
+        low, high = (int(entries.min()), int(entries.max())) if entries.numel() else (0, -1)
+        for name, start in self.entries.start.items():
+            size = self.entries.shapes[name].numel()
+            if start > high or start + size <= low:
+                continue
+            inside = (entries >= start) & (entries < start + size)
+            own, fresh = entries[inside] - start, entries[inside].unique() - start
+            if not len(fresh):
+                continue
+            nodes = self.leaves.setdefault(name, torch.zeros(size, dtype=torch.long))
+            fresh = fresh[nodes[fresh] == 0]
+            nodes[fresh] = self.nodes.add(len(fresh), one_tensor=False)
+            found[inside] = nodes[own]
+        return found
 
     def _put(self, number: int, labels: Tensor) -> None:
         layout = self.program.layouts[number]
-        memory = self._labels.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.long))
-        memory[layout.places] = labels
+        layout.write(self._labels.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.long)), labels)
 
     def _labelled(self, number: int) -> bool:
         if self._memory(number) not in self._labels:
@@ -152,8 +176,7 @@ class Walk:
             table = operation.args[0].number
             if not self.entries.known(table):
                 return False
-            entries = self.entries.of(table).T[..., None]
-            places = self.program.layouts[table].places.T[..., None]
+            entries, places = self.entries.view(table).T, self.entries.places(table).T
             into = torch.zeros(1, entries.shape[1], dtype=torch.long)
             (out,) = operation.outs
             written = self._read(Lookup(), table, entries, places, into)
@@ -169,7 +192,7 @@ class Walk:
         labels = self.labels(other)
         if labels is None:
             labels = torch.zeros(self.program.layouts[other].shape, dtype=torch.long)
-        entries, places = self.entries.of(weight), self.program.layouts[weight].places
+        entries, places = self.entries.view(weight), self.entries.places(weight)
         if left:
             labels = labels.mT
         else:
@@ -179,14 +202,14 @@ class Walk:
         target = written.mT if left else written
         if operation.name == "mm":
             labels, entries, places, target = labels[None], entries[None], places[None], target[None]
-        if bool((entries == entries[:1]).all()):
+        if repeats(entries):
             rows = labels.reshape(-1, labels.shape[-1])
             tokens: Tokens = Product(left, None)
             self._results[self._memory(out)] = len(self.uses)
-            target.copy_(self._read(tokens, weight, entries[0][..., None], places[0][..., None], rows))
+            target.copy_(self._read(tokens, weight, entries[0], places[0], rows))
         else:
             for k in range(len(entries)):
-                made = self._read(Product(left, k), weight, entries[k][..., None], places[k][..., None], labels[k])
+                made = self._read(Product(left, k), weight, entries[k], places[k], labels[k])
                 target[k] = made
         self._put(out, written)
         return True
@@ -197,8 +220,7 @@ class Walk:
         labels = self.labels(x.number)
         if labels is None:
             labels = torch.zeros(self.program.layouts[x.number].shape, dtype=torch.long)
-        entries = self.entries.of(weight).flatten(2).chunk(groups, 0)
-        places = self.program.layouts[weight].places.flatten(2).chunk(groups, 0)
+        entries, places = self.entries.view(weight).chunk(groups, 0), self.entries.places(weight).chunk(groups, 0)
         made = []
         for g, (e, p, part) in enumerate(zip(entries, places, labels.chunk(groups, 1), strict=True)):
             e, p = (e.transpose(0, 1), p.transpose(0, 1)) if turned else (e, p)
@@ -233,7 +255,7 @@ class Walk:
         if labels is None:
             return False
         entries = self.entries.of(p).expand(shape).reshape(-1)
-        places = self.program.layouts[p].places.expand(shape).reshape(-1)
+        places = numbers(self.entries.places(p).expand(shape)).reshape(-1)
         every = torch.stack([labels.expand(shape).reshape(-1), places, entries + 1])
         first_of, which = distinct_columns(every)
         before, places, entries = every[0, first_of], every[1, first_of], every[2, first_of] - 1
@@ -252,21 +274,25 @@ class Walk:
             return
         others = [n for n in dict.fromkeys(operation.ins) if n not in live]
         alone = not any(self._memory(n) in self._data for n in others)
+        scaled = affine(operation, self._constant)
+        if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
+            self._put(outs[0], labels[0])
+            self._leave_origins(outs[0])
+            return
         along = self._derivative(operation, live)
         here = [wide(self._value(n).detach()).contiguous() for n in live]
         found, linear = self._dependence(along, here, labels)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
-        solved = self.nodes.solved.of
-        own = torch.cat([solved[each.unique()] for each in labels])
-        if bool((torch.isin(solved[outside], own) & (outside > 0)).any()):
+        solved = self.nodes.solved.eldest
+        if len(outside) and bool(
+            (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
+        ):
             linear = False  # a norm: its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if linear:
                 self._put(out, self._passed(operation, out, nodes, along, here, labels, j, alone))
-                made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
-                passed = self.nodes.wires.of[self.labels(out).unique()]  # type: ignore[union-attr]
-                self._origins[self._memory(out)] = set(made[~torch.isin(self.nodes.wires.of[made], passed)].tolist())
+                self._leave_origins(out)
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
                 self._put(out, nodes[1].view(self.program.layouts[out].shape))  # of two indices a label says one
             elif bool(nodes.any()):
@@ -279,6 +305,19 @@ class Walk:
             self.nodes.solve_together(*labels)
         if len(outside) and operation.name in ("mul", "div"):
             self.nodes.solve_together(*labels, outside)
+
+    def _leave_origins(self, out: int) -> None:
+        """Take the wires that a linear result is of from those that it is computed from."""
+        made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
+        passed = self.nodes.wires.eldest(self.labels(out).unique())  # type: ignore[union-attr]
+        left = made[~torch.isin(self.nodes.wires.eldest(made), passed)]
+        self._origins[self._memory(out)] = set(left.tolist())
+
+    def _constant(self, number: int) -> Tensor | None:
+        """Return a value that depends on no input and no parameter, else None."""
+        memory = self._memory(number)
+        varies = memory in self._data or memory in self._labels or self.entries.known(number)
+        return None if varies else self._value(number)
 
     def _note_bias(self, operation: Operation) -> None:
         """Take note of a parameter that is added to the result of one use, one entry to each channel."""
@@ -384,7 +423,7 @@ class Walk:
         pairs = nodes[:, first]
         some = pairs.gather(0, torch.argsort((pairs == 0).long(), dim=0, stable=True)[:2])
         if len(some) == 2:
-            wires, tensors = self.nodes.wires.of[some], self.nodes.tensors.of[some]
+            wires, tensors = self.nodes.wires.eldest(some), self.nodes.tensors.eldest(some)
             if bool(((some > 0).all(0) & (wires[0] != wires[1]) & (tensors[0] == tensors[1])).any()):
                 new = self.nodes.add(pairs.shape[1])  # sums of several channels of one tensor: a rotation, perhaps
                 new[(pairs == 0).all(0)] = 0
@@ -414,7 +453,7 @@ class Walk:
         count = label.numel() // max(1, torch.Size(shape).numel())
         flat = label.permute(*rest, *axes).reshape(-1, count)
         sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
-        of_one = len(self.nodes.tensors.of[sets[0]].unique()) == 1
+        of_one = len(self.nodes.tensors.eldest(sets[0]).unique()) == 1
         distinct = torch.unique(torch.cat([each.unique() for each in sets]), return_counts=True)[1]
         if len(sets) < 2 or of_one or bool((distinct > 1).any()):
             return None

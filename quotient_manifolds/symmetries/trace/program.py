@@ -39,15 +39,27 @@ class Layout:
         """Return the value as a view of its memory, given as a vector of `room` entries."""
         return memory.as_strided(self.shape, self.stride, memory.storage_offset() + self.offset)
 
-    @cached_property
-    def places(self) -> Tensor:
-        """Return which entry of the memory each entry of the value is."""
-        return self.of(torch.arange(self.room))
+    def write(self, memory: Tensor, values: Tensor) -> None:
+        """Write the value into its memory, given as a vector of `room` entries."""
+        if self.expanded:  # of entries that are one the last is written
+            memory[self.of(torch.arange(self.room))] = values
+        else:
+            self.of(memory).copy_(values)
 
     @cached_property
     def expanded(self) -> bool:
         """Return whether several entries of the value are one of its memory."""
         return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @cached_property
+    def dense(self) -> bool:
+        """Return whether the entries of the value are all of its memory, each once, whatever the order of the axes."""
+        count = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size > 1 and stride != count:
+                return False
+            count *= size
+        return count == self.room and not self.offset
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,14 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     Raises ModelError for what the model raises, for a model that draws random numbers or writes to its own weights, and
     ValueError for parameters that share a part of their memory.
     """
-    parameters, tied = by_memory({name: w.detach() for name, w in model.named_parameters()})
+    parameters, tied = by_memory(
+        {
+            f"{path}.{key}".removeprefix("."): w.detach()
+            for path, module in model.named_modules()  # each once, but a parameter under each of its names
+            for key, w in module._parameters.items()
+            if w is not None
+        }
+    )
     parameters = {name: w if _alone(w) else w.clone().contiguous() for name, w in parameters.items()}
     held = {name: w.detach() for name, w in model.named_buffers()}
     names = [*parameters, *tied, *held]
