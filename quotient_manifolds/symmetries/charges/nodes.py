@@ -38,12 +38,16 @@ def firsts(places: Tensor, count: int) -> Tensor:
 
 def distinct_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return where each distinct column of nonnegative integers comes first, and for every column which one it is."""
-    place = torch.zeros(matrix.shape[1], dtype=torch.long)
-    count = 1 if matrix.shape[1] else 0
-    for row in matrix:
-        names, place = torch.unique(place * (2 + int(row.max()) if len(row) else 1) + row + 1, return_inverse=True)
-        count = len(names)
-    return firsts(place, count), place
+    place, size = torch.zeros(matrix.shape[1], dtype=torch.long), 1
+    if not matrix.numel():
+        return place[:1], place
+    for row, high in zip(matrix, matrix.amax(1).tolist(), strict=True):
+        if size * (high + 1) >= 2**62:  # what was told apart is numbered anew, to fit
+            names, place = torch.unique(place, return_inverse=True)
+            size = len(names)
+        place, size = place * (high + 1) + row, size * (high + 1)
+    names, place = torch.unique(place, return_inverse=True)
+    return firsts(place, len(names)), place
 
 
 class Classes:
@@ -139,13 +143,21 @@ class Nodes:
         const: Tensor | float = 1.0,
     ) -> None:
         """Join channel b_i to channel a_i; of the same pair joined before nothing is kept but the first."""
-        how = torch.broadcast_tensors(a, b, *map(torch.as_tensor, (int(tie), int(dual), gain, power, const)))
-        a, b, *how = (each.reshape(-1) for each in how)
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        a, b = a.expand(shape).reshape(-1), b.expand(shape).reshape(-1)
         keep = torch.nonzero((a > 0) & (b > 0) & (a != b))[:, 0]
         if not len(keep):
             return
         keep = keep[distinct_columns(torch.stack([a[keep], b[keep]]))[0]]
-        made = Joins(*(each[keep].to(kept.dtype) for each, kept in zip((a, b, *how), _EMPTY.values(), strict=True)))
+
+        def kept(each: Tensor | float, like: Tensor) -> Tensor:
+            if isinstance(each, Tensor):
+                return each.expand(shape).reshape(-1)[keep].to(like.dtype)
+            return torch.full((len(keep),), each, dtype=like.dtype)
+
+        made = Joins(
+            *map(kept, (a.view(shape), b.view(shape), int(tie), int(dual), gain, power, const), _EMPTY.values())
+        )
         self.joins.append(made)
         if tie <= Tie.GAIN:
             self.wires.join(made.a, made.b)
@@ -182,7 +194,8 @@ class Nodes:
 
         scales, wires = classes(Tie.SAME), self.wires.of
         up, by = _forest(every, Tie.GAIN, wires)
-        turn = 1 - 2 * _parities(every, *_forest(every, Tie.SAME, scales)).double()
+        turned = _parities(every, *_forest(every, Tie.SAME, scales)) if bool(every.dual.any()) else torch.zeros(count)
+        turn = 1 - 2 * turned.double()
         step = Step.along(every, by)
         dual = _parities(every, up, by)
         for nodes, sources in self.sources:

@@ -231,7 +231,7 @@ class Walk:
     def _read(self, tokens: Tokens, weight: int, entries: Tensor, places: Tensor, labels: Tensor) -> Tensor:
         """Have a weight read the last axis of labels. Channels that it reads by the same column are one channel."""
         rows = labels.reshape(-1, labels.shape[-1])
-        into = rows.amax(0)
+        into = rows.amax(0) if len(rows) else rows.new_zeros(rows.shape[1])
         self.nodes.join(into.expand_as(rows), rows)
         out = self.nodes.add(entries.shape[0])
         self.uses.append(Use(self._place, tokens, self._memory(weight), entries, places, out, into))
@@ -281,7 +281,8 @@ class Walk:
             return
         along = self._derivative(operation, live)
         here = [wide(self._value(n).detach()).contiguous() for n in live]
-        found, linear = self._dependence(along, here, labels)
+        pointwise = torch.Tag.pointwise in operation.func.tags
+        found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
         solved = self.nodes.solved.eldest
         if len(outside) and bool(
@@ -339,13 +340,14 @@ class Walk:
     def _derivative(self, operation: Operation, live: list[int]) -> Along:
         """Return (points, tangents) -> the forward derivatives of all floating point results."""
         where = {number: k for k, number in enumerate(live)}
+        others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
                 duals = [forward_ad.make_dual(x, t) for x, t in zip(points, tangents, strict=True)]
 
                 def at(number: int) -> Any:
-                    return duals[where[number]] if number in where else wide(self._value(number))
+                    return duals[where[number]] if number in where else others[number]
 
                 args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
                 args, kwargs = lifted(operation, args, kwargs, generic=True)
@@ -356,10 +358,13 @@ class Walk:
 
         return along
 
-    def _dependence(self, along: Along, here: list[Tensor], labels: list[Tensor]) -> tuple[list[list[Tensor]], bool]:
+    def _dependence(
+        self, along: Along, here: list[Tensor], labels: list[Tensor], pointwise: bool
+    ) -> tuple[list[list[Tensor]], bool]:
         """Return by value that varies the node on which each entry of each result depends, and whether all is linear.
 
-        Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives.
+        Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives. On which entry a result depends
+        need not be asked of an operation that torch says is pointwise, only whether it does.
         """
 
         def normal(t: Tensor) -> Tensor:
@@ -370,7 +375,8 @@ class Walk:
         zero = [torch.zeros_like(t) for t in here]
         found, linear = [], True
         for k, label in enumerate(labels):
-            known, r = label.unique(), normal(here[k]) * (label > 0)
+            known = torch.zeros(len(self.nodes) + 1, dtype=torch.bool).index_fill_(0, label.reshape(-1), True)
+            r = normal(here[k]) * (label > 0)
             nodes: list[Tensor] | None = None
             first: tuple[Tensor, ...] | None = None
             for at in points:
@@ -378,11 +384,14 @@ class Walk:
                     break
                 one = along(at, [*zero[:k], r, *zero[k + 1 :]])
                 first = one if first is None else first
-                linear &= all(torch.allclose(x, y, rtol=1e-7, atol=1e-12) for x, y in zip(first, one, strict=True))
+                linear &= all(map(_close, first, one))
                 if linear and nodes is not None:
                     continue
-                other = along(at, [*zero[:k], r * label, *zero[k + 1 :]])
-                new = [_quotient(x, y, known) for x, y in zip(one, other, strict=True)]
+                if pointwise:
+                    new = [torch.where(x != 0, label.expand(x.shape), 0) for x in one]
+                else:
+                    other = along(at, [*zero[:k], r * label, *zero[k + 1 :]])
+                    new = [_quotient(x, y, known) for x, y in zip(one, other, strict=True)]
                 nodes = new if nodes is None else [torch.maximum(x, y) for x, y in zip(nodes, new, strict=True)]
             found.append(nodes or [])
         return found, linear
@@ -419,18 +428,18 @@ class Walk:
         if sums and (summed := self._sums_apart(operation, labels[0], shape)) is not None:
             return summed
         label = nodes.amax(0)
-        first, which = distinct_columns(nodes)
-        pairs = nodes[:, first]
-        some = pairs.gather(0, torch.argsort((pairs == 0).long(), dim=0, stable=True)[:2])
-        if len(some) == 2:
+        if len(nodes) > 1:
+            first, which = distinct_columns(nodes)
+            pairs = nodes[:, first]
+            some = pairs.gather(0, torch.argsort((pairs == 0).long(), dim=0, stable=True)[:2])
             wires, tensors = self.nodes.wires.eldest(some), self.nodes.tensors.eldest(some)
             if bool(((some > 0).all(0) & (wires[0] != wires[1]) & (tensors[0] == tensors[1])).any()):
                 new = self.nodes.add(pairs.shape[1])  # sums of several channels of one tensor: a rotation, perhaps
                 new[(pairs == 0).all(0)] = 0
                 self.nodes.join(pairs, new.expand_as(pairs), Tie.ALIKE)
                 return new[which].view(shape)
-        self.nodes.join(pairs.amax(0).expand_as(pairs), pairs)
-        if len(labels) == 1 and alone:
+            self.nodes.join(pairs.amax(0).expand_as(pairs), pairs)
+        elif alone:
             size = along(here, [(labels[0] > 0).double()])[j].reshape(-1)
             at = torch.nonzero((label > 0) & (size != 0))[:, 0]
             if len(at):
@@ -471,9 +480,14 @@ class Walk:
         self.nodes.join(one, other, dual=True)
 
 
+def _close(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(x, y) or torch.allclose(x, y, rtol=1e-7, atol=1e-12)
+
+
 def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
-    """Return other / one where it is one of the known labels, else 0."""
+    """Return other / one where it is a label that is known, one of `known` by number, else 0."""
     quotient = torch.nan_to_num(other / one, 0.0, 0.0, 0.0)
-    label = quotient.round()
-    label = torch.where((quotient - label).abs() < _INTEGER * (1 + label), label, 0.0).long()
-    return torch.where(torch.isin(label, known), label, 0)
+    label = quotient.round().clamp(0, len(known) - 1)
+    near = (quotient - label).abs() < _INTEGER * (1 + label)
+    label = label.long()
+    return torch.where(near & known[label], label, 0)

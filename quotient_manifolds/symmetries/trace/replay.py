@@ -29,7 +29,7 @@ def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
     added = generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float)
-    if added and 0 < args[1] < 1e-4:
+    if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
         args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
     return args, kwargs
 
