@@ -143,8 +143,8 @@ class Nodes:
         const: Tensor | float = 1.0,
     ) -> None:
         """Join channel b_i to channel a_i; of the same pair joined before nothing is kept but the first."""
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-        a, b = a.expand(shape).reshape(-1), b.expand(shape).reshape(-1)
+        a, b = torch.broadcast_tensors(a, b)
+        shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
         keep = torch.nonzero((a > 0) & (b > 0) & (a != b))[:, 0]
         if not len(keep):
             return

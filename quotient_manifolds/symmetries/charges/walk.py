@@ -309,6 +309,8 @@ class Walk:
 
     def _leave_origins(self, out: int) -> None:
         """Take the wires that a linear result is of from those that it is computed from."""
+        if not self._origins[self._memory(out)]:
+            return
         made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
         passed = self.nodes.wires.eldest(self.labels(out).unique())  # type: ignore[union-attr]
         left = made[~torch.isin(self.nodes.wires.eldest(made), passed)]
@@ -442,7 +444,7 @@ class Walk:
         elif alone:
             size = along(here, [(labels[0] > 0).double()])[j].reshape(-1)
             at = torch.nonzero((label > 0) & (size != 0))[:, 0]
-            if len(at):
+            if len(at) and not _close(size[at], size[at[:1]].expand(len(at))):
                 names, place = torch.unique(label[at], return_inverse=True)
                 units = size[at[firsts(place, len(names))]]
                 if not torch.allclose(units, units[:1].expand_as(units)):
