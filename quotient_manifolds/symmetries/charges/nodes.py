@@ -276,8 +276,7 @@ def _forest(joins: Joins, tie: Tie, eldest: Tensor) -> tuple[Tensor, Tensor]:
     first = np.unique(pairs, return_index=True)[1]
     early = minimum_spanning_tree(coo_matrix((first + 1.0, (a[first], b[first])), (count, count))).tocoo().data
     at = early.astype(np.int64) - 1
-    tops = np.unique(eldest.numpy())
-    tops = tops[tops > 0]
+    tops = 1 + np.flatnonzero(eldest.numpy()[1:] == np.arange(1, count))
     a, b = a[at], b[at]
     edges = np.ones(len(at) + len(tops)), (np.r_[a, 0 * tops], np.r_[b, tops])
     up = breadth_first_order(coo_matrix(edges, (count, count)).tocsr(), 0, directed=False)[1].astype(np.int64)
