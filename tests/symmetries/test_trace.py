@@ -139,6 +139,8 @@ RUNS: dict[str, Any] = {
     "a function of its own": lambda s, x: Squared.apply(s.a(x)),
     "numbers": lambda s, x: s.a(x) * float(x.mean()) + torch.tensor(x.tolist())[..., :3],
     "in place": lambda s, x: s.a(x.mul_(2)).relu_(),
+    "a layer that is made and not used": lambda s, x: (nn.Linear(4, 3), s.a(x))[1],
+    "counts and a small number": lambda s, x: s.a(x) / ((x > 0).sum(-1, keepdim=True) + 1e-6 + 1),
 }
 
 
@@ -149,10 +151,16 @@ def test_whatever_autograd_is_asked_for_is_recorded(how: str) -> None:
     found = record(model, x, answer)
     own = {name: w.detach() for name, w in model.named_parameters()}
     torch.testing.assert_close(replayed(found, own, x), [RUNS[how](model, x.clone()).detach()])
+    assert not [each.name for each in found.program.operations if torch.Tag.nondeterministic_seeded in each.func.tags]
+    assert Replay(found.program).run(own.__getitem__, [x], {}, generic=True)[0][0].isfinite().all()
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "random": (lambda s, x: s.a(x) + torch.rand(3), "must compute the same on the same inputs. Found that the model"),
+    "random where it decides": (
+        lambda s, x: s.a(x) if torch.rand(()) < 2 else x,
+        "must compute the same on the same inputs. Found that the model draws random numbers .rand",
+    ),
     "drops": (lambda s, x: F.dropout(s.a(x), 0.5), "must compute the same on the same inputs. Found that the model"),
     "writes": (lambda s, x: s.a(x) + s.a.weight.add_(1).sum(), "must not write to its own weights"),
     "raises": (lambda s, x: s.a(x[:, :2]), r"must run on the inputs .* module 'a' \(Linear\) raises RuntimeError"),

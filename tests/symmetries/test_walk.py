@@ -229,6 +229,13 @@ def test_gains_are_other_units_of_one_wire() -> None:
     torch.testing.assert_close(units[walk.uses[1].into] / units[gain.before], weights["g"])
 
 
+def test_a_product_of_no_tokens_is_a_use() -> None:
+    model = Computed(lambda s, x: s.a(x) + s.b(x[:0]).sum(), a=nn.Linear(3, 2), b=nn.Linear(3, 2)).double()
+    walk, _ = walked(model, torch.randn(4, 3).double())
+    assert [use.shape for use in walk.uses] == [(2, 3, 1), (2, 3, 1)]
+    assert walk.skipped == {}
+
+
 def test_functions_of_parameters_are_parameters_with_slopes() -> None:
     torch.manual_seed(0)
     model = Computed(
