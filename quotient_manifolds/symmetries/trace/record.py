@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -171,6 +171,7 @@ class _Recorder(TorchDispatchMode):
         moved = {name: w for name, w in parameters.items() if movable(w) and w.numel()}
         self.names = {w.untyped_storage().data_ptr(): name for name, w in moved.items()}
         self.given = set[int]()
+        self.drawn: dict[int, str] = {}
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
         """Follow which module is running, and what the outermost one is called on. Return the hooks that do."""
@@ -193,19 +194,30 @@ class _Recorder(TorchDispatchMode):
             made = DECOMPOSITIONS.get(func.overloadpacket.__name__, func.decompose)(*args, **kwargs)
         if made is not NotImplemented:
             return made
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise ModelError(
-                f"The model must compute the same on the same inputs. Found that {self.modules[-1] or 'its forward'} "
-                f"draws random numbers ({func.overloadpacket.__name__})"
-            )
         taken = self._referred((args, kwargs))
+        operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
+        drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            drawn = f"{self.modules[-1] or 'its forward'} draws random numbers ({func.overloadpacket.__name__})"
         out = func(*args, **kwargs)
+        if drawn is not None:
+            self._draw([self._number(t, fresh=True) for t in _tensors(out)], drawn)
+            return out
         if func is aten.lift_fresh.default or func is aten.lift.default:
             self.constants[self._number(out)] = out
         else:
             outs = tuple(self._number(t, fresh=True) for t in _tensors(out))
-            self.operations.append(Operation(func, taken[0], taken[1], outs, self.modules[-1]))
+            self.operations.append(replace(operation, outs=outs))
         return out
+
+    def _draw(self, outs: list[int], how: str) -> None:
+        """Take note of values that depend on random numbers: what is computed from them alone is left out.
+
+        Where a number is read from them, they decide what runs.
+        """
+        if not outs:
+            raise ModelError(f"The model must compute the same on the same inputs. Found that {how}")
+        self.drawn.update(dict.fromkeys(outs, how))
 
     def _written_back(self, old: Tensor, new: Tensor) -> Tensor:
         """Take note of what functionalization writes, in the end, to what it was given: not to parameters."""
@@ -262,6 +274,8 @@ class _Recorder(TorchDispatchMode):
         """Return what was recorded, with these outputs."""
         places = {_spot(t): n for n, t in enumerate(self.values)}
         numbers = [self.numbers.get(id(t), places.get(_spot(t), -1)) for t in outputs]
+        if how := next((self.drawn[n] for n in numbers if n in self.drawn), None):
+            self._draw([], how)
         return Program(
             tuple(self.operations),
             tuple(self.layouts),
