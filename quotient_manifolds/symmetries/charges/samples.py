@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.charges.taps import Taps, cuts
+from quotient_manifolds.symmetries.charges.uses import Use
+from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.replay import Replay
 
 _SMALL = 1e-30
@@ -39,8 +42,28 @@ class Sample:
     gradients: Mapping[str, Tensor]
 
 
+class Used(Protocol):
+    """Hold a program and the uses of weights in it, as a Walk does, of which token vectors are wanted."""
+
+    @property
+    def program(self) -> Program:
+        """Return the program."""
+
+    @property
+    def uses(self) -> Sequence[Use]:
+        """Return the uses, by number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """Hold a program and uses of weights in it; without any, no token vectors are computed."""
+
+    program: Program
+    uses: Sequence[Use] = ()
+
+
 def samples(
-    walk: Walk,
+    walk: Used,
     weights: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     losses: int,
@@ -51,21 +74,28 @@ def samples(
 ) -> Iterator[Sample]:
     """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
 
-    weights: all parameters by name, float64; inputs: those of the program, in order. vectors: parameters of which the
-    gradients are wanted, too. generic: whether norms have an eps at which near symmetries fail (see `lifted`). Nothing
-    is yielded if an output is not finite, or no output depends on a weight.
+    The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name, float64;
+    inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too. generic: whether
+    norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an output or a derivative is
+    not finite, infinite entries aside that are the same for all weights, or no output depends on a weight.
     """
     watch = {use.operation: use.tokens.place for use in walk.uses}
     leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
-    outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic)
+    taps = Taps(cuts(walk.program), generator)
+    outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
-    if not outputs or not all(bool(torch.isfinite(y).all()) for y in outputs):
+    if not (outputs or taps.found) or any(bool(y.isnan().any()) for y in outputs):
         return
     sides = {(place, written): t for place, pair in seen.items() for written, t in enumerate(pair) if t is not None}
     wanted = [*sides.values(), *(leaves[name] for name in vectors)]
-    for _ in range(losses):
-        scaled = [_normal(y, generator) / y.detach().square().mean().sqrt().clamp(_SMALL) for y in outputs]
-        found = torch.autograd.grad(outputs, wanted, scaled, retain_graph=True, materialize_grads=True)
+    for k in range(losses):
+        terms = [(y, _multiples(y, generator)) for y in outputs]
+        if k == losses - 1 or not outputs:
+            terms += [(tap.values, tap.multiples(generator)) for tap in taps.found]
+        loss, up = zip(*terms, strict=True)
+        found = torch.autograd.grad(loss, wanted, up, retain_graph=k < losses - 1, materialize_grads=True)
+        if not all(bool(torch.isfinite(g).all()) for g in found):
+            return
         slopes = dict(zip(sides, found, strict=False))
 
         def side(number: int, written: bool, slopes: Mapping[tuple[int, int], Tensor] = slopes) -> Side:
@@ -80,5 +110,9 @@ def samples(
         )
 
 
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+def _multiples(y: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random multiples of an output; of infinite entries, which hide something, none."""
+    known, drawn = y.detach(), torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    finite = torch.isfinite(known)
+    size = known[finite].square().mean().sqrt().clamp(_SMALL) if bool(finite.any()) else 1.0
+    return drawn * finite / size

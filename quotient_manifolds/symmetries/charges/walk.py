@@ -34,7 +34,7 @@ class Walk:
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
-    of all nodes. limits: by place among the inputs, how many rows the smallest table has that is looked up there.
+    of all nodes.
     skipped: operations that have no derivative, by name, with the reason.
     """
 
@@ -45,7 +45,6 @@ class Walk:
         self.uses: list[Use] = []
         self.gains: list[Gain] = []
         self.biases: dict[int, Tensor] = {}
-        self.limits: dict[int, int] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
         self._labels: dict[int, Tensor] = {}
@@ -143,8 +142,6 @@ class Walk:
             self._data |= {self._memory(n) for n in outs}
         for n in outs:
             self._origins[self._memory(n)] = self._made_of(ins)
-        if operation.name == "embedding":
-            self._limit(operation)
         if not (live or parameters) or not any(self.program.layouts[n].is_floating_point for n in outs):
             return
         try:
@@ -158,12 +155,6 @@ class Walk:
             self._generic(operation, active)
         except _REFUSED as error:
             self.skipped[operation.name] = str(error)[:200]
-
-    def _limit(self, operation: Operation) -> None:
-        table, places = (ref.number for ref in operation.args[:2])
-        if places in self.program.inputs:
-            which, rows = self.program.inputs.index(places), self.program.layouts[table].shape[0]
-            self.limits[which] = min(self.limits.get(which, rows), rows)
 
     def _weight(self, operation: Operation) -> bool:
         """Follow a product of a parameter and something else: it writes new channels and reads the other side's."""

@@ -28,13 +28,15 @@ aten = torch.ops.aten
 class Recording:
     """Hold a program, the values that it had when it was recorded, and which parameters have the memory of another.
 
-    tied: the names of parameters that share all their memory with an earlier one, and that one's.
+    tied: the names of parameters that share all their memory with an earlier one, and that one's. origins: of each
+    input its place among the distinct tensors of the batch, or None if it is not one of them.
     """
 
     program: Program
     values: tuple[Tensor, ...]
     parameters: Mapping[str, Tensor]
     tied: Mapping[str, str]
+    origins: tuple[int | None, ...] = ()
 
 
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
@@ -92,7 +94,9 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     finally:
         for hook in hooks:
             hook.remove()
-    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied)
+    order = {id(tensor): place for place, tensor in enumerate(given.values())}
+    origins = tuple(order.get(id(recorder.values[number])) for number in recorder.inputs)
+    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied, origins)
 
 
 def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +15,22 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NEAR = 0.1
 """What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
 
+FLAT = {"sign", "sgn", "floor", "ceil", "round", "trunc", "heaviside", "floor_divide", "div floor", "div trunc"}
+"""Operations on real numbers that are constant between jumps."""
+
 Weights = Callable[[str], Tensor]
 """Give a parameter by name, in float64."""
+
+
+class Tap(Protocol):
+    """Take note of what some operations take."""
+
+    @property
+    def places(self) -> Collection[int]:
+        """Return which operations."""
+
+    def __call__(self, place: int, operation: Operation, at: Callable[[int], Tensor]) -> None:
+        """Take note of one."""
 
 
 def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple[Any, Any]:
@@ -55,9 +69,9 @@ class Replay:
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
 
     def _is_real(self, operation: Operation) -> bool:
-        """Return whether a result can have a derivative: some of autograd's formulas fail for integers."""
+        """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
         kinds = (self.program.layouts[number].dtype for number in operation.outs)
-        return any(kind.is_floating_point or kind.is_complex for kind in kinds)
+        return operation.name not in FLAT and any(kind.is_floating_point or kind.is_complex for kind in kinds)
 
     def values(self, weights: Weights, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return the values that no operation makes, by number."""
@@ -75,15 +89,19 @@ class Replay:
         watch: Mapping[int, int | None],
         *,
         generic: bool = True,
+        tap: Tap | None = None,
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         """Return the outputs, and of each watched operation what it takes and gives.
 
+        tap: called with the operations at its places and what gives a value by number, before each runs.
         watch: by operation the place of the argument whose derivative is wanted for this use alone, or None. The
         tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
         """
         known, seen, kept = self.values(weights, inputs), {}, {}
         wanted = set(self.program.outputs)
         for place, operation in enumerate(self.program.operations):
+            if tap is not None and place in tap.places:
+                tap(place, operation, known.__getitem__)
             if not operation.outs:
                 continue
             args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)

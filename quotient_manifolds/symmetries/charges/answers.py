@@ -1,0 +1,112 @@
+"""Judge finite moves by the model itself, in float64, on batches that the finder did not use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.charges.variations import Axes, Variations
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, relative_change
+
+ENTRIES = 200_000
+"""How many entries the batches have in all, at most."""
+_LEAST = 1e-12
+"""Outputs that are all smaller than this are compared with it."""
+
+
+class Answers:
+    """Compare outputs before and after a move.
+
+    batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
+    examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
+    of its words.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        evaluate: Evaluate | None,
+        generator: torch.Generator,
+        limits: Mapping[int, int] | None = None,
+    ) -> None:
+        variations = Variations(batch, generator, limits or {})
+        self.batches: list[Any] = []
+        self._outputs = ModelOutputs(model, self.batches, evaluate)
+        self._before: Mapping[str, Tensor] | None = None
+        self._known: list[list[Tensor]] = []
+        left = self._tried(variations, {}, "normal", ENTRIES)
+        sizes: dict[Axes, int] = {}
+        for axes in variations.axes:
+            for k, size in enumerate(_sizes(axes)):
+                if (new := self._tried(variations, {axes: size}, "normal", left)) < left:
+                    left, sizes[axes] = new, size
+                elif k == 2:  # neither longer nor shorter
+                    break
+        for mood in ("negative", "positive", "huge", "small", "far", "near"):
+            left = self._tried(variations, {}, mood, left)
+        far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
+        for axes, factor in far:
+            left = self._tried(variations, {axes: factor * axes.size}, "normal", left)
+        if not self.batches:
+            self.batches.append(batch)
+
+    def _tried(self, variations: Variations, sizes: Mapping[Axes, int], mood: str, left: int) -> int:
+        """Keep a batch if it is not too large and the model runs there. Return how many entries are left then."""
+        size = variations.numel(sizes)
+        if size > left:
+            return left
+        self.batches.append(variations.made(sizes, mood))
+        try:
+            outputs = self._at({}, len(self.batches) - 1)
+        except RUN_ERRORS:
+            outputs = []
+        if outputs and all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs):
+            return left - size
+        self.batches.pop()
+        return left
+
+    def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
+        with torch.no_grad():
+            return [y.detach() for y in self._outputs.at(dict(params), index)]
+
+    def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, int]:
+        """Return the largest relative change of an output, infinite if the model raises, and on which batch it is.
+
+        Parameters that are not given are the model's own. Outputs at `before` are computed once for the same tensors.
+        """
+        if self._before is None or not _same(self._before, before):
+            self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
+        changes = [self._change(after, k) for k in range(len(self.batches))]
+        worst = max(range(len(changes)), key=changes.__getitem__)
+        return changes[worst], worst
+
+    def _change(self, after: Mapping[str, Tensor], index: int) -> float:
+        try:
+            new = self._at(after, index)
+        except RUN_ERRORS:
+            return float("inf")
+        old = self._known[index]
+        if [y.shape for y in new] != [y.shape for y in old]:
+            return float("inf")
+        return max(map(_relative, new, old), default=0.0)
+
+
+def _relative(new: Tensor, old: Tensor) -> float:
+    if float(old.abs().max() if old.numel() else 0) < _LEAST:
+        return float((new - old).abs().max()) / _LEAST if old.numel() else 0.0
+    return relative_change([new], [old])
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(w is other[name] for name, w in one.items())
+
+
+def _sizes(axes: Axes) -> Iterator[int]:
+    """Yield sizes that the finder does not use, larger and smaller, some no multiple of anything."""
+    size, least = axes.size, 2 if axes.leads else 1
+    tried = (size + 1, 2 * size + 1, size - 1, 3 * size, max(least, size // 3), 1)
+    yield from (other for other in dict.fromkeys(tried) if other >= least and other != size)

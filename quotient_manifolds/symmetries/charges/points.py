@@ -1,0 +1,228 @@
+"""Generic points: a forward pass recorded at several sizes, and other weights and inputs for each recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.replica import replica
+from quotient_manifolds.symmetries.charges.answers import Answers
+from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
+from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
+from quotient_manifolds.symmetries.trace.program import Program
+from quotient_manifolds.symmetries.trace.record import Recording, movable, record
+from quotient_manifolds.symmetries.trace.replay import wide
+
+OTHERS = 3
+"""How many recordings of variations are enough."""
+_TRIES = 24
+"""After how many points at which the model does not run, or is not finite, no more are tried."""
+_PATIENCE = 3
+"""After how many replays that raise the model is recorded anew at the point."""
+_MANY = 4096
+"""From how many entries on a batch is rather cut than enlarged."""
+_NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+
+
+class Point(NamedTuple):
+    """Hold a recording, weights by name and inputs in the order of its program, in float64."""
+
+    recording: Recording
+    weights: dict[str, Tensor]
+    inputs: tuple[Tensor, ...]
+
+
+class Points:
+    """Draw points at which charges decide what holds for all weights, inputs and sizes.
+
+    recordings: of the batch that is given, then of variations of it that run and are finite: of other sizes where the
+    model takes them, and with other values if numbers of Python are read from tensors. held: a sentence for each thing
+    that could not be varied. left_out: how many points were drawn at which the model did not run or was not finite.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0, shapes: bool = True
+    ) -> None:
+        self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
+        first = record(model, batch, self.evaluate)
+        self.recordings, self.batches, self.left_out = [first], [batch], 0
+        rows = limits(first.program)
+        self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
+        self._raised: Counter[int] = Counter()
+        self._turn = 0
+        variations = Variations(batch, self.generator, self.limits)
+        varied = self._sizes(variations) if shapes else []
+        self.held = variations.held(varied)
+        if None in first.origins:
+            self.held += ("tensors that are not part of the batch: of one shape",)
+        if any(not operation.outs for operation in first.program.operations):  # Python may branch on them
+            for mood in MOODS[1:]:
+                if len(self.recordings) <= OTHERS + 1:
+                    self._try(variations, {}, mood)
+
+    def _sizes(self, variations: Variations) -> list[Axes]:
+        """Record variations of other sizes, each axis alone, then all together. Return the axes that may vary."""
+        varied: dict[Axes, int] = {}
+        for axes in variations.axes:
+            if any(set(axes.places) <= set(other.places) for other in varied):
+                continue
+            for size in _other_sizes(axes, variations.numel({}) > _MANY):
+                if self._try(variations, {axes: size}, None):
+                    varied[axes] = size
+                    break
+        apart: dict[Axes, int] = {}
+        for axes, size in varied.items():
+            if not any(set(axes.places) & set(other.places) for other in apart):
+                others = (n for n in _other_sizes(axes, variations.numel({}) <= _MANY) if n != size)
+                apart[axes] = next(others, size)
+        for mood in ("normal", "negative") if apart else ():
+            if len(self.recordings) <= OTHERS and not self._try(variations, apart, mood):
+                self._try(variations, dict(varied) if len(varied) == 1 else dict(list(varied.items())[:1]), mood)
+        return list(varied)
+
+    def _try(self, variations: Variations, sizes: Mapping[Axes, int], mood: str | None) -> bool:
+        """Record a variation, and return whether it runs and is finite."""
+        try:
+            self.add(variations.made(sizes, mood))
+        except RUN_ERRORS:
+            return False
+        return True
+
+    def add(self, batch: Any) -> int:
+        """Record another batch, which becomes a source of points itself, and return its place among the recordings.
+
+        Raises ModelError for what the model raises, and ValueError if its outputs are not finite.
+        """
+        made = record(self.model, batch, self.evaluate)
+        outputs = [made.values[number] for number in made.program.outputs]
+        if not outputs or any(bool(y.isnan().any()) or not bool(torch.isfinite(y).any()) for y in outputs):
+            raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
+        self.recordings.append(made)
+        self.batches.append(batch)
+        return len(self.recordings) - 1
+
+    def like(self, program: Program) -> list[int]:
+        """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
+
+        def names(program: Program) -> list[Any]:
+            return [(each.func, each.ins, each.outs) for each in program.operations]
+
+        wanted = names(program)
+        return [k for k, each in enumerate(self.recordings) if names(each.program) == wanted]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return other weights: each times 1 + 0.3 N(0, 1), plus a tenth of the parameter's size times N(0, 1)."""
+
+        def other(w: Tensor) -> Tensor:
+            if not movable(w):
+                return w
+            w = w.detach().double()
+            size = w.square().mean().sqrt().clamp(_LEAST)
+            return w * (1 + _NOISE * self._normal(w)) + _OFFSET * size * self._normal(w)
+
+        return {name: other(w) for name, w in self.recordings[0].parameters.items()}
+
+    def _normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like.device)
+
+    def inputs(self, recording: Recording, *, kept: bool = False) -> tuple[Tensor, ...]:
+        """Return other inputs of the same shapes; integers that are no words stay as recorded if `kept`."""
+        mood = MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
+        rows = limits(recording.program)
+        made = []
+        for place, number in enumerate(recording.program.inputs):
+            like, limit = recording.values[number], rows.get(place)
+            if kept and not like.is_floating_point() and limit is None:
+                made.append(like)
+                continue
+            made.append(wide(numbers(like, like.shape, self.generator, mood, limit)).to(like.device))
+        return tuple(made)
+
+    def point(self, which: Collection[int] | None = None) -> Point:
+        """Return a fresh point of one of the recordings, or of those at the places `which`, in turn."""
+        places = self._exercised() if which is None else list(which)
+        place = places[self._turn % len(places)]
+        self._turn += 1
+        recording = self.recordings[place]
+        if self._raised[place] < _PATIENCE:
+            return Point(recording, self.weights(), self.inputs(recording, kept=self._raised[place] > 0))
+        return self._anew(place)
+
+    def _exercised(self) -> list[int]:
+        """Return the places of recordings of several examples, unless all are of one: signs of one say little."""
+        many = [
+            k for k, each in enumerate(self.recordings)
+            if not each.program.inputs or max(_rows(each.values[n]) for n in each.program.inputs) > 1
+        ]  # fmt: skip
+        return many or list(range(len(self.recordings)))
+
+    def _anew(self, place: int) -> Point:
+        """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
+        weights, old = self.weights(), self.recordings[place]
+        own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
+        own |= {name: own[first] for name, first in old.tied.items()}
+        made = record(replica(self.model, own), self.batches[place], self.evaluate)
+        return Point(made, weights, tuple(wide(made.values[number]) for number in made.program.inputs))
+
+    def samples(
+        self,
+        losses: int,
+        *,
+        walk: Walk | None = None,
+        vectors: Collection[str] = (),
+        which: Collection[int] | None = None,
+        generic: bool = True,
+    ) -> tuple[Point, list[Sample]]:
+        """Return a fresh point and samples of as many losses there.
+
+        walk: whose uses have token vectors, at recordings with the same operations; without, there are only gradients
+        of the parameters `vectors`. which: places of the recordings to choose from.
+
+        Raises RuntimeError if 24 points in turn do not run or are not finite.
+        """
+        if walk is not None and which is None:
+            which = [k for k in self.like(walk.program) if k in self._exercised()] or self.like(walk.program)
+        why = ""
+        for _ in range(_TRIES):
+            turn, places = self._turn, which if which is not None else self._exercised()
+            try:
+                point = self.point(which)
+                used = Uses(point.recording.program, () if walk is None else walk.uses)
+                made = list(samples(
+                    used, point.weights, point.inputs, losses, self.generator, vectors=vectors, generic=generic
+                ))  # fmt: skip
+            except RUN_ERRORS as error:
+                self._raised[list(places)[turn % len(places)]] += 1
+                self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                continue
+            if len(made) == losses:
+                return point, made
+            self.left_out += 1
+            why = "outputs are not finite, or none depends on a weight"
+        raise RuntimeError(
+            f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
+            f"inputs ({why}); give inputs that leave the model more room"
+        )
+
+    def answers(self) -> Answers:
+        """Return what the model itself answers on batches that no recording is of."""
+        return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.ndim else 1
+
+
+def _other_sizes(axes: Axes, cut: bool) -> Iterator[int]:
+    """Yield other sizes, larger or smaller ones first; where examples are counted, more than one."""
+    size, least = axes.size, 2 if axes.leads else 1
+    larger, smaller = [size + max(1, size // 2), 2 * size], [max(least, size // 2), size - 1]
+    for other in dict.fromkeys([*smaller, *larger] if cut else [*larger, *smaller]):
+        if other >= least and other != size:
+            yield other

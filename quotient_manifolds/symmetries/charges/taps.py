@@ -1,0 +1,141 @@
+"""Taps: what no derivative passes is an output of its own.
+
+A comparison, a rounded number, an index or a number of Python that depends on a weight may change while every
+derivative vanishes. So a move is a symmetry only if it leaves what these operations take, and a random multiple of that
+joins the loss. Where an operation takes no more than a sign or an order, multiples are orthogonal to the values: then a
+positive scale has no charge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.trace.program import Operation, Program, substituted
+from quotient_manifolds.symmetries.trace.replay import FLAT, lifted
+
+_JUMPS = {"remainder", "fmod", "frac"}
+"""Operations that have a derivative and are not continuous."""
+_COMPARED = {"gt", "lt", "ge", "le", "eq", "ne"}
+_REFUSED = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
+Change = Callable[[Tensor], Tensor]
+
+
+def cuts(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return by place of an operation the values that it takes, depend on a weight, and pass it without derivative."""
+    layouts, live, found = program.layouts, set(program.parameters), dict[int, tuple[int, ...]]()
+    taken = {number for operation in program.operations for number in operation.ins}
+    for place, operation in enumerate(program.operations):
+        ins = tuple(number for number in dict.fromkeys(operation.ins) if number in live)
+        real = {n for n in operation.outs if layouts[n].is_floating_point or layouts[n].dtype.is_complex}
+        indices = any(n in taken for n in operation.outs if n not in real)
+        if ins and (not operation.outs or indices or operation.name in FLAT | _JUMPS):
+            found[place] = ins
+        if ins and operation.name not in FLAT:
+            live |= real
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """Hold what an operation takes, with its graph, and the axes over which only its direction matters, or None."""
+
+    values: Tensor
+    over: tuple[int, ...] | None
+
+    def multiples(self, generator: torch.Generator) -> Tensor:
+        """Return random multiples of the values, of about one number of size 1 in all."""
+        known = self.values.detach()
+        finite = torch.isfinite(known)
+        known = known.nan_to_num(0.0, 0.0, 0.0)
+        drawn = torch.randn(known.shape, generator=generator, dtype=torch.float64) * finite
+        if self.over is None:
+            return drawn / (1 + known.abs())
+        size = known.square().sum(self.over, keepdim=True)
+        part = (drawn * known).sum(self.over, keepdim=True) / torch.where(size > 0, size, 1.0)
+        return (drawn - part * known) / known.abs().max().clamp(1e-30)
+
+
+class Taps:
+    """Collect the taps of one replay, which calls this before it runs one of the operations at `places`."""
+
+    def __init__(self, places: dict[int, tuple[int, ...]], generator: torch.Generator) -> None:
+        self.places, self.generator = places, generator
+        self.found: list[Tap] = []
+
+    def __call__(self, place: int, operation: Operation, at: Callable[[int], Tensor]) -> None:
+        """Tap an operation that takes values of these numbers, unless its result is the same for any."""
+        live = {number: at(number) for number in self.places[place] if at(number).requires_grad}
+        if not live:
+            return
+        if not operation.outs:
+            self.found += [Tap(_real(t), None) for t in live.values()]
+            return
+
+        def again(change: Change) -> Any:
+            def changed(number: int) -> Tensor:
+                return change(at(number)) if number in live else at(number)
+
+            args, kwargs = substituted((operation.args, dict(operation.kwargs)), changed)
+            args, kwargs = lifted(operation, args, kwargs, True)
+            made = operation.func(*args, **kwargs)
+            made = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
+            return made if operation.name in FLAT | _JUMPS else [t for t in made if not t.is_floating_point()]
+
+        with torch.no_grad():
+            here = again(lambda t: t)
+
+            def same(change: Change) -> bool:
+                try:
+                    return all(
+                        a.shape == b.shape and torch.equal(a, b) for a, b in zip(here, again(change), strict=True)
+                    )
+                except _REFUSED:
+                    return False
+
+            idle = same(lambda t: t + torch.randn(t.shape, generator=self.generator, dtype=t.dtype) * (1 + t.abs()))
+            signs = not idle and same(lambda t: 2 * t) and same(lambda t: t / 3)
+            ndim = max(t.ndim for t in live.values())
+            free = [d for d in range(1, ndim) if signs and same(lambda t, d=d: self._along(t, d))]  # type: ignore[misc]
+        if not idle:
+            self._tap(operation, at, list(live.values()), signs, free)
+
+    def _tap(
+        self, operation: Operation, at: Callable[[int], Tensor], live: list[Tensor], signs: bool, free: Sequence[int]
+    ) -> None:
+        if operation.name in _COMPARED and not any(t.is_complex() for t in live):
+            a, b = substituted(operation.args[:2], at)
+            seen = (a.double() if isinstance(a, Tensor) else a) - (b.double() if isinstance(b, Tensor) else b)
+            self.found.append(Tap(seen, _over(seen.shape, range(1, seen.ndim))))
+        elif signs and len(live) == 1:
+            seen = live[0]
+            self.found.append(Tap(_real(seen), None if seen.is_complex() else _over(seen.shape, free)))
+        elif signs:  # one scale for all of them
+            seen = torch.cat([_real(t).reshape(-1) for t in live])
+            self.found.append(Tap(seen, _over(seen.shape, ())))
+        else:
+            self.found += [Tap(_real(t), None) for t in live]
+
+    def _along(self, t: Tensor, axis: int) -> Tensor:
+        if t.ndim <= axis:
+            return t
+        scale = torch.rand(t.shape[axis], generator=self.generator, dtype=torch.float64)
+        return t * (0.2 + scale).view([-1 if d == axis else 1 for d in range(t.ndim)])
+
+
+def _over(shape: Sequence[int], free: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes that have one scale: all that are not free, and more until they have two entries."""
+    over = [d for d in range(len(shape)) if d not in free]
+    for d in free:
+        if prod(shape[k] for k in over) < 2:
+            over.append(d)
+    return tuple(over) if prod(shape[k] for k in over) > 1 else None
+
+
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t

@@ -1,0 +1,191 @@
+"""Vary a batch: other sizes, numbers, words and masks of the same kinds as those that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.batches import mapped, taken_apart
+from quotient_manifolds.symmetries.trace.program import Program, Ref
+
+MOODS = ("normal", "positive", "negative", "normal", "large", "small", "huge")
+_SCALES = {"large": 5.0, "huge": 50.0, "small": 0.2, "far": 1e3, "near": 1e-3}
+_HIDDEN = -1e4
+"""Numbers up to this one, beside 0, mask scores."""
+_SHOWN = 0.7
+"""Which part of a mask shows, in the mean."""
+_INDEXED = {"embedding": 1, "_embedding_bag": 1, "nll_loss_forward": 1}
+_INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
+"""Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Hold axes of one size, which vary together, each as (tensor, axis)."""
+
+    size: int
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def leads(self) -> bool:
+        """Return whether they may count examples."""
+        return any(axis == 0 for _, axis in self.places)
+
+
+def limits(program: Program) -> dict[int, int]:
+    """Return by place among the inputs how many rows the smallest table has in which it is looked up."""
+    of = {program.layouts[number].memory: place for place, number in enumerate(program.inputs)}
+    found: dict[int, int] = {}
+    for operation in program.operations:
+        if operation.name in ("clone", "_to_copy") and program.layouts[operation.ins[0]].memory in of:
+            for out in operation.outs:
+                of.setdefault(program.layouts[out].memory, of[program.layouts[operation.ins[0]].memory])
+        for rows, number in _lookups(program, operation.name, operation.args):
+            place = of.get(program.layouts[number].memory)
+            if place is not None and program.layouts[number].dtype != torch.bool:
+                found[place] = min(found.get(place, rows), rows)
+    return found
+
+
+def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield (rows, number of the indices) for what an operation looks up."""
+    if not args or not isinstance(args[0], Ref):
+        return
+    shape = program.layouts[args[0].number].shape
+    if name == "index":
+        yield from ((shape[a], ref.number) for a, ref in enumerate(args[1]) if isinstance(ref, Ref))
+    elif name in _INDEXED and shape:
+        index = args[_INDEXED[name]]
+        axis = args[1] if _INDEXED[name] == 2 else 1 if name == "nll_loss_forward" and len(shape) > 1 else 0
+        yield shape[axis], index.number
+
+
+def numbers(
+    like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: str, limit: int | None = None
+) -> Tensor:
+    """Draw a tensor of this shape of the same kind as another: real numbers, a mask, words or integers.
+
+    mood: the sign and scale of real numbers; where it is `positive` no mask hides anything. limit: how many words
+    there are, of which all are dealt before one is dealt again.
+    """
+    if not like.numel():
+        return like.new_zeros(shape)
+    if limit is None and (pair := _mask(like)) is not None:
+        shown, hidden = pair
+        made = torch.rand(shape, generator=generator) < (1 if mood == "positive" else _SHOWN)
+        if made.ndim:
+            made[..., :1] = True
+        return torch.where(made, shown, hidden).to(like.dtype)
+    if like.is_floating_point() or like.is_complex():
+        return _real(like, shape, generator, mood)
+    if limit is None:
+        return torch.randint(int(like.min()), int(like.max()) + 1, shape, generator=generator).to(like.dtype)
+    deals = [torch.randperm(limit, generator=generator) for _ in range(-(-prod(shape) // limit))]
+    words = torch.cat(deals)[: prod(shape)].view(shape) if deals else torch.zeros(shape, dtype=torch.long)
+    return torch.where(wrapped(like, shape) < 0, wrapped(like, shape), words).to(like.dtype)  # -100 is no class
+
+
+def _real(like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: str) -> Tensor:
+    known = like if like.is_complex() else like.double()
+    known = known[torch.isfinite(known)]
+    spread = float(known.std(correction=0)) if known.numel() else 0.0
+    spread = spread or float(known.abs().mean() if known.numel() else 0.0) or 1.0
+    made = torch.randn(shape, generator=generator, dtype=torch.complex128 if like.is_complex() else torch.float64)
+    made = spread * made
+    if known.numel() and bool(torch.randint(2, (), generator=generator)):
+        made = made + known.mean()
+    if mood in ("positive", "negative") and not like.is_complex():
+        made = made.abs() * (1 if mood == "positive" else -1)
+    return (made * _SCALES.get(mood, 1.0)).to(like.dtype)
+
+
+def _mask(like: Tensor) -> tuple[Any, Any] | None:
+    """Return the value of a mask that is more frequent, which shows, and the other; None for what is no mask."""
+    values, counts = like.unique(return_counts=True)
+    known = values.tolist()
+    if len(known) > 2 or like.is_complex():
+        return None
+    if all(value in (0, 1) for value in known):
+        shown = known[int(counts.argmax())] if int(counts.min()) < int(counts.max()) or len(known) == 1 else 1
+        return torch.tensor(shown, dtype=like.dtype), torch.tensor(1 - int(shown), dtype=like.dtype)
+    return (values[1], values[0]) if len(known) == 2 and known[0] <= _HIDDEN and known[1] == 0 else None
+
+
+def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a tensor with this shape that repeats the entries of another."""
+    for axis, size in enumerate(shape):
+        if size != like.shape[axis]:
+            like = like.index_select(axis, torch.arange(size) % like.shape[axis])
+    return like
+
+
+class Variations:
+    """Make batches like one that is given, of other sizes and with other values.
+
+    Axes of one size vary together. Where examples are as many as something else, axis 0 also varies alone, and the
+    other axes alone. limits: by tensor of the batch the number of its words.
+    """
+
+    def __init__(self, batch: Any, generator: torch.Generator, limits: Mapping[int, int]) -> None:
+        self.batch, self.generator, self.limits = batch, generator, limits
+        self.tensors: list[Tensor] = []
+        self.names: list[str] = []
+        for path, leaf in taken_apart(batch):
+            if isinstance(leaf, Tensor) and not any(leaf is other for other in self.tensors):
+                self.tensors.append(leaf)
+                self.names.append(path.rpartition(" ")[2].strip("'") or "inputs")
+
+    @property
+    def axes(self) -> list[Axes]:
+        """Return the axes that may vary together."""
+        places = [(k, a, size) for k, t in enumerate(self.tensors) for a, size in enumerate(t.shape) if t.numel()]
+        found = []
+        for wanted in dict.fromkeys(size for *_, size in places):
+            every = tuple((k, a) for k, a, size in places if size == wanted)
+            leading = tuple(place for place in every if place[1] == 0)
+            parts = [leading, tuple(place for place in every if place[1] != 0)] if 0 < len(leading) < len(every) else []
+            found += [Axes(wanted, each) for each in (*parts, every)]
+        return found
+
+    def held(self, varied: Sequence[Axes]) -> tuple[str, ...]:
+        """Return a sentence for each axis that none of these vary, but for channels, which a model fixes."""
+        free = {place for axes in varied for place in axes.places}
+        said = []
+        for k, tensor in enumerate(self.tensors):
+            channels = min(1, tensor.ndim - 1) if tensor.ndim > 3 else tensor.ndim - 1
+            for a, size in enumerate(tensor.shape):
+                fixed = tensor.is_floating_point() and a == channels and tensor.ndim > 1
+                if (k, a) not in free and not fixed:
+                    said.append(f"{self.names[k]}: axis {a} always has size {size}")
+        return tuple(said)
+
+    def numel(self, sizes: Mapping[Axes, int]) -> int:
+        """Return how many entries a batch of these sizes has."""
+        return sum(prod(shape) for shape in self.shapes(sizes))
+
+    def shapes(self, sizes: Mapping[Axes, int]) -> list[list[int]]:
+        """Return the shapes of the tensors if axes have these sizes."""
+        made = [list(tensor.shape) for tensor in self.tensors]
+        for axes, size in sizes.items():
+            for k, a in axes.places:
+                made[k][a] = size
+        return made
+
+    def made(self, sizes: Mapping[Axes, int], mood: str | None) -> Any:
+        """Return a batch of these sizes with drawn values; without a mood, with those that are given, repeated."""
+        drawn = [
+            wrapped(tensor, shape).clone()
+            if mood is None
+            else numbers(tensor, shape, self.generator, mood, self.limits.get(k)).to(tensor.device)
+            for k, (tensor, shape) in enumerate(zip(self.tensors, self.shapes(sizes), strict=True))
+        ]
+
+        def other(tensor: Tensor) -> Tensor:
+            return drawn[next(k for k, own in enumerate(self.tensors) if own is tensor)]
+
+        return mapped(other, self.batch)
