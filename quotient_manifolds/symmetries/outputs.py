@@ -109,8 +109,9 @@ class ModelOutputs:
             except RUN_ERRORS:
                 if index or self._narrow == torch.float64:  # where the first batch ran, it is this one
                     raise
+        outputs = self._run(params, index, self._narrow)
         self._type = self._narrow
-        return self._run(params, index, self._narrow)
+        return outputs
 
     def _run(self, params: Params, index: int, dtype: torch.dtype) -> list[Tensor]:
         def cast(tensor: Tensor) -> Tensor:

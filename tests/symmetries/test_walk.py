@@ -26,7 +26,8 @@ def walked(model: nn.Module, x: Tensor) -> tuple[Walk, dict[str, Tensor]]:
 
 
 def sample(walk: Walk, weights: dict[str, Tensor], x: Tensor, seed: int = 0, **options: bool) -> Sample:
-    (made,) = samples(walk, weights, [x], 1, torch.Generator().manual_seed(seed), **options)
+    """Return the sample of a loss of the outputs alone."""
+    made, _ = samples(walk, weights, [x], 2, torch.Generator().manual_seed(seed), **options)
     return made
 
 

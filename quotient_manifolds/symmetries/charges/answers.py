@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.charges.variations import Axes, Variations
+from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, relative_change
 
-ENTRIES = 200_000
-"""How many entries the batches have in all, at most."""
+ENTRIES, WORK = 2e5, 2e10
+"""How many entries the batches have in all at most, and how many times parameters."""
+_FEW = 20
+"""How many batches of the size that is given there should be at least; if that is too much work, smaller ones."""
 _LEAST = 1e-12
 """Outputs that are all smaller than this are compared with it."""
 
@@ -38,23 +40,32 @@ class Answers:
         self._outputs = ModelOutputs(model, self.batches, evaluate)
         self._before: Mapping[str, Tensor] | None = None
         self._known: list[list[Tensor]] = []
-        left = self._tried(variations, {}, "normal", ENTRIES)
+        left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
+        small: dict[Axes, int] = {}
+        if _FEW * variations.numel({}) > left:
+            for axes in variations.axes:
+                for size in other_sizes(axes, True):
+                    if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", left) < left:
+                        self.batches.clear()
+                        small[axes] = size
+                        break
+        left = self._tried(variations, small, "normal", left)
         sizes: dict[Axes, int] = {}
         for axes in variations.axes:
-            for k, size in enumerate(_sizes(axes)):
-                if (new := self._tried(variations, {axes: size}, "normal", left)) < left:
-                    left, sizes[axes] = new, size
-                elif k == 2:  # neither longer nor shorter
+            for k, size in enumerate(_sizes(axes, small.get(axes, axes.size))):
+                if (new := self._tried(variations, {**small, axes: size}, "normal", left)) < left:
+                    left, sizes[axes] = new, small.get(axes, axes.size)
+                elif k == 2 and axes not in sizes:  # neither longer nor shorter
                     break
         for mood in ("negative", "positive", "huge", "small", "far", "near"):
-            left = self._tried(variations, {}, mood, left)
+            left = self._tried(variations, small, mood, left)
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
-            left = self._tried(variations, {axes: factor * axes.size}, "normal", left)
+            left = self._tried(variations, {**small, axes: factor * sizes[axes]}, "normal", left)
         if not self.batches:
             self.batches.append(batch)
 
-    def _tried(self, variations: Variations, sizes: Mapping[Axes, int], mood: str, left: int) -> int:
+    def _tried(self, variations: Variations, sizes: Mapping[Axes, int], mood: str, left: float) -> float:
         """Keep a batch if it is not too large and the model runs there. Return how many entries are left then."""
         size = variations.numel(sizes)
         if size > left:
@@ -105,8 +116,8 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(w is other[name] for name, w in one.items())
 
 
-def _sizes(axes: Axes) -> Iterator[int]:
-    """Yield sizes that the finder does not use, larger and smaller, some no multiple of anything."""
-    size, least = axes.size, 2 if axes.leads else 1
+def _sizes(axes: Axes, size: int) -> Iterator[int]:
+    """Yield sizes that the finder does not use, larger and smaller than one, some no multiple of anything."""
+    least = 2 if axes.leads else 1
     tried = (size + 1, 2 * size + 1, size - 1, 3 * size, max(least, size // 3), 1)
     yield from (other for other in dict.fromkeys(tried) if other >= least and other != size)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
-from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers
+from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
 from quotient_manifolds.symmetries.trace.program import Program
@@ -25,8 +27,12 @@ _TRIES = 24
 """After how many points at which the model does not run, or is not finite, no more are tried."""
 _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
-_MANY = 4096
-"""From how many entries on a batch is rather cut than enlarged."""
+WORK = 1e8
+"""From how many parameters times entries of the batch on points are rather small than large."""
+_SPREAD = 8
+"""How many times as large as the smallest recording one may be that points of a large model are of."""
+_BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Of operations from which Python gets numbers or sizes that it may branch on."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 
 
@@ -57,11 +63,12 @@ class Points:
         self._raised: Counter[int] = Counter()
         self._turn = 0
         variations = Variations(batch, self.generator, self.limits)
+        self._large = variations.numel({}) * sum(w.numel() for w in first.parameters.values()) > WORK
         varied = self._sizes(variations) if shapes else []
         self.held = variations.held(varied)
         if None in first.origins:
             self.held += ("tensors that are not part of the batch: of one shape",)
-        if any(not operation.outs for operation in first.program.operations):  # Python may branch on them
+        if any(_BY_VALUES & set(operation.func.tags) for operation in first.program.operations):
             for mood in MOODS[1:]:
                 if len(self.recordings) <= OTHERS + 1:
                     self._try(variations, {}, mood)
@@ -72,18 +79,18 @@ class Points:
         for axes in variations.axes:
             if any(set(axes.places) <= set(other.places) for other in varied):
                 continue
-            for size in _other_sizes(axes, variations.numel({}) > _MANY):
+            for size in other_sizes(axes, self._large):
                 if self._try(variations, {axes: size}, None):
                     varied[axes] = size
                     break
         apart: dict[Axes, int] = {}
         for axes, size in varied.items():
             if not any(set(axes.places) & set(other.places) for other in apart):
-                others = (n for n in _other_sizes(axes, variations.numel({}) <= _MANY) if n != size)
-                apart[axes] = next(others, size)
-        for mood in ("normal", "negative") if apart else ():
-            if len(self.recordings) <= OTHERS and not self._try(variations, apart, mood):
-                self._try(variations, dict(varied) if len(varied) == 1 else dict(list(varied.items())[:1]), mood)
+                apart[axes] = next((n for n in other_sizes(axes, True) if n != size), size)
+        for mood, wanted in (("normal", len(apart) > 1), ("negative", False)) if apart else ():
+            if wanted or len(self.recordings) <= OTHERS:
+                ways = (apart, *({axes: size} for axes, size in varied.items()))
+                next((way for way in ways if self._try(variations, way, mood)), None)
         return list(varied)
 
     def _try(self, variations: Variations, sizes: Mapping[Axes, int], mood: str | None) -> bool:
@@ -103,6 +110,9 @@ class Points:
         outputs = [made.values[number] for number in made.program.outputs]
         if not outputs or any(bool(y.isnan().any()) or not bool(torch.isfinite(y).any()) for y in outputs):
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
+        if self._large:  # a walk takes the values of the first one alone
+            kept = set(made.program.inputs)
+            made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
         self.recordings.append(made)
         self.batches.append(batch)
         return len(self.recordings) - 1
@@ -131,11 +141,12 @@ class Points:
     def _normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like.device)
 
+    def _mood(self) -> str:
+        return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
+
     def inputs(self, recording: Recording, *, kept: bool = False) -> tuple[Tensor, ...]:
         """Return other inputs of the same shapes; integers that are no words stay as recorded if `kept`."""
-        mood = MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
-        rows = limits(recording.program)
-        made = []
+        mood, rows, made = self._mood(), limits(recording.program), []
         for place, number in enumerate(recording.program.inputs):
             like, limit = recording.values[number], rows.get(place)
             if kept and not like.is_floating_point() and limit is None:
@@ -146,28 +157,39 @@ class Points:
 
     def point(self, which: Collection[int] | None = None) -> Point:
         """Return a fresh point of one of the recordings, or of those at the places `which`, in turn."""
-        places = self._exercised() if which is None else list(which)
-        place = places[self._turn % len(places)]
-        self._turn += 1
-        recording = self.recordings[place]
-        if self._raised[place] < _PATIENCE:
-            return Point(recording, self.weights(), self.inputs(recording, kept=self._raised[place] > 0))
-        return self._anew(place)
+        return self._at(self._next(which))
 
-    def _exercised(self) -> list[int]:
-        """Return the places of recordings of several examples, unless all are of one: signs of one say little."""
-        many = [
-            k for k, each in enumerate(self.recordings)
-            if not each.program.inputs or max(_rows(each.values[n]) for n in each.program.inputs) > 1
-        ]  # fmt: skip
-        return many or list(range(len(self.recordings)))
+    def _next(self, which: Collection[int] | None) -> int:
+        places = self.exercised() if which is None else list(which)
+        self._turn += 1
+        return places[self._turn % len(places)]
+
+    def _at(self, place: int) -> Point:
+        recording = self.recordings[place]
+        if self._raised[place] >= _PATIENCE:
+            return self._anew(place)
+        return Point(recording, self.weights(), self.inputs(recording, kept=self._raised[place] > 0))
+
+    def exercised(self) -> list[int]:
+        """Return the places of recordings that make good points.
+
+        Left out are those of one example, of which signs say little, and the largest of a large model, if there are
+        others.
+        """
+        tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
+        sizes = [sum(t.numel() for t in each) for each in tensors]
+        most = _SPREAD * min(sizes) if self._large else max(sizes)
+        rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
+        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
+        return good or list(range(len(sizes)))
 
     def _anew(self, place: int) -> Point:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
         weights, old = self.weights(), self.recordings[place]
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
         own |= {name: own[first] for name, first in old.tied.items()}
-        made = record(replica(self.model, own), self.batches[place], self.evaluate)
+        batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
+        made = record(replica(self.model, own), batch, self.evaluate)
         return Point(made, weights, tuple(wide(made.values[number]) for number in made.program.inputs))
 
     def samples(
@@ -187,19 +209,19 @@ class Points:
         Raises RuntimeError if 24 points in turn do not run or are not finite.
         """
         if walk is not None and which is None:
-            which = [k for k in self.like(walk.program) if k in self._exercised()] or self.like(walk.program)
+            alike, good = self.like(walk.program), self.exercised()
+            which = [k for k in alike if k in good] or alike
         why = ""
         for _ in range(_TRIES):
-            turn, places = self._turn, which if which is not None else self._exercised()
+            place = self._next(which)
             try:
-                point = self.point(which)
+                point = self._at(place)
                 used = Uses(point.recording.program, () if walk is None else walk.uses)
-                made = list(samples(
-                    used, point.weights, point.inputs, losses, self.generator, vectors=vectors, generic=generic
-                ))  # fmt: skip
+                drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
+                made = list(drawn)
             except RUN_ERRORS as error:
-                self._raised[list(places)[turn % len(places)]] += 1
-                self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                self._raised[place] += 1
+                self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
                 continue
             if len(made) == losses:
                 return point, made
@@ -213,16 +235,3 @@ class Points:
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
-
-
-def _rows(tensor: Tensor) -> int:
-    return tensor.shape[0] if tensor.ndim else 1
-
-
-def _other_sizes(axes: Axes, cut: bool) -> Iterator[int]:
-    """Yield other sizes, larger or smaller ones first; where examples are counted, more than one."""
-    size, least = axes.size, 2 if axes.leads else 1
-    larger, smaller = [size + max(1, size // 2), 2 * size], [max(least, size // 2), size - 1]
-    for other in dict.fromkeys([*smaller, *larger] if cut else [*larger, *smaller]):
-        if other >= least and other != size:
-            yield other

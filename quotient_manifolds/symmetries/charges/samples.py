@@ -77,14 +77,14 @@ def samples(
     The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name, float64;
     inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too. generic: whether
     norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an output or a derivative is
-    not finite, infinite entries aside that are the same for all weights, or no output depends on a weight.
+    not finite, infinite entries beside finite ones of an output aside, or if no output depends on a weight.
     """
     watch = {use.operation: use.tokens.place for use in walk.uses}
     leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
-    taps = Taps(cuts(walk.program), generator)
+    taps = Taps(cuts(walk.program))
     outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
-    if not (outputs or taps.found) or any(bool(y.isnan().any()) for y in outputs):
+    if not (outputs or taps.found) or not all(_has_numbers(y) for y in outputs):
         return
     sides = {(place, written): t for place, pair in seen.items() for written, t in enumerate(pair) if t is not None}
     wanted = [*sides.values(), *(leaves[name] for name in vectors)]
@@ -110,9 +110,14 @@ def samples(
         )
 
 
+def _has_numbers(y: Tensor) -> bool:
+    """Return whether an output has finite entries and no NaN; infinite ones hide something."""
+    return not bool(y.isnan().any()) and bool(torch.isfinite(y).any())
+
+
 def _multiples(y: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random multiples of an output; of infinite entries, which hide something, none."""
-    known, drawn = y.detach(), torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    """Return random multiples of an output, of its finite entries alone."""
+    known, drawn = y.detach(), torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
     finite = torch.isfinite(known)
     size = known[finite].square().mean().sqrt().clamp(_SMALL) if bool(finite.any()) else 1.0
     return drawn * finite / size

@@ -53,7 +53,7 @@ class Tap:
         known = self.values.detach()
         finite = torch.isfinite(known)
         known = known.nan_to_num(0.0, 0.0, 0.0)
-        drawn = torch.randn(known.shape, generator=generator, dtype=torch.float64) * finite
+        drawn = torch.randn(known.shape, generator=generator, dtype=torch.float64).to(known.device) * finite
         if self.over is None:
             return drawn / (1 + known.abs())
         size = known.square().sum(self.over, keepdim=True)
@@ -64,8 +64,8 @@ class Tap:
 class Taps:
     """Collect the taps of one replay, which calls this before it runs one of the operations at `places`."""
 
-    def __init__(self, places: dict[int, tuple[int, ...]], generator: torch.Generator) -> None:
-        self.places, self.generator = places, generator
+    def __init__(self, places: dict[int, tuple[int, ...]]) -> None:
+        self.places, self.generator = places, torch.Generator().manual_seed(7)
         self.found: list[Tap] = []
 
     def __call__(self, place: int, operation: Operation, at: Callable[[int], Tensor]) -> None:
@@ -98,7 +98,7 @@ class Taps:
                 except _REFUSED:
                     return False
 
-            idle = same(lambda t: t + torch.randn(t.shape, generator=self.generator, dtype=t.dtype) * (1 + t.abs()))
+            idle = same(self._away)
             signs = not idle and same(lambda t: 2 * t) and same(lambda t: t / 3)
             ndim = max(t.ndim for t in live.values())
             free = [d for d in range(1, ndim) if signs and same(lambda t, d=d: self._along(t, d))]  # type: ignore[misc]
@@ -121,10 +121,13 @@ class Taps:
         else:
             self.found += [Tap(_real(t), None) for t in live]
 
+    def _away(self, t: Tensor) -> Tensor:
+        return t + torch.randn(t.shape, generator=self.generator, dtype=t.dtype).to(t.device) * (1 + t.abs())
+
     def _along(self, t: Tensor, axis: int) -> Tensor:
         if t.ndim <= axis:
             return t
-        scale = torch.rand(t.shape[axis], generator=self.generator, dtype=torch.float64)
+        scale = torch.rand(t.shape[axis], generator=self.generator, dtype=torch.float64).to(t.device)
         return t * (0.2 + scale).view([-1 if d == axis else 1 for d in range(t.ndim)])
 
 

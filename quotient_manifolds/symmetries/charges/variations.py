@@ -73,6 +73,7 @@ def numbers(
     mood: the sign and scale of real numbers; where it is `positive` no mask hides anything. limit: how many words
     there are, of which all are dealt before one is dealt again.
     """
+    like = like.detach().cpu()
     if not like.numel():
         return like.new_zeros(shape)
     if limit is None and (pair := _mask(like)) is not None:
@@ -122,6 +123,15 @@ def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
         if size != like.shape[axis]:
             like = like.index_select(axis, torch.arange(size) % like.shape[axis])
     return like
+
+
+def other_sizes(axes: Axes, small: bool) -> Iterator[int]:
+    """Yield other sizes, larger ones first or rather `small` ones; where examples are counted, more than one."""
+    size, least = axes.size, 2 if axes.leads else 1
+    larger, smaller = [size + max(1, size // 2), 2 * size], [max(least, size // 2), size - 1]
+    few = [3 if axes.leads else 5, size // 4]
+    tried = [*(n for n in few if 1 < n < size // 2), *smaller, *larger] if small else [*larger, *smaller]
+    yield from (n for n in dict.fromkeys(tried) if n >= least and n != size)
 
 
 class Variations:

@@ -1,0 +1,328 @@
+"""Points for charges: other weights, inputs and sizes at which a model runs, and taps for what no derivative passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.charges.points import Point, Points
+from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
+from quotient_manifolds.symmetries.charges.taps import cuts
+from quotient_manifolds.symmetries.charges.variations import Variations, numbers
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.outputs import answer
+from tests.symmetries.nets import NETS, Computed, net
+from tests.symmetries.test_trace import BY_NUMBERS
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters()]
+
+
+def expected(model: nn.Module, point: Point, batch: Any, seed: int) -> dict[str, Tensor]:
+    """Return the gradients by autograd of the model itself, of the loss of `samples`."""
+    leaves = {name: w.clone().requires_grad_() for name, w in point.weights.items()}
+    y = torch.func.functional_call(model, leaves, (batch,))
+    up = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)
+    loss = (up * y).sum() / y.detach().square().mean().sqrt().clamp(1e-30)
+    return dict(zip(leaves, torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True), strict=True))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_points_of_every_net_have_the_gradients_of_autograd(part: int) -> None:
+    """At the weights, inputs and sizes of each point; nets that branch on values are recorded on other values."""
+    compared = 0
+    for name in list(NETS)[part::12]:
+        model, x = net(name, part % 2 == 0)
+        points = Points(model, x[:4])
+        shapes = {tuple(each.values[each.program.inputs[0]].shape) for each in points.recordings}
+        assert len(points.recordings) > 3, name
+        assert len({shape[0] for shape in shapes}) > 1, name
+        assert len({shape[1] for shape in shapes}) > 1 or points.held, name
+        points.samples(1, vectors=names(model))
+        for _ in range(2):
+            point, generator = points.point(), torch.Generator().manual_seed(1)
+            if name in BY_NUMBERS:
+                continue
+            used = Uses(point.recording.program)
+            for sample in [*samples(used, *point[1:], 2, generator, vectors=names(model), generic=False)][:1]:
+                for key, g in expected(model, point, point.inputs[0], 1).items():
+                    size = 1e-9 * float(1 + g.abs().max())
+                    torch.testing.assert_close(sample.gradients[key], g, rtol=1e-7, atol=size)
+                compared += 1
+    assert compared > 20
+
+
+def sampled(function: Any, **parts: Any) -> tuple[Point, Sample]:
+    torch.manual_seed(0)
+    model = Computed(function, **parts).double()
+    points = Points(model, torch.randn(6, 5, 4).double())
+    point, (sample,) = points.samples(1, vectors=names(model))
+    return point, sample
+
+
+def charge(point: Point, sample: Sample, name: str) -> float:
+    """Return the charge of a scale of all of one weight, relative to its summands."""
+    terms = sample.gradients[name] * point.weights[name]
+    return float(terms.sum().abs() / terms.abs().sum())
+
+
+def parts() -> dict[str, nn.Module]:
+    return {"g": nn.Linear(4, 3, bias=False), "a": nn.Linear(4, 3), "table": nn.Embedding(3, 2)}
+
+
+CUT: dict[str, tuple[Any, bool]] = {
+    "compared with 0": (lambda s, x: s.a(x).where(s.g(x) > 0, 1), True),
+    "compared with a number": (lambda s, x: s.a(x).where(s.g(x) > 0.1, 1), False),
+    "compared with inputs": (lambda s, x: s.a(x).where(s.g(x) > x[..., :3], 1), False),
+    "compared with the mean": (lambda s, x: s.a(x).where(s.g(x) > s.g(x).mean(), 1), True),
+    "largest": (lambda s, x: s.table(s.g(x).argmax(-1)), True),
+    "two largest": (lambda s, x: s.table(s.g(x).topk(2).indices).sum(-2), True),
+    "order": (lambda s, x: s.a(x).gather(-1, s.g(x).argsort(-1)), True),
+    "sign": (lambda s, x: s.a(x) * s.g(x).sign(), True),
+    "rounded": (lambda s, x: s.a(x) * s.g(x).round(), False),
+    "cast": (lambda s, x: s.a(x) * s.g(10 * x).long(), False),
+    "whole quotient": (lambda s, x: s.a(x) + s.g(x) // 0.1, False),
+    "remainder": (lambda s, x: s.a(x) + (s.g(x).remainder(1) - s.g(x)), False),
+    "bucket": (lambda s, x: s.table(torch.bucketize(s.g(x).sum(-1), torch.tensor([0.1, 0.3]).double())), False),
+    "a number": (lambda s, x: s.a(x) * int(10 * s.g(x).mean()), False),
+    "a list": (lambda s, x: s.a(x) + torch.tensor(s.g(x).tolist()), False),
+}
+"""Weights g that no derivative reaches, and whether a positive scale of them changes nothing."""
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_what_no_derivative_passes_is_tapped_and_a_positive_scale_is_free_where_only_signs_or_orders_count(
+    how: str,
+) -> None:
+    function, free = CUT[how]
+    point, sample = sampled(function, **parts())
+    assert float(sample.gradients["g.weight"].abs().min()) > 1e-6
+    size = charge(point, sample, "g.weight")
+    assert size < 1e-12 if free else size > 1e-4
+
+
+WHOLE: dict[str, Any] = {
+    "kinks": lambda s, x: s.g(s.a(x).relu() @ s.g.weight).clamp(-1, 1).amax(-1),
+    "dropped from the graph": lambda s, x: s.g(x) + (s.a(x) - s.g(x)).detach(),
+    "a function of the inputs": lambda s, x: s.a(x).where(x[..., :3] > 0, s.g(x)),
+    "checked": lambda s, x: s.a(x) + s.g(x) if not bool(s.a(x).isnan().any()) else x,
+}
+
+
+@pytest.mark.parametrize("how", WHOLE)
+def test_nothing_is_tapped_where_derivatives_pass_or_nothing_depends_on_a_weight(how: str) -> None:
+    """A straight-through estimator has the derivative of what is computed: W of a alone."""
+    model = Computed(WHOLE[how], **parts()).double()
+    points = Points(model, torch.randn(6, 5, 4).double())
+    point = points.point()
+    used = Uses(point.recording.program)
+    one, two = samples(used, *point[1:], 2, torch.Generator().manual_seed(0), vectors=names(model), generic=False)
+    if how == "checked":
+        (again,) = samples(used, *point[1:], 1, torch.Generator().manual_seed(0), vectors=names(model), generic=False)
+        torch.testing.assert_close(again.gradients, one.gradients)
+    else:
+        assert not cuts(point.recording.program)
+    if how == "dropped from the graph":
+        assert float(two.gradients["g.weight"].abs().max()) < 1e-14
+        assert float(two.gradients["a.weight"].abs().max()) > 1e-2
+
+
+def test_token_vectors_are_those_of_the_walk_at_recordings_of_other_sizes() -> None:
+    model, x = net("attn", True)
+    points = Points(model, x[:4])
+    walk = Walk(points.recordings[0])
+    assert points.like(walk.program) == list(range(len(points.recordings)))
+    seen = set()
+    for _ in points.recordings:
+        _, (sample,) = points.samples(1, walk=walk, vectors=names(model))
+        seen.add(sample.written[0].values.shape[0])
+        product = sample.written[0].slopes.T @ sample.read[0].values
+        torch.testing.assert_close(product, sample.gradients["embed.weight"])
+    assert len(seen) > 2
+
+
+def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:
+    model = Computed(
+        lambda s, t: F.cross_entropy(s.out(s.words(t["words"]) + s.places(t["places"])).flatten(0, 1), t["class"]),
+        words=nn.Embedding(17, 4),
+        places=nn.Embedding(6, 4),
+        out=nn.Linear(4, 9),
+    ).double()
+    tokens = {"words": torch.randint(3, (5, 6)), "places": torch.arange(6).expand(5, 6), "class": torch.arange(30) % 2}
+    tokens["class"][3] = -100
+    points = Points(model, tokens, lambda model, batch: model(batch))
+    assert points.limits == {0: 17, 1: 6, 2: 9}
+    first = points.recordings[0]
+    drawn = [points.inputs(first) for _ in range(8)]
+    for words, places, classes in drawn:
+        assert sorted(words.unique().tolist()) == list(range(17))
+        assert sorted(places.unique().tolist()) == list(range(6))
+        assert sorted(classes.unique().tolist()) == [-100, *range(9)]
+    assert len({tuple(words.flatten().tolist()) for words, *_ in drawn}) == 8
+    points.samples(1, vectors=names(model))
+    assert not points.left_out
+
+
+def test_masks_stay_masks_that_show_the_first_of_a_row_and_now_and_then_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.zeros(3, 4).masked_fill(torch.ones(3, 4).triu(2).bool(), -torch.inf)
+    masks = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.bool), hidden
+    for mask in masks:
+        drawn = [numbers(mask, (5, 7), generator, mood) for mood in ("normal", "huge", "positive")]
+        shown = mask.unique()[-1]
+        assert all(bool((each[:, 0] == shown).all()) and each.dtype == mask.dtype for each in drawn)
+        assert [bool((each == shown).all()) for each in drawn] == [False, False, True]
+        assert all(len(each.unique()) == 2 for each in drawn[:2])
+    x = torch.randn(20, 5) + 3
+    assert float(numbers(x, (400, 5), generator, "negative").max()) < 0
+    assert float(numbers(x, (400, 5), generator, "huge").std()) > 20
+
+
+def test_lengths_and_batch_sizes_vary_and_what_cannot_is_said() -> None:
+    sizes: dict[str, int] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 6}
+    torch.manual_seed(0)
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=30, max_position_embeddings=12)).eval()
+    batch = {"input_ids": torch.randint(30, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    points = Points(bert, batch)
+    shapes = [tuple(each.values[each.program.inputs[0]].shape) for each in points.recordings]
+    assert points.held == ()
+    assert {length for _, length in shapes} > {6, 9}
+    assert {rows for rows, _ in shapes} > {2, 3}
+    assert points.limits == {0: 30}
+    points.samples(1, vectors=names(bert))
+    vit = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=4, patch_size=2)).eval()
+    assert Points(vit, {"pixel_values": torch.randn(2, 3, 4, 4)}).held == (
+        "pixel_values: axis 2 always has size 4",
+        "pixel_values: axis 3 always has size 4",
+    )
+    alike = Points(bert, batch, shapes=False)
+    assert {tuple(each.values[each.program.inputs[0]].shape) for each in alike.recordings} == {(2, 6)}
+    assert len(alike.held) == 4
+
+
+def test_examples_vary_alone_where_they_are_as_many_as_tokens() -> None:
+    variations = Variations(torch.zeros(5, 5, 3), torch.Generator(), {})
+    assert [(axes.size, axes.places) for axes in variations.axes] == [
+        (5, ((0, 0),)), (5, ((0, 1),)), (5, ((0, 0), (0, 1))), (3, ((0, 2),))
+    ]  # fmt: skip
+    points = Points(nn.Linear(3, 2), torch.randn(5, 5, 3))
+    assert {tuple(each.values[0].shape[:2]) for each in points.recordings} >= {(5, 5), (7, 5), (5, 7)}
+
+
+def test_the_model_and_its_batch_are_unchanged_also_where_the_model_writes() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1  # type: ignore[operator]
+            return self.a(x.mul_(2))
+
+    model, x = Counts(), torch.randn(5, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    given = x.clone()
+    points = Points(model, x)
+    points.samples(1, vectors=["a.weight"])
+    answers = points.answers()
+    answers.change({}, {"a.weight": torch.randn(3, 4).double()})
+    torch.testing.assert_close(dict(model.state_dict()), before)
+    assert torch.equal(x, given)
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+
+
+def test_a_model_that_runs_nowhere_else_is_one_sentence() -> None:
+    w = torch.randn(3)
+    model = Computed(lambda s, x: x * (1e-9 - (s.w - w).square()).sqrt(), w=nn.Parameter(w.clone()))
+    with pytest.raises(RuntimeError, match="Points must exist at which the model runs and is finite"):
+        Points(model, torch.randn(4, 3)).samples(1, vectors=["w"])
+
+
+def test_shapes_that_values_decide_are_recorded_anew() -> None:
+    """Each row is computed by the weight that its sign chooses; the record holds how many these are."""
+
+    def chosen(s: Any, x: Tensor) -> Tensor:
+        out, on = torch.zeros(len(x), 3, dtype=x.dtype), s.g(x)[:, 0] > 0
+        for where, part in ((on, s.a), (~on, s.b)):
+            rows = x[where]
+            out[where] = part(rows.view(len(rows) * 2, 2)).view(len(rows), 6)[:, :3]
+        return out
+
+    model = Computed(chosen, g=nn.Linear(4, 1), a=nn.Linear(2, 3), b=nn.Linear(2, 3)).double()
+    points = Points(model, torch.randn(9, 4).double())
+    drawn = [points.samples(1, vectors=names(model))[1][0].gradients for _ in range(20)]
+    assert all(any(bool(each[name].any()) for each in drawn) for name in names(model))
+    assert points.left_out > 2
+
+
+def rescaled(w: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"a.weight": 3 * w["a.weight"], "b.weight": w["b.weight"] / 3}
+
+
+def negated(w: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"c": -w["c"]}
+
+
+def added(where: Any) -> Any:
+    """Add a parameter if the batch is of some kind."""
+    return lambda s, x: s.b(s.a(x)) + (s.c.sum() if where(x) else 0)
+
+
+MOVES: dict[str, tuple[Any, Any, bool]] = {
+    "a scale": (lambda s, x: s.b(s.a(x).relu()), rescaled, False),
+    "a scale, through a cast": (lambda s, x: s.b(s.a(x).float().relu().to(x.dtype)), rescaled, False),
+    "a late position": (
+        lambda s, x: s.b(s.a(x) + s.p[: x.shape[1]]),
+        lambda w: {"p": torch.cat([w["p"][:5], -w["p"][5:]])},
+        True,
+    ),
+    "shorter sentences": (added(lambda x: x.shape[1] < 5), negated, True),
+    "pictures that are no multiple": (added(lambda x: x.shape[1] % 5), negated, True),
+    "many examples": (added(lambda x: len(x) > 100), negated, True),
+    "long sentences": (added(lambda x: x.shape[1] > 70), negated, True),
+    "far inputs": (lambda s, x: s.b(s.a(x)) + (x.abs() > 500) * s.c, negated, True),
+}
+"""What is computed, a move, and whether it changes anything on some input."""
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_answers_of_the_model_change_with_a_false_move_and_the_batch_becomes_a_source_of_points(what: str) -> None:
+    function, move, false = MOVES[what]
+    torch.manual_seed(0)
+    model = Computed(
+        function,
+        a=nn.Linear(4, 4, bias=False),
+        b=nn.Linear(4, 4),
+        p=nn.Parameter(torch.randn(40, 4)),
+        c=nn.Parameter(torch.randn(4)),
+    ).double()
+    x = torch.randn(3, 5, 4).double()
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    points = Points(model, x)
+    answers = points.answers()
+    assert answers.change(own, own)[0] == 0
+    change, index = answers.change(own, {**own, **move(own)})
+    if not false:
+        assert change < 1e-12
+        return
+    assert change > 1e-3
+    moved = next(iter(move(own)))
+    _, (sample,) = points.samples(1, vectors=[moved], which=[points.add(answers.batches[index])])
+    assert bool(sample.gradients[moved].any())
+
+
+def test_points_are_the_same_from_the_same_seed() -> None:
+    model, x = net("ln", True)
+    here, there, other = (Points(model, x[:3], seed=seed).samples(1, vectors=names(model)) for seed in (3, 3, 4))
+    torch.testing.assert_close(here[1][0].gradients, there[1][0].gradients, rtol=0, atol=0)
+    assert not torch.equal(here[0].inputs[0], other[0].inputs[0])
+    w = dict(model.named_parameters())["embed.weight"].detach()
+    assert 0.05 < float(((here[0].weights["embed.weight"] - w) / w).abs().median()) < 0.6
+    assert answer is Points(model, x[:3]).evaluate
