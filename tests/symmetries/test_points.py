@@ -90,6 +90,7 @@ CUT: dict[str, tuple[Any, bool]] = {
     "whole quotient": (lambda s, x: s.a(x) + s.g(x) // 0.1, False),
     "remainder": (lambda s, x: s.a(x) + (s.g(x).remainder(1) - s.g(x)), False),
     "bucket": (lambda s, x: s.table(torch.bucketize(s.g(x).sum(-1), torch.tensor([0.1, 0.3]).double())), False),
+    "quantized": (lambda s, x: torch.fake_quantize_per_tensor_affine(s.a(x) + s.g(x), 0.1, 0, -9, 9), False),
     "a number": (lambda s, x: s.a(x) * int(10 * s.g(x).mean()), False),
     "a list": (lambda s, x: s.a(x) + torch.tensor(s.g(x).tolist()), False),
 }
@@ -145,6 +146,42 @@ def test_token_vectors_are_those_of_the_walk_at_recordings_of_other_sizes() -> N
         product = sample.written[0].slopes.T @ sample.read[0].values
         torch.testing.assert_close(product, sample.gradients["embed.weight"])
     assert len(seen) > 2
+
+
+MODULES: dict[str, tuple[Any, bool]] = {
+    "padding": (lambda: nn.Embedding(10, 3, padding_idx=2), True),
+    "gradients by frequency": (lambda: nn.Embedding(10, 3, scale_grad_by_freq=True), True),
+    "sparse": (lambda: nn.Embedding(10, 3, sparse=True), True),
+    "sums of words": (lambda: nn.EmbeddingBag(10, 3, mode="sum", padding_idx=2), True),
+    "means of words": (lambda: nn.EmbeddingBag(10, 3, mode="mean", padding_idx=2), True),
+    "largest of words": (lambda: nn.EmbeddingBag(10, 3, mode="max"), True),
+    "recurrent": (lambda: Computed(lambda s, x: s.r(x)[0], r=nn.LSTM(8, 3, batch_first=True)), False),
+}
+"""Layers with gradients of their own, or with none, in float32, and whether they take words."""
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_gradients_are_derivatives_of_what_a_layer_computes(kind: str) -> None:
+    """Against a difference of values of the layer itself along a random direction."""
+    make, words = MODULES[kind]
+    torch.manual_seed(0)
+    model = make()
+    points = Points(model, torch.randint(10, (5, 6)) if words else torch.randn(5, 6, 8))
+    point = points.point()
+    used = Uses(point.recording.program)
+    sample, _ = samples(used, *point[1:], 2, torch.Generator().manual_seed(1), vectors=names(model), generic=False)
+    assert points.left_out == 0
+    along = {name: torch.randn_like(w) for name, w in point.weights.items()}
+    model.double()
+    y, high, low = (
+        torch.func.functional_call(
+            model, {k: w + step * along[k] for k, w in point.weights.items()}, (point.inputs[0],)
+        ).detach()
+        for step in (0, 1e-5, -1e-5)
+    )
+    up = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype) / y.square().mean().sqrt()
+    slope = sum((g * along[name]).sum() for name, g in sample.gradients.items())
+    torch.testing.assert_close(slope, (up * (high - low)).sum() / 2e-5, rtol=1e-7, atol=1e-8)
 
 
 def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:
