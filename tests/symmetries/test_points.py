@@ -72,6 +72,11 @@ def charge(point: Point, sample: Sample, name: str) -> float:
     return float(terms.sum().abs() / terms.abs().sum())
 
 
+def quantized(x: Tensor) -> Tensor:
+    """Round x; the gradient is that of x."""
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -99, 99)
+
+
 def parts() -> dict[str, nn.Module]:
     return {"g": nn.Linear(4, 3, bias=False), "a": nn.Linear(4, 3), "table": nn.Embedding(3, 2)}
 
@@ -90,7 +95,7 @@ CUT: dict[str, tuple[Any, bool]] = {
     "whole quotient": (lambda s, x: s.a(x) + s.g(x) // 0.1, False),
     "remainder": (lambda s, x: s.a(x) + (s.g(x).remainder(1) - s.g(x)), False),
     "bucket": (lambda s, x: s.table(torch.bucketize(s.g(x).sum(-1), torch.tensor([0.1, 0.3]).double())), False),
-    "quantized": (lambda s, x: torch.fake_quantize_per_tensor_affine(s.a(x) + s.g(x), 0.1, 0, -9, 9), False),
+    "quantized": (lambda s, x: s.a(x) + quantized(s.g(x)) - s.g(x), False),
     "a number": (lambda s, x: s.a(x) * int(10 * s.g(x).mean()), False),
     "a list": (lambda s, x: s.a(x) + torch.tensor(s.g(x).tolist()), False),
 }
@@ -181,7 +186,7 @@ def test_gradients_are_derivatives_of_what_a_layer_computes(kind: str) -> None:
     )
     up = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype) / y.square().mean().sqrt()
     slope = sum((g * along[name]).sum() for name, g in sample.gradients.items())
-    torch.testing.assert_close(slope, (up * (high - low)).sum() / 2e-5, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(slope, (up * (high - low)).sum() / 2e-5, rtol=1e-5, atol=1e-7)
 
 
 def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:

@@ -119,5 +119,5 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def _sizes(axes: Axes, size: int) -> Iterator[int]:
     """Yield sizes that the finder does not use, larger and smaller than one, some no multiple of anything."""
     least = 2 if axes.leads else 1
-    tried = (size + 1, 2 * size + 1, size - 1, 3 * size, max(least, size // 3), 1)
+    tried = (size + 1, 3 * size, size - 1, 2 * size + 1, max(least, size // 3), 1)
     yield from (other for other in dict.fromkeys(tried) if other >= least and other != size)

@@ -77,7 +77,7 @@ class Points:
         """Record variations of other sizes, each axis alone, then all together. Return the axes that may vary."""
         varied: dict[Axes, int] = {}
         for axes in variations.axes:
-            if any(set(axes.places) <= set(other.places) for other in varied):
+            if set(axes.places) <= {place for other in varied for place in other.places}:
                 continue
             for size in other_sizes(axes, self._large):
                 if self._try(variations, {axes: size}, None):

@@ -19,7 +19,7 @@ _HIDDEN = -1e4
 """Numbers up to this one, beside 0, mask scores."""
 _SHOWN = 0.7
 """Which part of a mask shows, in the mean."""
-_INDEXED = {"embedding": 1, "_embedding_bag": 1, "nll_loss_forward": 1}
+_INDEXED = {"embedding": 1, "nll_loss_forward": 1}
 _INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
 """Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
 

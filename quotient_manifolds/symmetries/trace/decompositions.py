@@ -29,6 +29,34 @@ def _copied(x: Tensor, source: Tensor, *_: Any) -> Tensor:
     return torch.zeros_like(x) + source
 
 
+def _bags(
+    weight: Tensor,
+    words: Tensor,
+    offsets: Tensor,
+    _: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    factors: Tensor | None = None,
+    last: bool = False,
+    padding: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums, means or maxima (modes 0, 1, 2) of the rows of each bag of words."""
+    offsets = offsets[:-1] if last else offsets
+    bag = torch.searchsorted(offsets, torch.arange(len(words), device=words.device), right=True) - 1
+    shown = (words != padding)[:, None].to(weight.dtype)
+    counts = shown.new_zeros(len(offsets), 1).index_add(0, bag, shown)
+    rows = aten.embedding.default(weight, words)
+    rows = rows if factors is None else rows * factors[:, None]
+    empty = rows.new_zeros(len(offsets), rows.shape[1])
+    if mode == 2:
+        places = bag[shown[:, 0] > 0][:, None].expand(-1, rows.shape[1])
+        made = empty.scatter_reduce(0, places, rows[shown[:, 0] > 0], "amax", include_self=False)
+    else:
+        made = empty.index_add(0, bag, rows * shown)
+        made = made / counts.clamp(min=1) if mode == 1 else made
+    return made, bag, counts[:, 0].to(bag.dtype), bag
+
+
 _OF_TORCH = (
     "native_layer_norm",
     "native_group_norm",
@@ -50,5 +78,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "_cdist_forward": _distances,
     "_euclidean_dist": lambda a, b: _distances(a, b, 2),
     "copy": _copied,
+    "_embedding_bag": _bags,
+    "_embedding_bag_forward_only": _bags,
 }
 """By the name of an operation what it is made of; NotImplemented where that is no simpler."""

@@ -87,7 +87,15 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     recorder = _Recorder(parameters)
     hooks = [each for name, module in model.named_modules() for each in recorder.watch(name, module)]
     try:
-        with attention_by_formula(), forward_alone(), layers_apart(), torch.no_grad(), recorder, _Numbers():
+        with (
+            attention_by_formula(),
+            forward_alone(),
+            layers_apart(),
+            plain_kernels(),
+            torch.no_grad(),
+            recorder,
+            _Numbers(),
+        ):
             tensors = [tensor.detach().clone() for tensor in given.values()]  # which the model may write to
             recorder.given.update(map(id, tensors))
             outputs = torch.func.functionalize(run)(state, tensors)
@@ -361,3 +369,14 @@ def layers_apart() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Do without oneDNN, whose recurrent layers are one operation, and in float32 only."""
+    enabled = torch._C._get_mkldnn_enabled()
+    try:
+        torch._C._set_mkldnn_enabled(False)
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)

@@ -16,7 +16,9 @@ _NEAR = 0.1
 """What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
 
 FLAT = {"sign", "sgn", "floor", "ceil", "round", "trunc", "heaviside", "floor_divide", "div floor", "div trunc"}
-"""Operations on real numbers that are constant between jumps."""
+FLAT |= {f"fake_quantize_per_{part}_affine_cachemask" for part in ("tensor", "channel")}
+FLAT |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
+"""Operations on real numbers that are constant between jumps, whatever gradient torch gives them."""
 
 Weights = Callable[[str], Tensor]
 """Give a parameter by name, in float64."""
@@ -36,12 +38,14 @@ class Tap(Protocol):
 def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple[Any, Any]:
     """Return arguments with which an operation computes in float64, and with which no symmetry nearly holds.
 
-    Casts to fewer bits do nothing. If `generic`, a small constant (0 < eps < 1e-4) that is added becomes a tenth of the
-    mean absolute value of what it is added to, if that is more.
+    Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a small constant
+    (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if that is more.
     """
     args, kwargs = _widened(args), _widened(kwargs)
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
+    if operation.func is aten.embedding.default:
+        args = args[:2]  # the others ask for another gradient than the derivative
     added = generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float)
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
         args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
