@@ -317,6 +317,16 @@ def added(where: Any) -> Any:
     return lambda s, x: s.b(s.a(x)) + (s.c.sum() if where(x) else 0)
 
 
+def test_integers_that_no_other_may_replace_stay_as_recorded_which_is_said() -> None:
+    """How often rows are repeated, so that there are seven."""
+    model = Computed(lambda s, t: s.a(t[0].repeat_interleave(t[1], 0, output_size=7).view(7, 4)), a=nn.Linear(4, 3))
+    points = Points(model, (torch.randn(3, 4), torch.tensor([1, 4, 2])), lambda model, batch: model(batch))
+    for _ in range(3):
+        point, _ = points.samples(1, vectors=names(model))
+    assert point.inputs[1].tolist() == [1, 4, 2]
+    assert "input 1: integers always as recorded" in points.held
+
+
 MOVES: dict[str, tuple[Any, Any, bool]] = {
     "a scale": (lambda s, x: s.b(s.a(x).relu()), rescaled, False),
     "a scale, through a cast": (lambda s, x: s.b(s.a(x).float().relu().to(x.dtype)), rescaled, False),

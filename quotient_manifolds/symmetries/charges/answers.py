@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, relative_change
 
-ENTRIES, WORK = 2e5, 2e10
-"""How many entries the batches have in all at most, and how many times parameters."""
+ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
+"""How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
 _FEW = 20
 """How many batches of the size that is given there should be at least; if that is too much work, smaller ones."""
 _LEAST = 1e-12
@@ -38,15 +38,16 @@ class Answers:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
-        self._before: Mapping[str, Tensor] | None = None
+        self._own = {name: w.detach() for name, w in model.named_parameters()}
+        self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
-        left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
+        left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in self._own.values())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
             for axes in variations.axes:
                 for size in other_sizes(axes, True):
                     if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", left) < left:
-                        self.batches.clear()
+                        self._forget()
                         small[axes] = size
                         break
         left = self._tried(variations, small, "normal", left)
@@ -57,17 +58,22 @@ class Answers:
                     left, sizes[axes] = new, small.get(axes, axes.size)
                 elif k == 2 and axes not in sizes:  # neither longer nor shorter
                     break
-        for mood in ("negative", "positive", "huge", "small", "far", "near"):
+        for mood in ("negative", "positive", "huge", "small", "far", "near") if variations.real else ("positive",):
             left = self._tried(variations, small, mood, left)
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
             left = self._tried(variations, {**small, axes: factor * sizes[axes]}, "normal", left)
         if not self.batches:
             self.batches.append(batch)
+            self._known.append(self._at({}, 0))
+
+    def _forget(self) -> None:
+        self.batches.pop()
+        self._known.pop()
 
     def _tried(self, variations: Variations, sizes: Mapping[Axes, int], mood: str, left: float) -> float:
         """Keep a batch if it is not too large and the model runs there. Return how many entries are left then."""
-        size = variations.numel(sizes)
+        size = variations.numel(sizes) + _FLOOR
         if size > left:
             return left
         self.batches.append(variations.made(sizes, mood))
@@ -75,9 +81,10 @@ class Answers:
             outputs = self._at({}, len(self.batches) - 1)
         except RUN_ERRORS:
             outputs = []
+        self._known.append(outputs)
         if outputs and all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs):
             return left - size
-        self.batches.pop()
+        self._forget()
         return left
 
     def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
@@ -87,9 +94,10 @@ class Answers:
     def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, int]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batch it is.
 
-        Parameters that are not given are the model's own. Outputs at `before` are computed once for the same tensors.
+        Parameters that are not given are the model's own. Outputs are computed once for the same `before`.
         """
-        if self._before is None or not _same(self._before, before):
+        known = {**self._own, **self._before}
+        if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
             self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
         changes = [self._change(after, k) for k in range(len(self.batches))]
         worst = max(range(len(changes)), key=changes.__getitem__)
@@ -112,8 +120,8 @@ def _relative(new: Tensor, old: Tensor) -> float:
     return relative_change([new], [old])
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(w is other[name] for name, w in one.items())
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or torch.equal(one.double(), other.double())
 
 
 def _sizes(axes: Axes, size: int) -> Iterator[int]:

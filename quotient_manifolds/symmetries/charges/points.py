@@ -64,17 +64,17 @@ class Points:
         self._turn = 0
         variations = Variations(batch, self.generator, self.limits)
         self._large = variations.numel({}) * sum(w.numel() for w in first.parameters.values()) > WORK
-        varied = self._sizes(variations) if shapes else []
-        self.held = variations.held(varied)
+        varied, apart = self._sizes(variations) if shapes else ({}, {})
+        self.held = variations.held(list(varied))
         if None in first.origins:
             self.held += ("tensors that are not part of the batch: of one shape",)
         if any(_BY_VALUES & set(operation.func.tags) for operation in first.program.operations):
             for mood in MOODS[1:]:
                 if len(self.recordings) <= OTHERS + 1:
-                    self._try(variations, {}, mood)
+                    self._try(variations, apart if self._large else {}, mood)
 
-    def _sizes(self, variations: Variations) -> list[Axes]:
-        """Record variations of other sizes, each axis alone, then all together. Return the axes that may vary."""
+    def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
+        """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""
         varied: dict[Axes, int] = {}
         for axes in variations.axes:
             if set(axes.places) <= {place for other in varied for place in other.places}:
@@ -91,7 +91,7 @@ class Points:
             if wanted or len(self.recordings) <= OTHERS:
                 ways = (apart, *({axes: size} for axes, size in varied.items()))
                 next((way for way in ways if self._try(variations, way, mood)), None)
-        return list(varied)
+        return varied, apart
 
     def _try(self, variations: Variations, sizes: Mapping[Axes, int], mood: str | None) -> bool:
         """Record a variation, and return whether it runs and is finite."""
@@ -110,8 +110,8 @@ class Points:
         outputs = [made.values[number] for number in made.program.outputs]
         if not outputs or any(bool(y.isnan().any()) or not bool(torch.isfinite(y).any()) for y in outputs):
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
-        if self._large:  # a walk takes the values of the first one alone
-            kept = set(made.program.inputs)
+        kept = set(made.program.inputs)
+        if self._large and _entries(made) >= _entries(self.recordings[0]):  # a walk takes a smaller one
             made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
         self.recordings.append(made)
         self.batches.append(batch)
@@ -132,14 +132,14 @@ class Points:
         def other(w: Tensor) -> Tensor:
             if not movable(w):
                 return w
-            w = w.detach().double()
-            size = w.square().mean().sqrt().clamp(_LEAST)
-            return w * (1 + _NOISE * self._normal(w)) + _OFFSET * size * self._normal(w)
+            w = w.detach().to(torch.promote_types(w.dtype, torch.float32))
+            noise = w.square()  # one normal number for the sum of two, in place: this is memory's time
+            size = noise.mean().clamp(_LEAST**2)
+            noise.mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
+            normal = torch.randn(w.shape, generator=self.generator).to(w)
+            return noise.mul_(normal).add_(w).double()
 
         return {name: other(w) for name, w in self.recordings[0].parameters.items()}
-
-    def _normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like.device)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
@@ -151,6 +151,8 @@ class Points:
             like, limit = recording.values[number], rows.get(place)
             if kept and not like.is_floating_point() and limit is None:
                 made.append(like)
+                said = f"input {place}: integers always as recorded"
+                self.held += () if said in self.held else (said,)
                 continue
             made.append(wide(numbers(like, like.shape, self.generator, mood, limit)).to(like.device))
         return tuple(made)
@@ -177,7 +179,7 @@ class Points:
         others.
         """
         tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
-        sizes = [sum(t.numel() for t in each) for each in tensors]
+        sizes = list(map(_entries, self.recordings))
         most = _SPREAD * min(sizes) if self._large else max(sizes)
         rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
         good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
@@ -235,3 +237,8 @@ class Points:
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
+
+
+def _entries(recording: Recording) -> int:
+    """Return how many entries the inputs have."""
+    return sum(recording.values[number].numel() for number in recording.program.inputs)

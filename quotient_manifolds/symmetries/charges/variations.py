@@ -151,6 +151,11 @@ class Variations:
                 self.names.append(path.rpartition(" ")[2].strip("'") or "inputs")
 
     @property
+    def real(self) -> bool:
+        """Return whether there are real numbers, beside masks."""
+        return any((t.is_floating_point() or t.is_complex()) and t.numel() and _mask(t) is None for t in self.tensors)
+
+    @property
     def axes(self) -> list[Axes]:
         """Return the axes that may vary together."""
         places = [(k, a, size) for k, t in enumerate(self.tensors) for a, size in enumerate(t.shape) if t.numel()]
