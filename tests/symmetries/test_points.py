@@ -317,6 +317,22 @@ def added(where: Any) -> Any:
     return lambda s, x: s.b(s.a(x)) + (s.c.sum() if where(x) else 0)
 
 
+def test_a_frozen_parameter_of_integers_is_neither_moved_nor_differentiated() -> None:
+    model = Computed(lambda s, x: s.a(x @ s.w.to(x.dtype)), a=nn.Linear(4, 3))
+    model.w = nn.Parameter(torch.randint(-3, 3, (4, 4), dtype=torch.int8), requires_grad=False)
+    point, (sample,) = Points(model, torch.randn(5, 4)).samples(1, vectors=names(model))
+    assert torch.equal(point.weights["w"], model.w)
+    assert sample.gradients.keys() == {"a.weight", "a.bias"}
+
+
+def test_far_inputs_are_tried_whatever_the_size_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 3000), nn.ReLU(), nn.Linear(3000, 3))
+    x = torch.randn(300, 4)
+    largest = [float(batch.abs().max() / x.abs().max()) for batch in Points(model, x).answers().batches]
+    assert max(largest) > 500
+    assert min(largest) < 1e-2
+
+
 def test_integers_that_no_other_may_replace_stay_as_recorded_which_is_said() -> None:
     """How often rows are repeated, so that there are seven."""
     model = Computed(lambda s, t: s.a(t[0].repeat_interleave(t[1], 0, output_size=7).view(7, 4)), a=nn.Linear(4, 3))

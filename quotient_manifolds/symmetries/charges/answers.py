@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -46,11 +47,12 @@ class Answers:
         if _FEW * variations.numel({}) > left:
             for axes in variations.axes:
                 for size in other_sizes(axes, True):
-                    if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", left) < left:
+                    if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", inf) < inf:
                         self._forget()
                         small[axes] = size
                         break
-        left = self._tried(variations, small, "normal", left)
+        least = variations.numel(small) + _FLOOR  # tried in any case
+        left = self._tried(variations, small, "normal", max(left, least))
         sizes: dict[Axes, int] = {}
         for axes in variations.axes:
             for k, size in enumerate(_sizes(axes, small.get(axes, axes.size))):
@@ -59,7 +61,7 @@ class Answers:
                 elif k == 2 and axes not in sizes:  # neither longer nor shorter
                     break
         for mood in ("negative", "positive", "huge", "small", "far", "near") if variations.real else ("positive",):
-            left = self._tried(variations, small, mood, left)
+            left = self._tried(variations, small, mood, max(left, least))
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
             left = self._tried(variations, {**small, axes: factor * sizes[axes]}, "normal", left)
@@ -107,10 +109,10 @@ class Answers:
         try:
             new = self._at(after, index)
         except RUN_ERRORS:
-            return float("inf")
+            return inf
         old = self._known[index]
         if [y.shape for y in new] != [y.shape for y in old]:
-            return float("inf")
+            return inf
         return max(map(_relative, new, old), default=0.0)
 
 

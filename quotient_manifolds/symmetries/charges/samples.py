@@ -75,11 +75,13 @@ def samples(
     """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
 
     The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name, float64;
-    inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too. generic: whether
-    norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an output or a derivative is
-    not finite, infinite entries beside finite ones of an output aside, or if no output depends on a weight.
+    inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
+    none. generic: whether norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an
+    output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
+    depends on a weight.
     """
     watch = {use.operation: use.tokens.place for use in walk.uses}
+    vectors = [name for name in vectors if weights[name].is_floating_point()]
     leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
     taps = Taps(cuts(walk.program))
     outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
