@@ -45,9 +45,10 @@ class Answers:
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in self._own.values())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
+            most = variations.numel({}) + _FLOOR
             for axes in variations.axes:
                 for size in other_sizes(axes, True):
-                    if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", inf) < inf:
+                    if size < axes.size and self._tried(variations, {**small, axes: size}, "normal", most) < most:
                         self._forget()
                         small[axes] = size
                         break
