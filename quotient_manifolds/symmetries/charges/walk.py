@@ -34,8 +34,7 @@ class Walk:
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
-    of all nodes.
-    skipped: operations that have no derivative, by name, with the reason.
+    of all nodes. skipped: operations that have no derivative, by name, with the reason.
     """
 
     def __init__(self, recording: Recording) -> None:
