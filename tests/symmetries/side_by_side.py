@@ -1,0 +1,384 @@
+"""Compare two finders of symmetries, the old and the new, row by row: what they find, what is false, and the cost.
+
+    python -m tests.symmetries.side_by_side --set nets kinds --out table.csv --processes 2
+    python -m tests.symmetries.side_by_side --set programs --first 300 --new-only --redo --out table.csv
+    python -m tests.symmetries.side_by_side --set nets --only "rms.*" --every 3 --out some.csv
+    python -m tests.symmetries.side_by_side --summary --out table.csv
+
+Rows that the table has are not made again, so a run goes on where it was stopped. Columns:
+
+| column | what it is |
+|---|---|
+| kernel | parameters minus the rank of the Jacobian, the dimension of the fibre; none for large models |
+| found | the rank of all tangents; the sum of dimensions for large models |
+| false | the largest relative change of outputs on unseen inputs after one random move by all symmetries |
+| worst | the input on which it is largest, if it is no rounding |
+| refused | how many symmetries were looked at and refused |
+| passes | seconds over those of a forward and backward pass of the batch |
+| gap | the largest charge that was kept and the smallest that was refused, as the finder tells it |
+| more | dimensions that the new one finds and the old does not |
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import importlib
+import importlib.util
+import math
+import multiprocessing
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from quotient_manifolds.symmetries import fibre_dimension, find_symmetries, random_representative
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
+from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Translation
+from quotient_manifolds.symmetries.outputs import call, floating
+from tests.models import orbit_dimension
+from tests.symmetries.sets import SETS, Example, chosen, varied
+
+NEW = "quotient_manifolds.symmetries.charges.find"
+COLUMNS = (
+    *("set", "name", "parameters", "kernel", "old_found", "old_false", "old_worst", "old_seconds", "old_refused"),
+    *("new_found", "new_false", "new_worst", "new_seconds", "new_refused", "new_passes", "new_gap", "more"),
+    *("old_error", "new_error"),
+)
+MORE = 4  # times as many batches are taken where they are too few for the rank
+DENSE = 2_000  # parameters, at most, for a rank of all tangents
+SAME = 1e-8  # relative changes below are rounding
+STEP = 0.3  # of random elements
+RANK, NOTHING = 1e-9, 1e-10  # relative: singular values below are 0; tangents below move nothing
+Row = dict[str, Any]
+
+
+# ---- the finders
+
+
+def old(example: Example) -> Row:
+    """Return what the old finder finds, its cost, and how false it is."""
+    began = time.perf_counter()
+    found = find_symmetries(example.model, example.shown, evaluate=example.evaluate)
+    seconds = time.perf_counter() - began
+    params = weights(example.model)
+    small = sum(w.numel() for w in params.values()) <= DENSE
+    moved = random_representative(params, found, log_scale=STEP, seed=3)
+    return {
+        "found": orbit_dimension(found, params) if small else sum(found.families.values()),
+        "seconds": seconds,
+        "refused": len(found.refused),
+        **falsity(example, moved),
+    }
+
+
+def new(example: Example) -> Row:
+    """Return what the new finder finds, its cost, and how false it is."""
+    find = importlib.import_module(NEW).find
+    began = time.perf_counter()
+    found = find(example.model, example.shown, example.evaluate)
+    seconds = time.perf_counter() - began
+    params = weights(example.model)
+    small = sum(w.numel() for w in params.values()) <= DENSE
+    return {
+        "found": rank(found.symmetries, params) if small else sum(each.dimension(params) for each in found.symmetries),
+        "seconds": seconds,
+        "refused": len(found.refused),
+        "passes": seconds / seconds_of_a_pass(example),
+        "gap": getattr(found, "gap", ""),
+        **falsity(example, moved_by(found.symmetries, params)),
+    }
+
+
+FINDERS = {"old": old, "new": new}
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters in float64."""
+    return {name: w.detach().double() for name, w in model.named_parameters()}
+
+
+def rank(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> int:
+    """Return how many dimensions the tangents of all generators span, each taken at length 1."""
+    rows = []
+    for each in symmetries:
+        E = torch.eye(math.prod(each.shape), dtype=torch.float64).view(-1, *each.shape)
+        along = each.tangent(params, each.algebra.project(E) if isinstance(each, Gauge) else E)
+        parts = (along.get(name, w.new_zeros(len(E), *w.shape)) for name, w in params.items())
+        rows.append(torch.cat([part.flatten(1) for part in parts], 1))
+        sizes = rows[-1].norm(dim=1)
+        rows[-1] = rows[-1][sizes > NOTHING * sizes.max()]
+        rows[-1] = rows[-1] / rows[-1].norm(dim=1, keepdim=True)
+    s = torch.linalg.svdvals(torch.cat(rows)) if rows else torch.zeros(1)
+    return int((s > RANK * s[:1]).sum())
+
+
+def moved_by(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters after a random element of each symmetry, translations first, for these depend on where."""
+    draw, moved = torch.Generator().manual_seed(3), dict(params)
+    for each in sorted(symmetries, key=lambda each: not isinstance(each, Translation)):
+        moved = each.act(moved, each.element(draw, STEP))
+    return moved
+
+
+def seconds_of_a_pass(example: Example) -> float:
+    """Return the least time of three forward and backward passes of the batch."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        outputs = floating((example.evaluate or call)(example.model, example.shown))
+        sum(y.square().mean() for y in outputs if y.requires_grad).backward()  # type: ignore[union-attr]
+        times.append(time.perf_counter() - began)
+    example.model.zero_grad()
+    return min(times)
+
+
+def falsity(example: Example, moved: Mapping[str, Tensor]) -> Row:
+    """Return the largest relative change of outputs on batches that the model takes, and on which it is.
+
+    The model itself runs, in float64, casts to less lifted; outputs that are not finite must be the same.
+    """
+    model, changes = copy.deepcopy(example.model).double(), {}
+    for name, batch in example.unseen.items():
+        try:
+            before = answers(model, weights(example.model), batch, example.evaluate)
+        except Exception:  # of any model: not made for inputs of this size
+            continue
+        if sum(y.numel() for y in before) and all(bool(y.isnan().logical_not().all()) for y in before):
+            after = answers(model, moved, batch, example.evaluate)
+            changes[name] = max(map(change, before, after))
+    worst = max(changes, key=changes.__getitem__)
+    return {"false": changes[worst], "worst": worst if changes[worst] > SAME else ""}
+
+
+@torch.no_grad()
+def answers(model: nn.Module, params: Mapping[str, Tensor], batch: Any, evaluate: Any) -> list[Tensor]:
+    """Return all floating point outputs with these parameters."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return functional_call(model, dict(params), args, kwargs)
+
+    with DoublePrecision(), sdpa_kernel(SDPBackend.MATH):
+        return [y.double() for y in floating((evaluate or call)(called, widened(batch)))]
+
+
+def widened(batch: Any) -> Any:
+    """Return the batch in float64."""
+    return torch.utils._pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
+
+
+def change(before: Tensor, after: Tensor) -> float:
+    """Return the largest difference over the largest number; infinite where infinities, NaN or shapes differ."""
+    finite = before.isfinite()
+    if before.shape != after.shape or not bool((after.isfinite() == finite).all()):
+        return math.inf
+    x, y = before[finite], after[finite]
+    size = float(x.abs().max()) if x.numel() else 0.0
+    difference = float((y - x).abs().max()) if x.numel() else 0.0
+    return difference / size if size else difference
+
+
+# ---- rows
+
+
+def row_of(each: str, name: str, finders: Sequence[str]) -> Row:
+    """Return the columns of these finders for a model; what either raises is a column, too."""
+    row: Row = {"set": each, "name": name}
+    try:
+        example = SETS[each].make(name)
+    except Exception as error:  # of any model
+        return row | {f"{finder}_error": _said(error) for finder in finders}
+    row["parameters"] = sum(w.numel() for w in example.model.parameters() if w.requires_grad)
+    for finder in finders:
+        try:
+            row |= {f"{finder}_{column}": _short(value) for column, value in FINDERS[finder](example).items()}
+        except Exception as error:  # of any finder
+            row[f"{finder}_error"] = _said(error)
+    if "old" in finders:  # which runs once, and the kernel with it
+        row["kernel"] = kernel(example)
+    return row
+
+
+def kernel(example: Example) -> int | str:
+    """Return parameters minus the rank of the Jacobian; nothing where it is too large, or doubted."""
+    if example.kernel is not None or not example.many:
+        return "" if example.kernel is None else example.kernel
+    batches = [*example.many]
+    for seed in range(MORE):
+        try:
+            fibre = fibre_dimension(example.model, batches, evaluate=example.outputs)
+        except Exception:  # of any model
+            return ""
+        if not any("too few" in doubt for doubt in fibre.doubts):
+            return "" if fibre.doubts else fibre.dimension
+        batches += [varied(batch, seed)["rows"] for batch in batches]
+    return ""
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+class Worker:
+    """A process of its own that makes rows, one after another, and is killed where one takes more than `limit`."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.pool = limit, None
+
+    def row(self, each: str, name: str, finders: Sequence[str]) -> Row:
+        """Return the row of a model."""
+        if self.pool is None:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["tests.symmetries.sets"])
+            self.pool = context.Pool(1, warm_up)
+        try:
+            return self.pool.apply_async(row_of, (each, name, finders)).get(self.limit)
+        except multiprocessing.TimeoutError:
+            self.close()
+            said = f"no answer within {self.limit:g} seconds"
+            return {"set": each, "name": name, **{f"{finder}_error": said for finder in finders}}
+
+    def close(self) -> None:
+        """End the process."""
+        if self.pool is not None:
+            self.pool.terminate()
+            self.pool = None
+
+
+def warm_up() -> None:
+    """Import what is imported at first use: it is no cost of a row."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    find_symmetries(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)).eval(), torch.randn(2, 2))
+
+
+# ---- the table
+
+
+class Table:
+    """Rows by set and name, written to a file whenever one is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, dict[tuple[str, str], Row]()
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                self.rows = {(row["set"], row["name"]): row for row in csv.DictReader(file)}
+
+    def has(self, key: tuple[str, str], finder: str) -> bool:
+        row = self.rows.get(key, {})
+        return bool(row.get(f"{finder}_seconds") or row.get(f"{finder}_error"))
+
+    def add(self, row: Row, finders: Sequence[str]) -> None:
+        """Put columns of finders in the place of what they were; more stands where both have found something."""
+        key = row["set"], row["name"]
+        kept = {name: v for name, v in self.rows.get(key, {}).items() if name.partition("_")[0] not in finders}
+        row = dict.fromkeys(COLUMNS, "") | kept | row
+        both = [row.get(f"{finder}_found", "") for finder in ("new", "old")]
+        row["more"] = "" if "" in both else int(both[0]) - int(both[1])
+        self.rows[key] = row
+
+    def write(self) -> None:
+        order = [*SETS]
+        rows = sorted(self.rows.values(), key=lambda row: order.index(row["set"]))
+        written = self.path.with_suffix(".part")
+        with written.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        written.replace(self.path)
+
+    def summary(self) -> Iterator[str]:
+        """Yield a line for each set: totals of rows, dimensions and false ones, and seconds (median, nine of ten)."""
+        columns = ("set", "rows", "kernel", "old", "new", "fewer in", "false old", "false new", "errors", "seconds")
+        yield "| " + " | ".join(columns) + " |"
+        yield "|---" * len(columns) + "|"
+        for each in dict.fromkeys(key[0] for key in self.rows):
+            rows = [row for row in self.rows.values() if row["set"] == each]
+            known = [row for row in rows if row["kernel"] != ""]
+            fewer = [row for row in rows if row["more"] != "" and int(row["more"]) < 0]
+            both = (self._of(rows, finder, SETS[each].close) for finder in FINDERS)
+            found, false, errors, seconds = zip(*both, strict=True)
+            cells = [each, len(rows), f"{_total(known, 'kernel')} in {len(known)}", *found]
+            cells += [f"{len(fewer)} ({_total(fewer, 'more')})", *false]
+            yield "| " + " | ".join(map(str, [*cells, "; ".join(errors), "; ".join(seconds)])) + " |"
+
+    def _of(self, rows: Sequence[Row], finder: str, close: float) -> tuple[int, int, str, str]:
+        seconds = [float(row[f"{finder}_seconds"]) for row in rows if row[f"{finder}_seconds"] != ""]
+        false = [row for row in rows if row[f"{finder}_false"] != "" and not float(row[f"{finder}_false"]) < close]
+        errors = sum(row[f"{finder}_error"] != "" for row in rows)
+        tenth = quantiles(seconds, n=10)[-1] if len(seconds) > 1 else math.nan
+        times = f"{finder} {median(seconds):.2f}, {tenth:.2f}" if seconds else f"{finder} none"
+        return _total(rows, f"{finder}_found"), len(false), f"{finder} {errors}", times
+
+
+def _total(rows: Sequence[Row], column: str) -> int:
+    return sum(int(row[column]) for row in rows if row[column] != "")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the rows that the table lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS][:6], help="default: all but breadth")
+    parser.add_argument("--only", nargs="+", default=(), help="regular expressions of names")
+    parser.add_argument("--first", type=int, help="of each set, so many models")
+    parser.add_argument("--every", type=int, default=1, help="of each set, every so many-th model")
+    parser.add_argument("--old-only", dest="finders", action="store_const", const=("old",), default=("old", "new"))
+    parser.add_argument("--new-only", dest="finders", action="store_const", const=("new",))
+    parser.add_argument("--redo", action="store_true", help="make columns again that the table has")
+    parser.add_argument("--seconds", type=float, default=300, help="for a row, at most")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--summary", action="store_true", help="print totals, and run nothing")
+    given = parser.parse_args(argv)
+    table = Table(given.out)
+    if not given.summary:
+        run(table, given)
+    print("\n".join(table.summary()))
+
+
+def run(table: Table, given: argparse.Namespace) -> None:
+    """Make rows in processes, and write each as soon as it is there."""
+    finders = [each for each in given.finders if each == "old" or importlib.util.find_spec(NEW)]
+    wanted = {}
+    for key in chosen(given.set, given.only, given.every, given.first):
+        if lacking := [each for each in finders if given.redo or not table.has(key, each)]:
+            wanted[key] = lacking
+    workers = [Worker(given.seconds) for _ in range(given.processes)]
+    free = SimpleQueue[Worker]()
+    for worker in workers:
+        free.put(worker)
+
+    def made(key: tuple[str, str]) -> Row:
+        worker = free.get()
+        try:
+            return worker.row(*key, wanted[key])
+        finally:
+            free.put(worker)
+
+    try:
+        with ThreadPoolExecutor(given.processes) as threads:
+            for row in track(threads.map(made, wanted), "rows", total=len(wanted)):
+                table.add(row, wanted[row["set"], row["name"]])
+                table.write()
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+if __name__ == "__main__":
+    main()
