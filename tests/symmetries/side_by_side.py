@@ -32,6 +32,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import Pool
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median, quantiles
@@ -158,6 +159,8 @@ def falsity(example: Example, moved: Mapping[str, Tensor]) -> Row:
         if sum(y.numel() for y in before) and all(bool(y.isnan().logical_not().all()) for y in before):
             after = answers(model, moved, batch, example.evaluate)
             changes[name] = max(map(change, before, after))
+    if not changes:
+        raise ValueError("an unseen input must be one that the model takes. Found none.")
     worst = max(changes, key=changes.__getitem__)
     return {"false": changes[worst], "worst": worst if changes[worst] > SAME else ""}
 
@@ -192,20 +195,16 @@ def change(before: Tensor, after: Tensor) -> float:
 # ---- rows
 
 
-def row_of(each: str, name: str, finders: Sequence[str]) -> Row:
-    """Return the columns of these finders for a model; what either raises is a column, too."""
+def row_of(each: str, name: str, finder: str) -> Row:
+    """Return the columns of a finder for a model; what it raises is a column, too."""
     row: Row = {"set": each, "name": name}
     try:
         example = SETS[each].make(name)
-    except Exception as error:  # of any model
-        return row | {f"{finder}_error": _said(error) for finder in finders}
-    row["parameters"] = sum(w.numel() for w in example.model.parameters() if w.requires_grad)
-    for finder in finders:
-        try:
-            row |= {f"{finder}_{column}": _short(value) for column, value in FINDERS[finder](example).items()}
-        except Exception as error:  # of any finder
-            row[f"{finder}_error"] = _said(error)
-    if "old" in finders:  # which runs once, and the kernel with it
+        row["parameters"] = sum(w.numel() for w in example.model.parameters() if w.requires_grad)
+        row |= {f"{finder}_{column}": _short(value) for column, value in FINDERS[finder](example).items()}
+    except Exception as error:  # of any model, and any finder
+        row[f"{finder}_error"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if finder == "old" and "parameters" in row:  # it runs once, and the kernel with it
         row["kernel"] = kernel(example)
     return row
 
@@ -226,10 +225,6 @@ def kernel(example: Example) -> int | str:
     return ""
 
 
-def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
 def _short(value: Any) -> Any:
     return f"{value:.3g}" if isinstance(value, float) else value
 
@@ -238,20 +233,20 @@ class Worker:
     """A process of its own that makes rows, one after another, and is killed where one takes more than `limit`."""
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.pool = limit, None
+        self.limit = limit
+        self.pool: Pool | None = None
 
-    def row(self, each: str, name: str, finders: Sequence[str]) -> Row:
-        """Return the row of a model."""
+    def row(self, each: str, name: str, finder: str) -> Row:
+        """Return the columns of a finder for a model."""
         if self.pool is None:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["tests.symmetries.sets"])
             self.pool = context.Pool(1, warm_up)
         try:
-            return self.pool.apply_async(row_of, (each, name, finders)).get(self.limit)
+            return self.pool.apply_async(row_of, (each, name, finder)).get(self.limit)
         except multiprocessing.TimeoutError:
             self.close()
-            said = f"no answer within {self.limit:g} seconds"
-            return {"set": each, "name": name, **{f"{finder}_error": said for finder in finders}}
+            return {"set": each, "name": name, f"{finder}_error": f"no answer within {self.limit:g} seconds"}
 
     def close(self) -> None:
         """End the process."""
@@ -283,12 +278,12 @@ class Table:
         row = self.rows.get(key, {})
         return bool(row.get(f"{finder}_seconds") or row.get(f"{finder}_error"))
 
-    def add(self, row: Row, finders: Sequence[str]) -> None:
-        """Put columns of finders in the place of what they were; more stands where both have found something."""
+    def add(self, row: Row, finder: str) -> None:
+        """Put columns of a finder in the place of what they were; more stands where both have found something."""
         key = row["set"], row["name"]
-        kept = {name: v for name, v in self.rows.get(key, {}).items() if name.partition("_")[0] not in finders}
+        kept = {name: v for name, v in self.rows.get(key, {}).items() if name.partition("_")[0] != finder}
         row = dict.fromkeys(COLUMNS, "") | kept | row
-        both = [row.get(f"{finder}_found", "") for finder in ("new", "old")]
+        both = [row[f"{each}_found"] for each in ("new", "old")]
         row["more"] = "" if "" in both else int(both[0]) - int(both[1])
         self.rows[key] = row
 
@@ -354,26 +349,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(table: Table, given: argparse.Namespace) -> None:
     """Make rows in processes, and write each as soon as it is there."""
     finders = [each for each in given.finders if each == "old" or importlib.util.find_spec(NEW)]
-    wanted = {}
-    for key in chosen(given.set, given.only, given.every, given.first):
-        if lacking := [each for each in finders if given.redo or not table.has(key, each)]:
-            wanted[key] = lacking
-    workers = [Worker(given.seconds) for _ in range(given.processes)]
-    free = SimpleQueue[Worker]()
+    keys = chosen(given.set, given.only, given.every, given.first)
+    wanted = [(*key, each) for key in keys for each in finders if given.redo or not table.has(key, each)]
+    workers, free = [Worker(given.seconds) for _ in range(given.processes)], SimpleQueue[Worker]()
     for worker in workers:
         free.put(worker)
 
-    def made(key: tuple[str, str]) -> Row:
+    def made(one: tuple[str, str, str]) -> Row:
         worker = free.get()
         try:
-            return worker.row(*key, wanted[key])
+            return worker.row(*one)
         finally:
             free.put(worker)
 
     try:
         with ThreadPoolExecutor(given.processes) as threads:
-            for row in track(threads.map(made, wanted), "rows", total=len(wanted)):
-                table.add(row, wanted[row["set"], row["name"]])
+            rows = track(threads.map(made, wanted), "rows", total=len(wanted))
+            for row, (_, _, finder) in zip(rows, wanted, strict=True):
+                table.add(row, finder)
                 table.write()
     finally:
         for worker in workers:
