@@ -60,6 +60,7 @@ COLUMNS = (
 MORE = 4  # times as many batches are taken where they are too few for the rank
 DENSE = 2_000  # parameters, at most, for a rank of all tangents
 SAME = 1e-8  # relative changes below are rounding
+SMALL = 1e-6  # outputs all of which are smaller may be rounding, and are compared with this
 STEP = 0.3  # of random elements
 RANK, NOTHING = 1e-9, 1e-10  # relative: singular values below are 0; tangents below move nothing
 Row = dict[str, Any]
@@ -187,9 +188,7 @@ def change(before: Tensor, after: Tensor) -> float:
     if before.shape != after.shape or not bool((after.isfinite() == finite).all()):
         return math.inf
     x, y = before[finite], after[finite]
-    size = float(x.abs().max()) if x.numel() else 0.0
-    difference = float((y - x).abs().max()) if x.numel() else 0.0
-    return difference / size if size else difference
+    return float((y - x).abs().max()) / max(float(x.abs().max()), SMALL) if x.numel() else 0.0
 
 
 # ---- rows
