@@ -13,9 +13,10 @@ from torch import nn
 
 from quotient_manifolds.symmetries.groups import GL, Gauge, Part, Rows, Slot, Symmetry, Translation, Wire
 from tests.symmetries import side_by_side
+from tests.symmetries.finders import NEW, new, old
 from tests.symmetries.kinds import KINDS
 from tests.symmetries.sets import SETS, Example, varied
-from tests.symmetries.side_by_side import NEW, Table, main, new, old
+from tests.symmetries.side_by_side import Table, main
 
 WRITER = Slot(Rows.along("0.weight", (4, 3), axis=0), torch.arange(4), writes=True)
 READER = Slot(Rows.along("1.weight", (2, 4), axis=1), torch.arange(4), writes=False)
