@@ -60,7 +60,7 @@ def new(example: Example) -> Row:
         "seconds": seconds,
         "refused": len(found.refused),
         "passes": seconds / seconds_of_a_pass(example),
-        "gap": getattr(found, "gap", ""),
+        "gap": f"{found.largest:.1e} | {found.smallest:.1e}",
         **falsity(example, moved_by(found.symmetries, params)),
     }
 

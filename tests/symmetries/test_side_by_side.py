@@ -40,12 +40,14 @@ def test_found_is_a_rank_and_false_what_changes_on_unseen_inputs(
 ) -> None:
     """GL(4) between maps of rank 2 at most moves 20 numbers less the 6 of their product."""
     module: Any = ModuleType(NEW)
-    module.find = lambda model, batch, evaluate=None: SimpleNamespace(symmetries=symmetries, refused=["a"], gap=1e3)
+    module.find = lambda model, batch, evaluate=None: SimpleNamespace(
+        symmetries=symmetries, refused=["a"], largest=1e-14, smallest=0.1
+    )
     monkeypatch.setitem(sys.modules, NEW, module)
     row = new(two_maps())
     assert row["found"] == dimensions
     assert (row["false"] < 1e-12) == holds == (row["worst"] == "")
-    assert (row["refused"], row["gap"]) == (1, 1e3)
+    assert (row["refused"], row["gap"]) == (1, "1.0e-14 | 1.0e-01")
 
 
 def test_the_old_finder_is_measured_likewise() -> None:
