@@ -62,6 +62,7 @@ def varied(batch: Any, seed: int = 1) -> dict[str, Any]:
     again = partial(_redrawn, draw=draw)
     found = {"rows": mapped(again, batch)}
     found |= {f"{scale:g} times": mapped(partial(_scaled, scale=scale), mapped(again, batch)) for scale in (3, 0.3)}
+    found["reversed"] = mapped(lambda x: x.flip(1) if x.ndim > 1 else x, batch)  # of valid boxes, say
     found["padded"] = mapped(_padded, mapped(again, batch))
     for name, size in {
         "shorter": lambda n: (n + 1) // 2,
