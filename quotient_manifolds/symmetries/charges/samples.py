@@ -20,6 +20,8 @@ from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.replay import Replay
 
 _SMALL = 1e-30
+_AT_ONCE = 1e6
+"""Numbers of gradients that are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +92,12 @@ def samples(
         return
     sides = {(place, written): t for place, pair in seen.items() for written, t in enumerate(pair) if t is not None}
     wanted = [*sides.values(), *(leaves[name] for name in vectors)]
-    for k in range(losses):
-        terms = [(y, _multiples(y, generator)) for y in outputs]
-        if k == losses - 1 or not outputs:
-            terms += [(tap.values, tap.multiples(generator)) for tap in taps.found]
-        loss, up = zip(*terms, strict=True)
-        found = torch.autograd.grad(loss, wanted, up, retain_graph=k < losses - 1, materialize_grads=True)
+    terms = [(y, _multiples(y, losses, generator)) for y in outputs]
+    for tap in taps.found:
+        multiples = torch.stack([tap.multiples(generator) for _ in range(1 if outputs else losses)])
+        none = multiples.new_zeros(losses - len(multiples), *multiples.shape[1:])
+        terms.append((tap.values, torch.cat([none, multiples])))
+    for found in _gradients(terms, wanted, losses):
         if not all(bool(torch.isfinite(g).all()) for g in found):
             return
         slopes = dict(zip(sides, found, strict=False))
@@ -117,9 +119,29 @@ def _has_numbers(y: Tensor) -> bool:
     return not bool(y.isnan().any()) and bool(torch.isfinite(y).any())
 
 
-def _multiples(y: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random multiples of an output, of its finite entries alone."""
-    known, drawn = y.detach(), torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
+def _multiples(y: Tensor, losses: int, generator: torch.Generator) -> Tensor:
+    """Return random multiples of an output for each loss, of its finite entries alone."""
+    known, drawn = y.detach(), torch.randn(losses, *y.shape, generator=generator, dtype=torch.float64).to(y.device)
     finite = torch.isfinite(known)
     size = known[finite].square().mean().sqrt().clamp(_SMALL) if bool(finite.any()) else 1.0
     return drawn * finite / size
+
+
+def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor], losses: int) -> Iterator[list[Tensor]]:
+    """Yield the gradients of each loss: of all at once where these are few and derivatives can be batched."""
+    outputs = [y for y, _ in terms]
+    if losses > 1 and losses * sum(w.numel() for w in wanted) < _AT_ONCE:
+        try:
+            up = [each for _, each in terms]
+            every = torch.autograd.grad(
+                outputs, wanted, up, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+        except (RuntimeError, IndexError):  # of vmap
+            pass
+        else:
+            none = [torch.zeros_like(w) for w in wanted]
+            yield from ([o if g is None else g[k] for g, o in zip(every, none, strict=True)] for k in range(losses))
+            return
+    for k in range(losses):
+        up = [each[k] for _, each in terms]
+        yield list(torch.autograd.grad(outputs, wanted, up, retain_graph=k < losses - 1, materialize_grads=True))

@@ -39,7 +39,7 @@ class Gauge(Symmetry):
         if self.algebra.n != self.wire.channels:
             found = f"{self.algebra.n} and {self.wire.channels}"
             raise ValueError(f"an algebra and its wire must have the same number of channels. Found {found}.")
-        mixed = self.algebra.bound(torch.ones(self.shape, dtype=torch.float64)) > 0
+        mixed = self.algebra.bound(torch.ones(self.shape, dtype=torch.float64)) > 1e-9
         if bool((mixed & ~self.wire.possible).fill_diagonal_(False).any()):
             raise ValueError(
                 "an algebra must not mix channels that a slot covers with others. Take one in wire.possible."

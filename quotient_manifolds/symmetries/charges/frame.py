@@ -1,0 +1,334 @@
+"""Lay what a walk proposes out as ports: rows of entries of parameters that write or read channels.
+
+A channel is the eldest of all nodes that are tied to it (`Channels.wires`); a node is u times its channel, u its units
+(gains and constants between them), or the contragredient of that. Ports become the slots of `groups.Wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.entries import Reading, numbers
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.groups.rows import Rows
+from quotient_manifolds.symmetries.groups.wire import Gain, Slot, Wire
+
+_AFFINE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Number entries as a matrix (rows, columns): starts (rows, 1 or columns) + steps (columns,)."""
+
+    starts: Tensor
+    steps: Tensor
+
+    @classmethod
+    def of(cls, dense: Tensor) -> Table:
+        """Return a table of given numbers."""
+        return cls(dense, torch.zeros(dense.shape[1], dtype=torch.long))
+
+    @classmethod
+    def side(cls, view: Tensor, writes: bool) -> Table:
+        """Return the rows of a use (outputs, inputs, *taps) by outputs, or by inputs; see `entries.numbers`."""
+        view = view if writes else view.transpose(0, 1)
+        if not view.is_meta or not view.numel():
+            return cls.of(numbers(view).flatten(1))
+        row = numbers(view[0]).flatten()
+        return cls((torch.arange(len(view)) * view.stride(0) + row[0])[:, None], row - row[0])
+
+    @property
+    def dense(self) -> Tensor:
+        """Compute all numbers."""
+        return self.starts + self.steps
+
+    def at(self, index: Tensor, columns: Tensor | None = None) -> Table:
+        """Return some rows and columns."""
+        starts = self.starts[index]
+        if columns is None:
+            return Table(starts, self.steps)
+        return Table(starts if starts.shape[1] == 1 else starts[:, columns], self.steps[columns])
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """Hold rows of entries that one use of a weight has on channels, each channel once.
+
+    use: its number in the walk; from `len(walk.uses)` on, entries that are activations themselves. rows: which of the
+    channels that the use writes or reads. theta: entries of theta, -1 for constants; spots: places in `memory`.
+    """
+
+    use: int
+    memory: int
+    writes: bool
+    dual: bool
+    rows: Tensor
+    nodes: Tensor
+    channels: Tensor
+    theta: Table
+    spots: Table
+
+    @property
+    def entries(self) -> Tensor:
+        """Compute the entries of theta (rows, columns)."""
+        return self.theta.dense
+
+    @property
+    def places(self) -> Tensor:
+        """Compute the places in the memory (rows, columns)."""
+        return self.spots.dense
+
+    @property
+    def covariant(self) -> bool:
+        """Return whether X acts on the rows in the channels' units, or -X^T."""
+        return self.writes != self.dual
+
+    def at(self, index: Tensor, columns: Tensor | None = None) -> Port:
+        """Return some of its rows and columns."""
+        return replace(
+            self,
+            rows=self.rows[index],
+            nodes=self.nodes[index],
+            channels=self.channels[index],
+            theta=self.theta.at(index, columns),
+            spots=self.spots.at(index, columns),
+        )
+
+
+class Frame:
+    """Hold the ports of a walk, and how channels and log-scales are numbered.
+
+    roots: the eldest node of each channel. scales: the eldest node of each log-scale. shares: into how many parts the
+    gradient of each entry of theta is divided: its uses. uses: the number of the use of each port, then of each gain.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.nodes, self.entries = walk, walk.channels, walk.entries
+        ports = [piece for whole in self._wholes() for piece in self._pieces(whole)]
+        self.roots = torch.cat([port.channels for port in ports]).unique() if ports else torch.zeros(0).long()
+        place = torch.full((len(self.nodes.wires),), -1)
+        place[self.roots] = torch.arange(len(self.roots))
+        self.channel_of = place[self.nodes.wires]
+        """By node: its channel, or -1."""
+        self.ports = [replace(port, channels=place[port.channels]) for port in ports]
+        last = len(walk.uses) + len(self.entries.plain)
+        self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
+        touched = [p.nodes for p in self.ports] + [n[n > 0] for g in walk.gains for n in (g.before, g.after)]
+        self.scales = self.nodes.scales[torch.cat(touched)].unique() if touched else torch.zeros(0).long()
+        self._affine: dict[int, tuple[Tensor, Tensor] | None] = {}
+
+    def _wholes(self) -> Iterator[Port]:
+        """Yield each side of each use, and each parameter that is an activation, by nodes."""
+        wires, dual = self.nodes.wires, self.nodes.dual
+        for number, use in enumerate(self.walk.uses):
+            for writes, nodes in ((True, use.out), (False, use.into)):
+                e, p = (Table.side(each, writes) for each in (use.theta, use.spots))
+                for parity in (False, True):
+                    k = torch.nonzero((nodes > 0) & (dual[nodes] == parity))[:, 0]
+                    if len(k):
+                        yield Port(number, use.memory, writes, parity, k, nodes[k], wires[nodes[k]], e.at(k), p.at(k))
+        number = len(self.walk.uses)
+        for memory, name in self.entries.plain.items():
+            start = self.entries.start[name]
+            nodes = self.walk.leaves.get(name, torch.zeros(0, dtype=torch.long)).reshape(-1)
+            for parity in (False, True):
+                at = torch.nonzero((nodes > 0) & (dual[nodes] == parity))[:, 0]
+                for rows in self._equal_rows(at, nodes):
+                    n = nodes[rows[:, 0]]
+                    tables = (Table.of(each) for each in (start + rows, rows))
+                    yield Port(number, memory, True, parity, rows[:, 0], n, wires[n], *tables)
+            number += 1
+
+    def _equal_rows(self, at: Tensor, nodes: Tensor) -> Iterator[Tensor]:
+        """Yield places of a parameter as rows: of one channel and one scale each, as many columns as others have."""
+        if not len(at):
+            return
+        key = self.nodes.wires[nodes[at]] * len(self.nodes.wires) + self.nodes.scales[nodes[at]]
+        order = torch.argsort(key, stable=True)
+        counts = torch.unique_consecutive(key[order], return_counts=True)[1]
+        for size in counts.unique().tolist():
+            keep = torch.repeat_interleave(counts == size, counts)
+            yield at[order[keep]].view(-1, size)
+
+    @staticmethod
+    def _pieces(port: Port) -> Iterator[Port]:
+        """Yield a port as ports in which each channel is once: first rows of all channels, then second ones."""
+        left = torch.arange(len(port.rows))
+        while len(left):
+            order = torch.argsort(port.channels[left], stable=True)
+            fresh = torch.ones(len(left), dtype=torch.bool)
+            fresh[1:] = port.channels[left[order]][1:] != port.channels[left[order]][:-1]
+            yield port.at(left[order[fresh]])
+            left = left[order[~fresh]].sort()[0]
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """Return how often each entry of theta is used, at least once (P,)."""
+        count = torch.zeros(self.entries.size, dtype=torch.float64)
+        for use in self.walk.uses:
+            at = use.entries.unique()
+            count[at[at >= 0]] += 1
+        for name, nodes in self.walk.leaves.items():
+            start = self.entries.start[name]
+            count[start : start + nodes.numel()] += nodes.reshape(-1) > 0
+        for gain in self.walk.gains:
+            at = gain.entries[gain.entries >= 0]
+            count.index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
+        return count.clamp(min=1)
+
+    def gains(self, reading: Reading) -> Tensor:
+        """Return the numbers of all gains, as `Channels.units` takes them."""
+        found = [reading.at(gain.memory, gain.places)[0] for gain in self.walk.gains]
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+    def units(self, reading: Reading) -> Tensor:
+        """Return u with node = u * channel, for all nodes."""
+        return self.nodes.units(self.gains(reading))
+
+    def scale_of(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the log-scales of nodes, and their signs."""
+        return torch.searchsorted(self.scales, self.nodes.scales[nodes]), self.nodes.turn[nodes]
+
+    # Groups
+
+    def wire(self, channels: Tensor, positions: Tensor | None = None, flipped: Tensor | None = None) -> Wire:
+        """Return the wire of these channels (ValueError if the groups cannot act on what they have).
+
+        positions: where each is in the wire, which may fold several channels onto one; in order if None. flipped: which
+        of them are contragredients of their position.
+        """
+        place = torch.full((len(self.roots),), -1)
+        place[channels] = torch.arange(len(channels)) if positions is None else positions
+        flip = torch.zeros(len(self.roots), dtype=torch.bool)
+        if flipped is not None:
+            flip[channels] = flipped
+        slots = []
+        for port in self.ports:
+            for turned in (False, True):
+                some = torch.nonzero((place[port.channels] >= 0) & (flip[port.channels] == turned))[:, 0]
+                moved = replace(port.at(some), channels=place[port.channels[some]])
+                slots += [slot for piece in self._pieces(moved) for slot in self._slots(piece, turned)]
+        return Wire(tuple(slots), int(place.max()) + 1)
+
+    def _slots(self, port: Port, turned: bool) -> Iterator[Slot]:
+        """Yield slots: entries of one parameter each, and rows with gains of the same parameters."""
+        constant, steps = self._steps(port.nodes)
+        signature = torch.stack([torch.zeros(len(port.rows), dtype=torch.long), *(which for which, _, _ in steps)])
+        for path in torch.unique(signature, dim=1).T:
+            rows = torch.nonzero((signature == path[:, None]).all(0))[:, 0]
+            gains = tuple(
+                self._gain(gain[rows], float(power[rows[0]]))
+                for (_, gain, power), which in zip(steps, path[1:].tolist(), strict=True)
+                if which >= 0
+            )
+            units = None if bool((constant[rows] == 1).all()) else constant[rows]
+            for piece in self.by_parameter(port.at(rows)):
+                where = self.rows(piece)
+                yield Slot(where, piece.channels, port.writes, port.dual != turned, units, gains, port.use)
+
+    def by_parameter(self, port: Port) -> Iterator[Port]:
+        """Yield the columns that are entries of one parameter each (ValueError if rows differ in that)."""
+        owner = torch.bucketize(port.entries, self._starts, right=True)
+        if not bool((owner == owner[:1]).all()):
+            raise ValueError(
+                "Rows of a port must have entries of the same parameters in the same columns. Found others"
+            )
+        for one in owner[0].unique().tolist():
+            if one > 0:
+                yield port.at(torch.arange(len(port.rows)), torch.nonzero(owner[0] == one)[:, 0])
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        return torch.tensor(list(self.entries.start.values()), dtype=torch.long)
+
+    def rows(self, port: Port) -> Rows:
+        """Return the entries of a port of one parameter (ValueError for a function of it that is not affine)."""
+        name = list(self.entries.start)[int(torch.bucketize(port.entries[0, 0], self._starts, right=True)) - 1]
+        return Rows.at(
+            name,
+            tuple(self.entries.shapes[name]),
+            port.entries - self.entries.start[name],
+            **self._function(port.memory, port.places),
+        )
+
+    def _function(self, memory: int, places: Tensor) -> dict[str, float | Tensor]:
+        """Return scale and offset of a function of a parameter (ValueError if it is not affine)."""
+        if (known := self.entries.affine(memory)) is not None:
+            scale, offset = known
+            return {} if known == (1.0, 0.0) else {"scale": scale, "offset": offset}
+        if memory not in self._affine:
+            self._affine[memory] = self._fitted(memory)
+        fitted = self._affine[memory]
+        if fitted is None or not bool(torch.isfinite(fitted[0][places]).all() and (fitted[0][places] != 0).all()):
+            raise ValueError("Groups act on affine functions of parameters. Found another")
+        scales, offsets = (each[places] for each in fitted)
+        plain = bool((scales == 1).all()) and not bool(offsets.any())
+        return {} if plain else {"scale": scales, "offset": offsets}
+
+    def _fitted(self, memory: int) -> tuple[Tensor, Tensor] | None:
+        generator = torch.Generator().manual_seed(5)
+        found = []
+        for _ in range(3):
+            weights = {
+                name: torch.randn(shape, generator=generator, dtype=torch.float64).abs() + 0.5
+                for name, shape in self.entries.shapes.items()
+            }
+            theta = torch.cat([w.reshape(-1) for w in weights.values()])
+            value, slope = self.entries.read(weights.__getitem__).at(memory, slice(None))  # type: ignore[arg-type]
+            entries = self.entries.made[memory]
+            x = torch.where(entries >= 0, theta[entries.clamp(0)], 0.0)
+            found.append((slope, value - slope * x))
+        (slope, offset), others = found[0], found[1:]
+        same = all(
+            torch.allclose(a, b, rtol=_AFFINE, atol=_AFFINE)
+            for other in others
+            for a, b in zip(found[0], other, strict=True)
+        )
+        return (slope, offset) if same else None
+
+    def _gain(self, gains: Tensor, power: float) -> Gain:
+        """Return the gain of rows by the numbers of gains."""
+        which = torch.bucketize(gains, self._first_gain, right=True) - 1
+        of = self.walk.gains[int(which[0])]
+        at = gains - self._first_gain[which[0]]
+        entries, places = of.entries[at], of.places[at]
+        if bool((entries < 0).any()):
+            raise ValueError("Gains must be entries of parameters. Found constants")
+        owner = torch.bucketize(entries, self._starts, right=True) - 1
+        if bool((owner != owner[0]).any()):
+            raise ValueError("Gains of a slot must be of one parameter. Found several")
+        name = list(self.entries.start)[int(owner[0])]
+        local = entries - self.entries.start[name]
+        unique, inverse = local.unique(return_inverse=True)
+        first = torch.full((len(unique),), len(local)).scatter_reduce(0, inverse, torch.arange(len(local)), "amin")
+        affine = {
+            key: value[first][:, None] if isinstance(value, Tensor) else value
+            for key, value in self._function(of.memory, places).items()
+        }
+        return Gain(Rows.at(name, tuple(self.entries.shapes[name]), unique[:, None], **affine), inverse, power)
+
+    @cached_property
+    def _first_gain(self) -> Tensor:
+        sizes = torch.tensor([0, *(len(gain.after) for gain in self.walk.gains)])
+        return sizes.cumsum(0)[:-1]
+
+    def _steps(self, nodes: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """Return the units of nodes as a constant and steps: (which use of a gain or -1, number of the gain, power)."""
+        step, up, at = self.nodes.step, self.nodes.up, nodes
+        constant, sign = torch.ones(len(nodes), dtype=torch.float64), torch.ones(len(nodes))
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        while bool((at > 0).any()):
+            constant = constant * step.const[at] ** sign
+            gain = step.gain[at]
+            if bool((gain >= 0).any()):
+                which = torch.where(gain >= 0, torch.bucketize(gain, self._first_gain, right=True) - 1, -1)
+                power = sign * step.power[at]
+                steps.append((torch.where(gain >= 0, 2 * which + (power > 0), -1), gain, power))
+            sign = torch.where(step.dual[at], -sign, sign)
+            at = up[at]
+        return constant, steps

@@ -1,0 +1,350 @@
+"""Solve for all generators of narrow wires at once: the null space of their charges at generic points.
+
+Unknowns are an entry X_ij for every two channels that ports let mix, a log-scale of each channel in its units, and a
+log-scale of each slice of each parameter. Each sample of a gradient gives one linear equation, the charge <grad, xi>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.entries import Reading
+from quotient_manifolds.symmetries.charges.frame import Frame
+from quotient_manifolds.symmetries.charges.nodes import Classes
+
+MOST = 1500
+"""Unknowns that are solved for together at most."""
+NOISE = 1e-9
+_OFTEN, _RARE = 6, 8
+"""At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
+_FLOOR = 1e-6
+"""Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
+
+
+def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = None) -> tuple[Tensor, float]:
+    """Return orthonormal columns that rows (n, k) vanish on, up to tolerance times the largest pivot, or `scale`.
+
+    And the smallest pivot above that, relative to the largest.
+    """
+    k = rows.shape[1]
+    if not rows.numel():
+        return torch.eye(k, dtype=torch.float64), float("inf")
+    if len(rows) > 2 * k:
+        rows = torch.linalg.qr(rows, mode="r")[1]
+    R, order = scipy.linalg.qr(rows.numpy(), mode="r", pivoting=True, check_finite=False)
+    R, at = torch.from_numpy(np.ascontiguousarray(R[:k])), torch.from_numpy(order).long()
+    pivots = R.diagonal().abs()
+    top = max(float(pivots[0]) if scale is None else scale, 1e-300)
+    rank = int((pivots > tolerance * top).sum())
+    N = torch.zeros(k, k - rank, dtype=torch.float64)
+    N[at[rank:]] = torch.eye(k - rank, dtype=torch.float64)
+    N[at[:rank]] = torch.linalg.solve_triangular(R[:rank, :rank], -R[:rank, rank:], upper=True)
+    return torch.linalg.qr(N)[0], float(pivots[rank - 1]) / top if rank else float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Hold weights in a row, what functions of them are there, and gradients (losses, P) of random losses."""
+
+    theta: Tensor
+    reading: Reading
+    gradients: Tensor
+
+
+class Unknowns:
+    """Number the unknowns of narrow components of a frame, and compute their charges and fields.
+
+    pairs: (n, 2) channels i, j of entries X_ij, i != j. They are followed by the log-scales, numbered as in the frame,
+    and those of slices. Slices are solved for with the log-scales, apart from pairs.
+    left: channels of components that are too wide.
+    """
+
+    def __init__(self, frame: Frame, most: int = MOST) -> None:
+        self.frame, entries = frame, frame.entries
+        self.components = self._components()
+        self.pairs, self.left = self._possible(most)
+        C = len(frame.roots)
+        order = torch.argsort(self.pairs[:, 0] * C + self.pairs[:, 1])
+        self.pairs = self.pairs[order]
+        self._keys = self.pairs[:, 0] * C + self.pairs[:, 1]
+        self.first_scale = len(self.pairs)
+        self.first_slice = self.first_scale + len(frame.scales)
+        self.slices = list(self._slices())
+        self.count = self.first_slice + sum(shape[axis] for _, shape, axis in self.slices)
+        self._size = entries.size
+        self._ids = [self._of(port.channels) for port in frame.ports]
+        self._tables = [(port.entries, port.places) for port in frame.ports]
+
+    def _components(self) -> Tensor:
+        """Return for each channel what it is solved together with: by functions, and by uses of the same entries."""
+        frame, walk = self.frame, self.frame.walk
+        classes = Classes(len(frame.nodes.wires))
+        classes.join(frame.nodes.solved, torch.arange(len(frame.nodes.wires)))
+        of_use: dict[int, list[Tensor]] = {}
+        for port in frame.ports:
+            of_use.setdefault(port.use, []).append(port.nodes)
+        for number, gain in zip(frame.uses[len(frame.ports) :], walk.gains, strict=True):
+            both = torch.cat([gain.before, gain.after])
+            of_use[number] = [both[both > 0]]
+        nodes = {number: torch.cat(each) for number, each in of_use.items()}
+        owner = torch.full((frame.entries.size,), -1)
+        entries = [*(port.entries for port in frame.ports), *(gain.entries for gain in walk.gains)]
+        for number, used in zip(frame.uses, entries, strict=True):
+            at = used[used >= 0].unique()
+            for other in owner[at].unique().tolist():
+                if other not in (-1, number):
+                    every = torch.cat([nodes[number], nodes[other]])
+                    classes.join(every[:1].expand(len(every)), every)
+            owner[at] = number
+        return classes.of[frame.roots]
+
+    def _possible(self, most: int) -> tuple[Tensor, Tensor]:
+        """Return the pairs that ports let mix, and the channels of components that would have too many."""
+        count, ports = len(self.frame.roots), self.frame.ports
+        names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
+        signature = torch.zeros(count, dtype=torch.long)  # sums of names tell sets of ports apart
+        for name, port in zip(names, ports, strict=True):
+            signature[port.channels] += name
+        unique, kind = signature.unique(return_inverse=True)
+        kinds = torch.zeros(2, max(1, len(ports)), len(unique))
+        for row, port in enumerate(ports):
+            kinds[int(port.covariant), row, kind[port.channels]] = 1.0
+        con, co = kinds
+        self.kind = kind
+        fits = (co.T @ co == co.sum(0)) & (con.T @ con == con.sum(0)[:, None])
+        each = fits.double() @ torch.bincount(kind, minlength=len(fits)).double() - 1
+        classes, place = self.components.unique(return_inverse=True)
+        wide = torch.zeros(len(classes), dtype=torch.float64).index_add(0, place, each[kind]) > most
+        narrow = torch.nonzero(~wide[place])[:, 0]
+        first, second = torch.nonzero(fits[kind[narrow]][:, kind], as_tuple=True)
+        pairs = torch.stack([narrow[first], second], 1)
+        return pairs[pairs[:, 0] != pairs[:, 1]], torch.nonzero(wide[place])[:, 0]
+
+    def _of(self, channels: Tensor) -> Tensor:
+        """Return the unknown of each two channels of a port (n, n), `count` where there is none."""
+        key = channels[:, None] * len(self.frame.roots) + channels
+        if not len(self._keys):
+            return torch.full_like(key, self.count)
+        at = torch.searchsorted(self._keys, key).clamp(max=len(self._keys) - 1)
+        return torch.where(self._keys[at] == key, at, self.count)
+
+    def _slices(self) -> Iterator[tuple[str, torch.Size, int]]:
+        for name, shape in self.frame.entries.shapes.items():
+            for axis in range(len(shape)):
+                if shape[axis] > 1 or len(shape) == 1:
+                    yield name, shape, axis
+
+    @property
+    def groups(self) -> list[Tensor]:
+        """Return sets of unknowns that are solved for together."""
+        scales = torch.arange(self.first_scale, self.count)
+        found = [scales] if len(scales) <= MOST else [torch.arange(self.first_scale, self.first_slice)]
+        if self.first_scale:
+            of_pair = self.components[self.pairs[:, 0]]
+            channel = self.frame.channel_of[self.frame.scales]
+            of_scale = torch.where(channel >= 0, self.components[channel.clamp(0)], -1)
+            for component in of_pair.unique().tolist():
+                pairs = torch.nonzero(of_pair == component)[:, 0]
+                found.append(torch.cat([pairs, self.first_scale + torch.nonzero(of_scale == component)[:, 0]]))
+        return found
+
+    # At a point
+
+    def fields(self, point: Point, basis: Tensor) -> Tensor:
+        """Return the changes of theta (P, k) by generators: charges are linear in gradients, and this the transpose."""
+        with torch.enable_grad():
+            G = torch.zeros(1, self._size, dtype=torch.float64, requires_grad=True)
+            total, _ = self.charges(replace(point, gradients=G))
+            (found,) = torch.autograd.grad(total[0], G, basis.T, is_grads_batched=True)
+        return found[:, 0].T
+
+    def slices_of(self, entries: Tensor) -> Tensor:
+        """Return which unknowns are slices of parameters that have some of these entries, bool (unknowns,)."""
+        found, at = torch.zeros(self.count, dtype=torch.bool), self.first_slice
+        for name, shape, axis in self.slices:
+            start = self.frame.entries.start[name]
+            found[at : at + shape[axis]] = bool(entries[start : start + shape.numel()].any())
+            at += shape[axis]
+        return found
+
+    def agreement(self, point: Point, count: int, generator: torch.Generator) -> Tensor:
+        """Return rows (count, unknowns) that vanish on generators under which all uses of an entry change it alike."""
+        frame, P = self.frame, self._size
+        several = frame.shares > 1
+        used = [*(port.entries for port in frame.ports), *(gain.entries for gain in frame.walk.gains)]
+        of_use: dict[int, Tensor] = {}
+        for number, entries in zip(frame.uses, used, strict=True):
+            has = torch.zeros(P, dtype=torch.bool).index_fill_(0, entries[entries >= 0], True) & several
+            if bool(has.any()):
+                of_use[number] = of_use[number] | has if number in of_use else has
+        drawn = {n: torch.randn(count, P, generator=generator, dtype=torch.float64) * has for n, has in of_use.items()}
+        if not drawn:
+            return torch.zeros(0, self.count, dtype=torch.float64)
+        mean = sum(drawn.values()) / sum(has.double() for has in of_use.values()).clamp(min=1)  # type: ignore[union-attr]
+        none = torch.zeros(count, P, dtype=torch.float64)
+        uses = {n: (Y - mean) * of_use[n] for n, Y in drawn.items()}
+        total, size = self.charges(replace(point, gradients=none), lambda use: uses.get(use, none))
+        return total / size.amax(1, keepdim=True).clamp(min=1e-300)
+
+    def charges(self, point: Point, of_use: Callable[[int], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands.
+
+        of_use: the part of the gradient that goes to each use, equal parts if None.
+        """
+        frame, shared = self.frame, point.gradients / self.frame.shares
+        units = frame.units(point.reading)
+        total = torch.zeros(len(shared), self.count + 1, dtype=torch.float64)
+        size = torch.zeros_like(total)
+        for port, ids, (entries, places) in zip(frame.ports, self._ids, self._tables, strict=True):
+            G = shared if of_use is None else of_use(port.use)
+            w, slope = point.reading.at(port.memory, places)
+            u = units[port.nodes][:, None]
+            alive = (entries >= 0) & (slope != 0)
+            g = torch.where(alive, G[:, entries.clamp(0)] / torch.where(alive, slope, 1.0), 0.0)
+            a, b = (g * u, w / u) if port.writes else (g / u, w * u)
+            a, b = torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0)
+            Q, Z = a @ b.T, a.abs() @ b.abs().T
+            if not port.covariant:
+                Q, Z = -Q.mT, Z.mT
+            scale, turn = frame.scale_of(port.nodes)  # X_ii is a log-scale of the node, its inverse of a dual one
+            q, z = (each.diagonal(dim1=1, dim2=2) for each in (Q, Z))
+            sign = turn * (1 - 2 * frame.nodes.dual[port.nodes].double())
+            total.index_add_(1, self.first_scale + scale, sign * q)
+            size.index_add_(1, self.first_scale + scale, z)
+            total.index_add_(1, ids.reshape(-1), Q.flatten(1))
+            size.index_add_(1, ids.reshape(-1), Z.flatten(1))
+        for gain, number in zip(frame.walk.gains, frame.uses[len(frame.ports) :], strict=True):
+            G = shared if of_use is None else of_use(number)
+            v, slope = point.reading.at(gain.memory, gain.places)
+            alive = (gain.entries >= 0) & (slope != 0)
+            rate = torch.where(alive, gain.power * v / torch.where(alive, slope, 1.0), 0.0)
+            q = G[:, gain.entries.clamp(0)] * rate
+            for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
+                keep = nodes > 0
+                scale, turn = frame.scale_of(nodes[keep])
+                total.index_add_(1, self.first_scale + scale, way * turn * q[:, keep])
+                size.index_add_(1, self.first_scale + scale, q[:, keep].abs())
+        at = self.first_slice
+        q = point.gradients * point.theta
+        for name, shape, axis in self.slices:
+            start = frame.entries.start[name]
+            part = (
+                q[:, start : start + shape.numel()]
+                .view(len(q), *shape)
+                .movedim(axis + 1, 1)
+                .reshape(len(q), shape[axis], -1)
+            )
+            total[:, at : at + shape[axis]], size[:, at : at + shape[axis]] = part.sum(2), part.abs().sum(2)
+            at += shape[axis]
+        return total[:, :-1], size[:, :-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """Hold generators of which no charge differs from 0 at any point that was tried.
+
+    parts: for each of the unknowns' groups a basis (unknowns, k). largest: the largest charge of one of them over the
+    sum of its absolute summands; smallest: the smallest pivot of what was refused. points: how many were tried.
+    """
+
+    unknowns: Unknowns
+    parts: tuple[Tensor, ...]
+    largest: float
+    smallest: float
+    points: int
+
+    @property
+    def basis(self) -> Tensor:
+        """Return the bases of all groups side by side."""
+        return torch.cat(self.parts, 1) if self.parts else torch.zeros(self.unknowns.count, 0, dtype=torch.float64)
+
+
+def solve(unknowns: Unknowns, draw: Callable[[], Point]) -> Kernel:
+    """Return the null space of charges at points that are added until fresh ones break nothing, twice.
+
+    Unknowns that are exercised at a few points only, as of a unit that is hardly ever on, are held, and slices of
+    parameters of which no gradient reaches some entries: whether these have to move with others cannot be known.
+    """
+    groups = unknowns.groups
+    wanted = int(1.1 * max(map(len, groups), default=0)) + 24
+    rows, sizes, points = [], [], 0
+    touched = torch.zeros(unknowns.frame.entries.size, dtype=torch.bool)
+    exercised = torch.zeros(unknowns.count, dtype=torch.long)
+
+    def more(count: int) -> tuple[Tensor, Tensor]:
+        nonlocal points
+        fresh: list[tuple[Tensor, Tensor]] = []
+        while sum(len(total) for total, _ in fresh) < count:
+            points += 1
+            point = draw()
+            touched.logical_or_((point.gradients != 0).any(0))
+            total, size = unknowns.charges(point)
+            exercised.add_((size > 0).any(0).long())
+            norm = size.norm(dim=1, keepdim=True)
+            keep = (norm[:, 0] > 0) & torch.isfinite(norm[:, 0])
+            fresh.append(((total / norm)[keep], (size / norm)[keep]))
+        total, size = (torch.cat(each) for each in zip(*fresh, strict=True))
+        rows.append(total)
+        sizes.append(size)
+        return total, size
+
+    def solved() -> tuple[list[Tensor], float]:
+        idle = (exercised < _OFTEN) | unknowns.slices_of(~touched)
+        return _solved(torch.cat(rows), torch.cat(sizes), groups, idle)
+
+    if not unknowns.count:
+        return Kernel(unknowns, (), 0.0, 0.0, 0)
+    more(wanted)
+    while points < _RARE * _OFTEN and bool(((exercised > 0) & (exercised < _OFTEN)).any()):
+        more(1)
+    parts, smallest = solved()
+    calm, largest = 0, 0.0
+    while calm < 2 and any(part.shape[1] for part in parts):
+        basis = torch.cat(parts, 1)
+        total, size = more(1)
+        worst = _relative(total @ basis, size @ basis.abs())
+        if float(worst.max()) <= NOISE:
+            calm, largest = calm + 1, max(largest, float(worst.max()))
+            continue
+        calm, largest = 0, 0.0
+        more(max(16, wanted // 3))
+        parts, smallest = solved()
+        if points > 40 + 2 * wanted:
+            raise RuntimeError("Charges at fresh points must settle. Found that they go on to break what was found")
+    return Kernel(unknowns, tuple(parts), largest, smallest, points)
+
+
+def _relative(charge: Tensor, size: Tensor) -> Tensor:
+    """Return |charge| / size where a size is no rounding of others, else 0."""
+    floor = _FLOOR * size.amax(dim=-1, keepdim=True).clamp(min=1e-300)
+    return charge.abs() / torch.maximum(size, floor)
+
+
+def _solved(total: Tensor, size: Tensor, groups: Sequence[Tensor], idle: Tensor) -> tuple[list[Tensor], float]:
+    """Return a basis for each group, and the smallest pivot that says that something is no symmetry."""
+    scale = size.square().mean(0).sqrt()
+    scale = scale.clamp(min=_FLOOR * float(scale.max()))
+    rows, found, smallest = total / scale, [], float("inf")
+    for ids in groups:
+        N = torch.zeros(total.shape[1], 0, dtype=torch.float64)
+        ids = ids[~idle[ids]]
+        if len(ids):
+            part = rows[:, ids]
+            alone = part.abs().amax(0) < NOISE
+            parts = [torch.eye(len(ids), dtype=torch.float64)[:, alone]]
+            if not bool(alone.all()):
+                rest, least = null_space(part[:, ~alone])
+                smallest = min(smallest, least)
+                parts.append(torch.zeros(len(ids), rest.shape[1], dtype=torch.float64))
+                parts[1][~alone] = rest
+            columns = torch.cat(parts, 1) / scale[ids][:, None]
+            N = torch.zeros(total.shape[1], columns.shape[1], dtype=torch.float64)
+            N[ids] = columns / columns.norm(dim=0).clamp(min=1e-300)
+        found.append(N)
+    return found, smallest

@@ -1,0 +1,437 @@
+"""Read groups off the null space of charges: which matrices act on which wires, which log-scales on which slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.frame import Port, Table
+from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, null_space
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    SO,
+    Algebra,
+    CenteredSO,
+    Complex,
+    FromSum,
+    Gauge,
+    IntoMean,
+    Pattern,
+    Slices,
+    Span,
+    Symmetry,
+    Torus,
+)
+from quotient_manifolds.symmetries.groups.rows import Rows
+
+_ZERO = 1e-8
+"""Below which coordinates of unit vectors are rounding."""
+
+
+Made = tuple[Algebra, Tensor, "Tensor | None", "Tensor | None"]
+"""An algebra, its channels, their positions in the wire, and which are flipped."""
+
+
+class Recognition:
+    """Hold the symmetries in a kernel, and what is none of the groups' kinds, as sentences.
+
+    gauges: on wires. scales: the log-scales that are in none of them, (unknowns, k), of which `torus` makes a group.
+    """
+
+    def __init__(self, kernel: Kernel, point: Point, generator: torch.Generator) -> None:
+        self.kernel, self.unknowns, self.frame = kernel, kernel.unknowns, kernel.unknowns.frame
+        self.point, self.generator = point, generator
+        self.gauges: list[Gauge] = []
+        self.refused: list[str] = []
+        self._diagonals: list[Tensor] = []
+        if not kernel.parts:
+            self.scales = torch.zeros(0, 0, dtype=torch.float64)
+            return
+        scales, *parts = kernel.parts
+        self._alone = self._agreed(self._of_channels(scales))
+        free = torch.zeros(len(self.unknowns.pairs), dtype=torch.bool)
+        for part in parts:
+            free |= self._gauges(part)
+        self._patterns(self.unknowns.pairs[free])
+        self.scales = self._independent(scales)
+
+    @property
+    def symmetries(self) -> list[Symmetry]:
+        """Return all groups, the torus last."""
+        tori = [self.torus(self.scales)] if self.scales.shape[1] else []
+        return [*self.gauges, *(torus for torus in tori if torus is not None)]
+
+    # Log-scales
+
+    def _of_channels(self, scales: Tensor) -> Tensor:
+        """Return the log-scales without slices (unknowns, k)."""
+        first = self.unknowns.first_slice
+        return scales @ null_space(scales[first:])[0] if bool(scales[first:].any()) else scales
+
+    def _independent(self, scales: Tensor) -> Tensor:
+        """Return sparse log-scales whose actions are independent, and of the diagonals of the gauges."""
+        if not scales.shape[1]:
+            return scales
+        scales = sparse(scales, scales)
+        F = self.unknowns.fields(self.point, scales) / self._size
+        rest, sizes = F, F.norm(dim=0)
+        if self._diagonals:
+            own = self.unknowns.fields(self.point, torch.stack(self._diagonals, 1)) / self._size
+            U, s, _ = torch.linalg.svd(own, full_matrices=False)
+            Q = U[:, s > _ZERO * s[0].clamp(min=_ZERO)]
+            rest = F - Q @ (Q.T @ F)
+        return scales[:, _pivots(rest, sizes)]
+
+    @property
+    def _size(self) -> Tensor:
+        """Return what changes of theta are compared with (P, 1)."""
+        return self.point.theta.abs().clamp(min=1e-3 * float(self.point.theta.abs().max()))[:, None]
+
+    def torus(self, scales: Tensor) -> Torus | None:
+        """Return the group of log-scales (unknowns, k); what it cannot act on is left out, and named in `refused`."""
+        unknowns, frame = self.unknowns, self.frame
+        slices: list[Slices] = []
+        dead = torch.zeros(scales.shape[1], dtype=torch.bool)
+
+        def add(rows: Rows, exponents: Tensor) -> None:
+            slices.append(Slices.of(rows, torch.where(exponents.abs() > 1e-12, exponents, 0.0)))
+
+        for port in frame.ports:
+            at, turn = frame.scale_of(port.nodes)
+            E = (1.0 if port.writes else -1.0) * turn[:, None] * scales[unknowns.first_scale + at]
+            touched = E.abs().amax(0) > _ZERO
+            if bool(touched.any()):
+                try:
+                    for piece in frame.by_parameter(port):
+                        for rows, each in self._shared(piece, E):
+                            add(rows, each)
+                except ValueError as error:
+                    dead |= touched
+                    self.refused.append(str(error))
+        for gain in frame.walk.gains:
+            E = torch.zeros(len(gain.after), scales.shape[1], dtype=torch.float64)
+            for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
+                at, turn = frame.scale_of(nodes.clamp(0))
+                at = torch.where(nodes > 0, at, 0)
+                E += torch.where(nodes > 0, way * turn * gain.power, 0.0)[:, None] * scales[unknowns.first_scale + at]
+            touched = E.abs().amax(0) > _ZERO
+            if bool(touched.any()):
+                alive = gain.entries >= 0
+                index = torch.nonzero(alive)[:, 0]
+                ends = torch.zeros(len(index), dtype=torch.long)
+                tables = (Table.of(each[index, None]) for each in (gain.entries, gain.places))
+                port = Port(-1, gain.memory, True, False, index, ends, ends, *tables)
+                try:
+                    for own in self._owners(port):
+                        for piece in _once(port.at(torch.nonzero(own)[:, 0])):
+                            share = frame.shares[piece.entries[:, 0]]
+                            add(frame.rows(piece), E[piece.rows] / share[:, None])
+                except ValueError as error:
+                    dead |= touched
+                    self.refused.append(str(error))
+        first = unknowns.first_slice
+        for name, shape, axis in unknowns.slices:
+            E = scales[first : first + shape[axis]]
+            first += shape[axis]
+            if bool((E.abs() > _ZERO).any()):
+                add(Rows.along(name, tuple(shape), axis), E)
+        if not bool(dead.any()):
+            try:
+                return Torus(tuple(slices), scales.shape[1])
+            except ValueError as error:
+                by_slice = scales[unknowns.first_slice :].any(0)
+                dead = by_slice if bool(by_slice.any()) else ~dead
+                self.refused.append(str(error))
+        return self.torus(scales[:, ~dead]) if not bool(dead.all()) else None
+
+    def _owners(self, port: Port) -> Iterator[Tensor]:
+        """Yield which rows of single entries are of one parameter, for each."""
+        owner = torch.bucketize(port.entries[:, 0], self.frame._starts, right=True)
+        for one in owner.unique():
+            yield owner == one
+
+    def _shared(self, port: Port, E: Tensor) -> Iterator[tuple[Rows, Tensor]]:
+        """Yield rows with their exponents, divided among the uses of each entry."""
+        shares = self.frame.shares[port.entries]
+        index = torch.arange(len(port.rows))
+        if bool((shares == shares[:, :1]).all()):
+            yield self.frame.rows(port), E / shares[:, :1]
+            return
+        for column in range(port.entries.shape[1]):
+            yield self.frame.rows(port.at(index, torch.tensor([column]))), E / shares[:, column, None]
+
+    # Matrices
+
+    def _gauges(self, N: Tensor) -> Tensor:
+        """Take the generators of one component apart into groups on wires. Return which pairs are free alone."""
+        pairs = self.unknowns.pairs
+        N = self._agreed(_orthonormal(N))
+        P = N[: len(pairs)]
+        alone = (P.square().sum(1) - 1).abs() < _ZERO
+        N = torch.where(torch.cat([alone, torch.zeros(len(N) - len(alone), dtype=torch.bool)])[:, None], 0.0, N)
+        _, s, Vh = torch.linalg.svd(N[: len(pairs)], full_matrices=False)
+        N = self._acting(N @ Vh[s > _ZERO].T)
+        N = self._without_gains(N)
+        if N.shape[1]:
+            N = sparse(N, N[: len(pairs)])
+            X = self._matrices(N)
+            T = self._alone @ null_space(self._gain_rows() @ self._alone, _ZERO, 1.0)[0]
+            T = sparse(T, T)
+            for columns in _connected(X):
+                self._block(N[:, columns], X[columns], T)
+        return alone
+
+    def _agreed(self, N: Tensor) -> Tensor:
+        """Return the generators under which all uses of an entry change it alike."""
+        tied = self.unknowns.agreement(self.point, N.shape[1] + 8, self.generator)
+        return N @ null_space(tied @ N, _ZERO, 1.0)[0] if len(tied) else N
+
+    def _acting(self, N: Tensor) -> Tensor:
+        """Return the generators that are orthogonal to those that move nothing."""
+        if not N.shape[1]:
+            return N
+        N = _orthonormal(N)
+        _, s, Vh = torch.linalg.svd(self.unknowns.fields(self.point, N) / self._size, full_matrices=False)
+        return N @ Vh[s > _ZERO].T
+
+    def _patterns(self, pairs: Tensor) -> None:
+        """Take entries that are free alone as patterns, one for each connected set of channels."""
+        C = len(self.frame.roots)
+        graph = coo_matrix((np.ones(len(pairs)), (pairs[:, 0].numpy(), pairs[:, 1].numpy())), (C, C))
+        part = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
+        Q = _orthonormal(self._alone)
+        for one in part[pairs[:, 0]].unique():
+            channels = torch.nonzero(part == one)[:, 0]
+            place = torch.full((C,), -1)
+            place[channels] = torch.arange(len(channels))
+            mask = torch.zeros(len(channels), len(channels), dtype=torch.bool)
+            own = pairs[part[pairs[:, 0]] == one]
+            mask[place[own[:, 0]], place[own[:, 1]]] = True
+            diagonals = []
+            for k, channel in enumerate(channels.tolist()):
+                v = self._diagonal(channel)
+                if float((Q.T @ v).square().sum()) > 1 - _ZERO:
+                    mask[k, k] = True
+                    diagonals.append(v)
+            algebra = GL(len(mask)) if bool(mask.all()) else None
+            try:
+                self._add(algebra or Pattern(len(mask), mask), channels)
+                self._diagonals += diagonals
+            except ValueError as error:
+                self.refused.append(str(error))
+
+    def _diagonal(self, channel: int) -> Tensor:
+        """Return the log-scale of one channel in all its units as a unit vector of unknowns."""
+        frame, v = self.frame, torch.zeros(self.unknowns.count, dtype=torch.float64)
+        at = torch.nonzero(frame.channel_of[frame.scales] == channel)[:, 0]
+        v[self.unknowns.first_scale + at] = 1 - 2 * frame.nodes.dual[frame.scales[at]].double()
+        return v / v.norm()
+
+    def _without_gains(self, N: Tensor) -> Tensor:
+        """Return generators less log-scales, so that they change no gain and as little of the diagonal as can be."""
+        T, D = self._alone, self._gain_rows()
+        if len(D) and N.shape[1]:
+            N, left = _least(N, T, D)
+            bad = left > _ZERO
+            if bool(bad.any()):
+                K = null_space(D @ N, _ZERO, 1.0)[0]
+                self.refused.append(f"{int(N.shape[1] - K.shape[1])} generators mix channels and change their gains")
+                N = N @ K
+            T = T @ null_space(D @ T, _ZERO, 1.0)[0] if T.shape[1] else T
+        some = torch.arange(self.unknowns.first_scale, self.unknowns.first_slice)
+        select = torch.zeros(len(some), self.unknowns.count, dtype=torch.float64)
+        select[torch.arange(len(some)), some] = 1.0
+        return _least(N, T, select)[0]
+
+    def _gain_rows(self) -> Tensor:
+        """Return the changes of all gains by unknowns (gains, unknowns)."""
+        rows, frame = [torch.zeros(0, self.unknowns.count, dtype=torch.float64)], self.frame
+        for gain in frame.walk.gains:
+            D = torch.zeros(len(gain.after), self.unknowns.count + 1, dtype=torch.float64)
+            for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
+                at, turn = frame.scale_of(nodes.clamp(0))
+                at = torch.where(nodes > 0, self.unknowns.first_scale + at, self.unknowns.count)
+                D.scatter_add_(1, at[:, None], (way * turn)[:, None])
+            rows.append(D[:, :-1])
+        return torch.cat(rows)
+
+    def _matrices(self, N: Tensor) -> Tensor:
+        """Return generators as matrices of all channels (k, C, C), sparse in what they touch."""
+        frame, C = self.frame, len(self.frame.roots)
+        X = torch.zeros(N.shape[1], C, C, dtype=torch.float64)
+        i, j = self.unknowns.pairs.T
+        X[:, i, j] = N[: len(i)].T
+        at, turn = frame.scale_of(frame.roots)
+        known = frame.scales[at.clamp(max=len(frame.scales) - 1)] == frame.nodes.scales[frame.roots]
+        lam = torch.where(known[:, None], N[self.unknowns.first_scale + at.clamp(max=len(frame.scales) - 1)], 0.0)
+        X.diagonal(dim1=1, dim2=2).copy_((turn[:, None] * lam).T)
+        top = X.abs().amax((1, 2), keepdim=True)
+        return torch.where(X.abs() > 1e-10 * top, X, 0.0)
+
+    def _block(self, N: Tensor, X: Tensor, diagonal: Tensor) -> None:
+        """Take generators on connected channels as groups on single wires, on wires side by side, or as they are.
+
+        diagonal: log-scales that change no gain, of which an algebra may need some to be closed.
+        """
+        touched = (X != 0).any(0)
+        channels = torch.nonzero(touched.any(0) | touched.any(1))[:, 0]
+        inside = torch.zeros(len(self.frame.roots), dtype=torch.bool).index_fill_(0, channels, True)
+        outside = self._matrices(diagonal).diagonal(dim1=1, dim2=2)[:, ~inside].T
+        diagonal = diagonal @ null_space(outside, _ZERO, 1.0)[0]
+        D = self._matrices(sparse(diagonal, diagonal))
+        X, D = (each[:, channels[:, None], channels] for each in (X, D))
+        kinds = self.unknowns.kind[channels]
+        wires = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
+        problem = ""
+        for more in (0, len(D)):
+            every, unknowns = torch.cat([X, D[:more]]), torch.cat([N, diagonal[:, :more]], 1)
+            try:
+                made = self._taken_apart(every, channels, wires)
+                if not more and len(D) and any(isinstance(each[0], Span) or each[0].n == 2 for each in made):
+                    continue
+                for each in made:
+                    self._add(*each)
+                self._diagonals += list(unknowns.T)
+                return
+            except ValueError as error:
+                problem = str(error)
+        self.refused.append(f"{len(X)} generators on {len(channels)} channels: {problem}")
+
+    def _taken_apart(self, X: Tensor, channels: Tensor, wires: Sequence[Tensor]) -> list[Made]:
+        """Return algebras with channels, positions and flips: on single wires, then on several alike."""
+        made: list[Made] = []
+        apart = [X[:0]]
+        for wire in wires:
+            outside = torch.ones(len(channels), len(channels), dtype=torch.bool)
+            outside[wire[:, None], wire] = False
+            K = null_space(X[:, outside].T, _ZERO, 1.0)[0]
+            if K.shape[1]:
+                apart.append(torch.einsum("kij,kl->lij", X, K))
+                made.append((recognized(apart[-1][:, wire[:, None], wire]), channels[wire], None, None))
+        single = torch.cat(apart)
+        if len(single) < len(X):
+            folded = self._folded(X, single, channels, wires)
+            made = [(recognized(X), channels, None, None)] if folded is None else [*made, folded]
+        return made
+
+    def _folded(self, X: Tensor, single: Tensor, channels: Tensor, wires: Sequence[Tensor]) -> Made | None:
+        """Return generators that act on several wires alike, or by contragredients.
+
+        None unless all are sums of these and of those of single wires, to which these are orthogonal.
+        """
+        names = self.frame.nodes.components[self.frame.roots[channels]]
+        aligned = [wire[torch.argsort(names[wire])] for wire in wires]
+        first = names[aligned[0]]
+        if any(len(wire) != len(first) or not torch.equal(names[wire], first) for wire in aligned):
+            return None
+        inside = torch.zeros(X.shape[1:], dtype=torch.bool)
+        for wire in aligned:
+            inside[wire[:, None], wire] = True
+        rows, flips = [X[:, ~inside].T], []
+        lead = X[:, aligned[0][:, None], aligned[0]]
+        for wire in aligned[1:]:
+            block = X[:, wire[:, None], wire]
+            ways = [(block - lead).flatten(1).T, (block + lead.mT).flatten(1).T]
+            sizes = [null_space(way, _ZERO, 1.0)[0].shape[1] for way in ways]
+            flips.append(sizes[1] > sizes[0])
+            rows.append(ways[flips[-1]])
+        rows.append(torch.einsum("lij,kij->lk", single, X))
+        K = null_space(torch.cat(rows), _ZERO, 1.0)[0]
+        if K.shape[1] != len(X) - len(single):
+            return None
+        algebra = recognized(torch.einsum("kij,kl->lij", lead, K))
+        m, order = len(first), torch.cat(aligned)
+        flipped = torch.tensor([False, *flips]).repeat_interleave(m)
+        return algebra, channels[order], torch.arange(m).repeat(len(aligned)), flipped
+
+    def _add(
+        self, algebra: Algebra, channels: Tensor, positions: Tensor | None = None, flipped: Tensor | None = None
+    ) -> None:
+        self.gauges.append(Gauge(self.frame.wire(channels, positions, flipped), algebra))
+
+
+def recognized(X: Tensor) -> Algebra:
+    """Return the algebra that matrices (k, n, n) span (ValueError if they span none)."""
+    n = X.shape[1]
+    for algebra in (GL(n), SO(n), CenteredSO(n), IntoMean(n), FromSum(n), *([Complex()] if n == 2 else [])):
+        if algebra.dimension == len(X) and bool(((algebra.project(X) - X).abs() < _ZERO * X.abs().max()).all()):
+            return algebra
+    return Span(n, X)
+
+
+def sparse(B: Tensor, D: Tensor) -> Tensor:
+    """Return combinations of columns of B for which those of D are in reduced echelon form, largest pivots first."""
+    norms = D.norm(dim=0)
+    B, D = B[:, norms > _ZERO] / norms[norms > _ZERO], D[:, norms > _ZERO] / norms[norms > _ZERO]
+    for k in range(D.shape[1]):
+        rest = D[:, k:].abs()
+        at = int(rest.argmax())
+        row, column = at // rest.shape[1], at % rest.shape[1] + k
+        if float(D[row, column].abs()) < _ZERO:
+            return _rounded(B[:, :k])
+        swap = torch.arange(D.shape[1])
+        swap[[k, column]] = swap[[column, k]]
+        B, D = B[:, swap], D[:, swap]
+        factor = D[row] / D[row, k]
+        factor[k] = 0.0
+        B, D = B - B[:, k : k + 1] * factor, D - D[:, k : k + 1] * factor
+    return _rounded(B)
+
+
+def _rounded(B: Tensor) -> Tensor:
+    """Return columns of largest entry 1, without what rounding left."""
+    B = B / B.abs().amax(0).clamp(min=1e-300)
+    return torch.where(B.abs() > 1e-10, B, 0.0)
+
+
+def _orthonormal(N: Tensor) -> Tensor:
+    return torch.linalg.qr(N / N.norm(dim=0).clamp(min=1e-300))[0] if N.shape[1] else N
+
+
+def _pivots(M: Tensor, sizes: Tensor) -> Tensor:
+    """Return which columns are independent of earlier ones, the largest first."""
+    if not M.shape[1]:
+        return torch.zeros(0, dtype=torch.long)
+    M = torch.where(sizes > _ZERO, M / sizes.clamp(min=_ZERO), 0.0)
+    kept: list[int] = []
+    while True:
+        norms = M.norm(dim=0)
+        k = int(norms.argmax())
+        if float(norms[k]) < _ZERO:
+            return torch.tensor(sorted(kept), dtype=torch.long)
+        kept.append(k)
+        q = M[:, k] / norms[k]
+        M = M - torch.outer(q, q @ M)
+        M[:, k] = 0.0
+
+
+def _least(N: Tensor, T: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """Return N + T y with the least D (N + T y), and the norms of that."""
+    if T.shape[1] and N.shape[1]:
+        N = N - T @ (torch.linalg.pinv(D @ T, rtol=1e-10) @ (D @ N))
+    return N, (D @ N).norm(dim=0)
+
+
+def _once(port: Port) -> Iterator[Port]:
+    """Yield rows of single entries so that each entry is once in each part."""
+    left = torch.arange(len(port.rows))
+    while len(left):
+        order = torch.argsort(port.entries[left, 0], stable=True)
+        e = port.entries[left[order], 0]
+        fresh = torch.ones(len(left), dtype=torch.bool)
+        fresh[1:] = e[1:] != e[:-1]
+        yield port.at(left[order[fresh]])
+        left = left[order[~fresh]].sort()[0]
+
+
+def _connected(X: Tensor) -> Iterator[Tensor]:
+    """Yield which of matrices (k, C, C) touch channels in common."""
+    touched = ((X != 0).any(1) | (X != 0).any(2)).numpy()
+    part = connected_components(coo_matrix(touched @ touched.T), directed=False)[1]
+    for one in np.unique(part):
+        yield torch.from_numpy(np.flatnonzero(part == one))

@@ -1,0 +1,84 @@
+"""What is found by charges is true: by the model itself, and by charges that groups compute from autograd's gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.charges.find import Found, find
+from quotient_manifolds.symmetries.groups import Gauge, Symmetry
+from tests.symmetries.nets import NETS, net
+from tests.symmetries.test_nets import shown
+
+CHANGE = 1e-8
+
+
+def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Found]:
+    model, x = net(name, bias)
+    return model, x, find(model, shown(name, x)[:4])
+
+
+def moved(model: nn.Module, symmetries: tuple[Symmetry, ...], seed: int = 3) -> dict[str, Tensor]:
+    draw, params = torch.Generator().manual_seed(seed), {name: w.detach() for name, w in model.named_parameters()}
+    for symmetry in symmetries:
+        params = symmetry.act(params, symmetry.element(draw, 0.3))
+    return params
+
+
+def kinds(found: Found) -> Counter[str]:
+    def kind(each: Symmetry) -> str:
+        size = each.algebra.n if isinstance(each, Gauge) else "".join(map(str, each.shape))
+        return f"{type(each.algebra if isinstance(each, Gauge) else each).__name__}{size}"
+
+    return Counter(map(kind, found.symmetries))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", list(NETS)[::13])
+def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, bias: bool) -> None:
+    model, x, found = found_in(name, bias)
+    with torch.no_grad():
+        before, after = model(x), torch.func.functional_call(model, moved(model, found.symmetries), (x,))
+    assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+    assert found.largest < 1e-9 < 1e-7 < found.smallest
+
+
+@pytest.mark.parametrize("name", list(NETS)[5::29])
+def test_gradients_at_other_weights_have_no_charge(name: str) -> None:
+    """Of groups: an implementation apart from that of the finder."""
+    model, x, found = found_in(name, True)
+    draw = torch.Generator().manual_seed(1)
+    params = {
+        key: (w.detach() * (1 + 0.3 * torch.randn(w.shape, generator=draw, dtype=w.dtype))).requires_grad_()
+        for key, w in model.named_parameters()
+    }
+    y = torch.func.functional_call(model, params, (shown(name, x)[4:12],))
+    loss = (y * torch.randn(y.shape, generator=draw, dtype=y.dtype)).sum()
+    gradient = dict(zip(params, torch.autograd.grad(loss, [*params.values()], materialize_grads=True), strict=True))
+    for symmetry in found.symmetries:
+        value, size = symmetry.charge(params, gradient)
+        assert float(value.detach().abs().max()) <= 1e-9 * float(size.max()), symmetry.names
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("linear", {"GL8": 1}),
+        ("relu", {"GL8": 2, "Torus8": 1}),
+        ("rot", {"Complex2": 4, "GL8": 2}),
+        ("ln std", {"CenteredSO8": 1, "IntoMean8": 1, "FromSum8": 1}),
+        ("shared qk", {"SO8": 1, "GL8": 2}),
+        ("softmax of tokens", {"GL8": 2, "Torus1": 1}),
+    ],
+)
+def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
+    assert kinds(found_in(name, True)[2]) == Counter(expected)
+
+
+def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> None:
+    _, _, found = found_in("relu", True)
+    gauges = [each for each in found.symmetries if isinstance(each, Gauge)]
+    assert all(each.reflections is not None and bool(each.reflections.all()) for each in gauges)
