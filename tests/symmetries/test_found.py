@@ -1,4 +1,4 @@
-"""What is found by charges is true: by the model itself, and by charges that groups compute from autograd's gradients."""
+"""What charges find is true: by the model itself, and by charges that groups compute from autograd's gradients."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Points:
             noise = w.square()  # one normal number for the sum of two, in place: this is memory's time
             size = noise.mean().clamp(_LEAST**2)
             noise.mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
-            normal = torch.randn(w.shape, generator=self.generator).to(w)
+            normal = torch.randn(w.shape, generator=self.generator, dtype=torch.float32).to(w)
             return noise.mul_(normal).add_(w).double()
 
         return {name: other(w) for name, w in self.recordings[0].parameters.items()}

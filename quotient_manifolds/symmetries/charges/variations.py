@@ -78,7 +78,7 @@ def numbers(
         return like.new_zeros(shape)
     if limit is None and (pair := _mask(like)) is not None:
         shown, hidden = pair
-        made = torch.rand(shape, generator=generator) < (1 if mood == "positive" else _SHOWN)
+        made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
         if made.ndim:
             made[..., :1] = True
         return torch.where(made, shown, hidden).to(like.dtype)
