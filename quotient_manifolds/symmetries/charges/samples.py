@@ -98,8 +98,6 @@ def samples(
         none = multiples.new_zeros(losses - len(multiples), *multiples.shape[1:])
         terms.append((tap.values, torch.cat([none, multiples])))
     for found in _gradients(terms, wanted, losses):
-        if not all(bool(torch.isfinite(g).all()) for g in found):
-            return
         slopes = dict(zip(sides, found, strict=False))
 
         def side(number: int, written: bool, slopes: Mapping[tuple[int, int], Tensor] = slopes) -> Side:
@@ -128,7 +126,7 @@ def _multiples(y: Tensor, losses: int, generator: torch.Generator) -> Tensor:
 
 
 def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor], losses: int) -> Iterator[list[Tensor]]:
-    """Yield the gradients of each loss: of all at once where these are few and derivatives can be batched."""
+    """Yield the gradients of each loss, as long as they are finite: of all at once if few and they can be batched."""
     outputs = [y for y, _ in terms]
     if losses > 1 and losses * sum(w.numel() for w in wanted) < _AT_ONCE:
         try:
@@ -139,9 +137,14 @@ def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor],
         except (RuntimeError, IndexError):  # of vmap
             pass
         else:
-            none = [torch.zeros_like(w) for w in wanted]
-            yield from ([o if g is None else g[k] for g, o in zip(every, none, strict=True)] for k in range(losses))
+            if all(g is None or bool(torch.isfinite(g).all()) for g in every):
+                none = [torch.zeros_like(w) for w in wanted]
+                pairs = [*zip(every, none, strict=True)]
+                yield from ([o if g is None else g[k] for g, o in pairs] for k in range(losses))
             return
     for k in range(losses):
         up = [each[k] for _, each in terms]
-        yield list(torch.autograd.grad(outputs, wanted, up, retain_graph=k < losses - 1, materialize_grads=True))
+        found = torch.autograd.grad(outputs, wanted, up, retain_graph=k < losses - 1, materialize_grads=True)
+        if not all(bool(torch.isfinite(g).all()) for g in found):
+            return
+        yield list(found)
