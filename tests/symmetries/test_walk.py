@@ -35,7 +35,7 @@ def gradients(model: nn.Module, weights: dict[str, Tensor], x: Tensor, seed: int
     """By autograd, of the loss of `sample`."""
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     y = torch.func.functional_call(model, leaves, (x,))
-    up = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)
+    up = torch.randn(2, *y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)[0]
     loss = (up * y).sum() / y.detach().square().mean().sqrt()
     return dict(zip(leaves, torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True), strict=True))
 
