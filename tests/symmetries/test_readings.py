@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.charges.samples import Sample, samples
+from quotient_manifolds.symmetries.charges.samples import Sample
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Torus
 from quotient_manifolds.symmetries.outputs import answer
@@ -24,52 +25,36 @@ from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
 
-class Points:
-    """Draw other weights and other inputs of the recorded shape."""
+class Model:
+    """Read a model at generic points, and hold what tests compare with."""
 
-    def __init__(self, model: nn.Module, batch: object, seed: int = 0) -> None:
-        self.model = model
-        self.recording = record(model, batch, answer)
+    def __init__(self, model: nn.Module, batch: object) -> None:
+        self.points = Points(model, batch, shapes=False)
+        self.recording = self.points.recordings[0]
         self.walk = Walk(self.recording)
         self.frame = Frame(self.walk)
-        self.replay = Replay(self.recording.program)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.vectors = vectors(self.frame)
+        self.generator = torch.Generator().manual_seed(0)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def weights(self) -> dict[str, Tensor]:
-        found = {}
-        for name, w in self.recording.parameters.items():
-            size = w.double().square().mean().sqrt().clamp(min=1e-3)
-            found[name] = w * (1 + 0.3 * self.normal(*w.shape)) + 0.1 * size * self.normal(*w.shape)
-        return found
+        return self.points.weights()
 
-    def inputs(self) -> list[Tensor]:
-        found = []
-        for place, number in enumerate(self.recording.program.inputs):
-            value = self.recording.values[number]
-            if value.is_floating_point():
-                found.append(self.normal(*value.shape))
-            elif place in self.walk.limits:
-                found.append(torch.randint(self.walk.limits[place], value.shape, generator=self.generator))
-            else:
-                found.append(value)
-        return found
-
-    def draw(self, batches: int, losses: int) -> Sequence[tuple[Mapping[str, Tensor], Sample]]:
-        found: list[tuple[Mapping[str, Tensor], Sample]] = []
+    def draw(self, batches: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
+        names = vectors(self.frame)
         for _ in range(batches):
-            w, x = self.weights(), self.inputs()
-            made = samples(self.walk, w, x, losses, self.generator, vectors=self.vectors)
-            found += [(w, sample) for sample in made]
-        return found
+            at, found = self.points.samples(losses, walk=self.walk, vectors=names)
+            yield from ((at.weights, sample) for sample in found)
 
     def gradients(self, losses: int = 1) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return weights, and gradients of random losses by autograd alone."""
         leaves = {name: w.requires_grad_() for name, w in self.weights().items()}
-        outputs = [y for y in self.replay.run(leaves.__getitem__, self.inputs(), {})[0] if y.requires_grad]
+        outputs = [
+            y
+            for y in Replay(self.recording.program).run(leaves.__getitem__, self.points.inputs(self.recording), {})[0]
+            if y.requires_grad
+        ]
         found = []
         for _ in range(losses):
             up = [self.normal(*y.shape) / y.detach().square().mean().sqrt() for y in outputs]
@@ -84,8 +69,7 @@ class Points:
         return Point(theta, self.walk.entries.read(w.__getitem__), torch.stack(rows))
 
     def read(self) -> Readings:
-        every = torch.arange(len(self.frame.roots))
-        return read(self.frame, every, self.draw, torch.Generator().manual_seed(0))
+        return read(self.frame, torch.arange(len(self.frame.roots)), self.draw, self.generator)
 
 
 class OfChannels(Unknowns):
@@ -117,7 +101,7 @@ def tangents(symmetries: Sequence[Symmetry], weights: Mapping[str, Tensor]) -> T
     return torch.cat(found, 1)
 
 
-def vanish(symmetries: Sequence[Symmetry], points: Points) -> None:
+def vanish(symmetries: Sequence[Symmetry], points: Model) -> None:
     """Compare with gradients by autograd at other weights, and the groups' own computation of charges."""
     weights, (gradient,) = points.gradients()
     for symmetry in symmetries:
@@ -158,7 +142,7 @@ FEWER = {
 @pytest.mark.parametrize("name", [*EQUAL, *FEWER])
 def test_readings_span_what_null_spaces_of_all_unknowns_do(name: str) -> None:
     model, x = net(name, EQUAL[name] if name in EQUAL else FEWER[name][0])
-    points = Points(model, shown(name, x)[:4])
+    points = Model(model, shown(name, x)[:4])
     found = points.read()
     kernel = solve(OfChannels(points.frame), points.point)
     weights = points.weights()
@@ -269,7 +253,7 @@ def test_readings_of_transformers(make: Callable[[], nn.Module], gauges: int, sc
             w += 0.1 * torch.randn_like(w)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    points = Points(model, batch_of(make, 4, 0))
+    points = Model(model, batch_of(make, 4, 0))
     found = points.read()
     weights = points.weights()
     assert sum(s.dimension(weights) for s in found.symmetries if isinstance(s, Gauge)) == gauges

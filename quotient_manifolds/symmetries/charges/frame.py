@@ -120,7 +120,6 @@ class Frame:
         self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
         touched = [p.nodes for p in self.ports] + [n[n > 0] for g in walk.gains for n in (g.before, g.after)]
         self.scales = self.nodes.scales[torch.cat(touched)].unique() if touched else torch.zeros(0).long()
-        self._affine: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def _wholes(self) -> Iterator[Port]:
         """Yield each side of each use, and each parameter that is an activation, by nodes."""
@@ -171,8 +170,10 @@ class Frame:
         """Return how often each entry of theta is used, at least once (P,)."""
         count = torch.zeros(self.entries.size, dtype=torch.float64)
         for use in self.walk.uses:
-            at = use.entries.unique()
-            count[at[at >= 0]] += 1
+            order = sorted(range(use.entries.ndim), key=use.entries.stride, reverse=True)
+            at = use.entries.permute(order).reshape(-1)  # in the order of memory
+            at = at if int(at.min()) >= 0 else at[at >= 0]
+            count[at] = count[at] + 1  # once, however often an entry occurs
         for name, nodes in self.walk.leaves.items():
             start = self.entries.start[name]
             count[start : start + nodes.numel()] += nodes.reshape(-1) > 0
@@ -202,20 +203,54 @@ class Frame:
         positions: where each is in the wire, which may fold several channels onto one; in order if None. flipped: which
         of them are contragredients of their position.
         """
-        place = torch.full((len(self.roots),), -1)
-        place[channels] = torch.arange(len(channels)) if positions is None else positions
-        flip = torch.zeros(len(self.roots), dtype=torch.bool)
-        if flipped is not None:
-            flip[channels] = flipped
-        slots = []
-        for port in self.ports:
-            for turned in (False, True):
-                some = torch.nonzero((place[port.channels] >= 0) & (flip[port.channels] == turned))[:, 0]
-                moved = replace(port.at(some), channels=place[port.channels[some]])
-                slots += [slot for piece in self._pieces(moved) for slot in self._slots(piece, turned)]
+        place = torch.arange(len(channels)) if positions is None else positions
+        flip = torch.zeros(len(channels), dtype=torch.bool) if flipped is None else flipped
+        slots = [slot for port in self.placed(channels, place, flip) for slot in self._slots(port)]
         return Wire(tuple(slots), int(place.max()) + 1)
 
-    def _slots(self, port: Port, turned: bool) -> Iterator[Slot]:
+    def placed(self, channels: Tensor, positions: Tensor, flipped: Tensor) -> Iterator[Port]:
+        """Yield what ports have of some channels, with positions for channels, each once in a port.
+
+        flipped: which channels are contragredients of their position. Such rows change whether they are dual. Channels
+        of one position are of several wires, in the order in which they are given.
+        """
+        place, copy = torch.full((2, len(self.roots)), -1)
+        place[channels] = positions
+        order = torch.argsort(positions, stable=True)
+        _, which, size = torch.unique_consecutive(positions[order], return_inverse=True, return_counts=True)
+        copy[channels[order]] = 2 * (torch.arange(len(order)) - (size.cumsum(0) - size)[which])
+        copy[channels] += flipped.long()
+        kind, holders = self._holders
+        numbers = {number for one in kind[channels].unique().tolist() for number in holders[one]}
+        for number in sorted(numbers):
+            port = self.ports[number]
+            inside = place[port.channels] >= 0
+            for one in copy[port.channels[inside]].unique().tolist():
+                some = torch.nonzero(inside & (copy[port.channels] == one))[:, 0]
+                moved = replace(port.at(some), channels=place[port.channels[some]], dual=port.dual != bool(one % 2))
+                yield from self._pieces(moved)
+
+    @cached_property
+    def _holders(self) -> tuple[Tensor, list[list[int]]]:
+        """Return the kind of each channel, and by kind the numbers of the ports that have such channels."""
+        generator = torch.Generator().manual_seed(1)
+        names = torch.randint(1 << 62, (len(self.ports),), generator=generator)
+        sets = torch.zeros(len(self.roots), dtype=torch.long)  # sums of names tell sets of ports apart
+        for name, port in zip(names, self.ports, strict=True):
+            sets[port.channels] += name
+        unique, kind = sets.unique(return_inverse=True)
+        holders: list[list[int]] = [[] for _ in unique]
+        for number, port in enumerate(self.ports):
+            for one in kind[port.channels].unique().tolist():
+                holders[one].append(number)
+        return kind, holders
+
+    @property
+    def kinds(self) -> Tensor:
+        """Return a number for each channel, the same for channels with the same ports."""
+        return self._holders[0]
+
+    def _slots(self, port: Port) -> Iterator[Slot]:
         """Yield slots: entries of one parameter each, and rows with gains of the same parameters."""
         constant, steps = self._steps(port.nodes)
         signature = torch.stack([torch.zeros(len(port.rows), dtype=torch.long), *(which for which, _, _ in steps)])
@@ -229,11 +264,11 @@ class Frame:
             units = None if bool((constant[rows] == 1).all()) else constant[rows]
             for piece in self.by_parameter(port.at(rows)):
                 where = self.rows(piece)
-                yield Slot(where, piece.channels, port.writes, port.dual != turned, units, gains, port.use)
+                yield Slot(where, piece.channels, port.writes, port.dual, units, gains, port.use)
 
     def by_parameter(self, port: Port) -> Iterator[Port]:
         """Yield the columns that are entries of one parameter each (ValueError if rows differ in that)."""
-        owner = torch.bucketize(port.entries, self._starts, right=True)
+        owner = self.owners(port.entries)
         if not bool((owner == owner[:1]).all()):
             raise ValueError(
                 "Rows of a port must have entries of the same parameters in the same columns. Found others"
@@ -241,6 +276,10 @@ class Frame:
         for one in owner[0].unique().tolist():
             if one > 0:
                 yield port.at(torch.arange(len(port.rows)), torch.nonzero(owner[0] == one)[:, 0])
+
+    def owners(self, entries: Tensor) -> Tensor:
+        """Return the number of the parameter of each entry, from 1 on, 0 for constants."""
+        return torch.bucketize(entries.contiguous(), self._starts, right=True)
 
     @cached_property
     def _starts(self) -> Tensor:
@@ -261,8 +300,6 @@ class Frame:
         if (known := self.entries.affine(memory)) is not None:
             scale, offset = known
             return {} if known == (1.0, 0.0) else {"scale": scale, "offset": offset}
-        if memory not in self._affine:
-            self._affine[memory] = self._fitted(memory)
         fitted = self._affine[memory]
         if fitted is None or not bool(torch.isfinite(fitted[0][places]).all() and (fitted[0][places] != 0).all()):
             raise ValueError("Groups act on affine functions of parameters. Found another")
@@ -270,26 +307,24 @@ class Frame:
         plain = bool((scales == 1).all()) and not bool(offsets.any())
         return {} if plain else {"scale": scales, "offset": offsets}
 
-    def _fitted(self, memory: int) -> tuple[Tensor, Tensor] | None:
-        generator = torch.Generator().manual_seed(5)
-        found = []
+    @cached_property
+    def _affine(self) -> dict[int, tuple[Tensor, Tensor] | None]:
+        """Return scale and offset of each function of parameters by memory, None for those that are not affine."""
+        generator, made = torch.Generator().manual_seed(5), self.entries.made
+        found: dict[int, list[tuple[Tensor, Tensor]]] = {memory: [] for memory in made}
         for _ in range(3):
-            weights = {
-                name: torch.randn(shape, generator=generator, dtype=torch.float64).abs() + 0.5
-                for name, shape in self.entries.shapes.items()
-            }
-            theta = torch.cat([w.reshape(-1) for w in weights.values()])
-            value, slope = self.entries.read(weights.__getitem__).at(memory, slice(None))  # type: ignore[arg-type]
-            entries = self.entries.made[memory]
-            x = torch.where(entries >= 0, theta[entries.clamp(0)], 0.0)
-            found.append((slope, value - slope * x))
-        (slope, offset), others = found[0], found[1:]
-        same = all(
-            torch.allclose(a, b, rtol=_AFFINE, atol=_AFFINE)
-            for other in others
-            for a, b in zip(found[0], other, strict=True)
-        )
-        return (slope, offset) if same else None
+            theta = torch.rand(self.entries.size, generator=generator, dtype=torch.float64) + 0.5
+            shapes = self.entries.shapes.items()
+            weights = {name: theta[self.entries.start[name] :][: shape.numel()].view(shape) for name, shape in shapes}
+            reading = self.entries.read(weights.__getitem__)
+            for memory, entries in made.items():
+                value, slope = reading.at(memory, torch.arange(len(entries)))
+                found[memory].append((slope, value - slope * torch.where(entries >= 0, theta[entries.clamp(0)], 0.0)))
+
+        def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+            return all(torch.allclose(a, b, rtol=_AFFINE, atol=_AFFINE) for a, b in zip(one, other, strict=True))
+
+        return {m: first if all(same(first, each) for each in more) else None for m, (first, *more) in found.items()}
 
     def _gain(self, gains: Tensor, power: float) -> Gain:
         """Return the gain of rows by the numbers of gains."""
@@ -299,7 +334,7 @@ class Frame:
         entries, places = of.entries[at], of.places[at]
         if bool((entries < 0).any()):
             raise ValueError("Gains must be entries of parameters. Found constants")
-        owner = torch.bucketize(entries, self._starts, right=True) - 1
+        owner = torch.bucketize(entries.contiguous(), self._starts, right=True) - 1
         if bool((owner != owner[0]).any()):
             raise ValueError("Gains of a slot must be of one parameter. Found several")
         name = list(self.entries.start)[int(owner[0])]

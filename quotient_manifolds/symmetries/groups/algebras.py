@@ -32,6 +32,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.rows import Record, integers, numbers
 
+_RANK = 1e-10
+"""How near to 1 the cosine between a matrix and its projection is if it is in an algebra."""
+
 _POWERS = 12
 """Steps of the power method by which random matrices get a spectral norm of about 1."""
 
@@ -57,6 +60,12 @@ class Algebra(Record, ABC):
     @abstractmethod
     def dimension(self) -> int:
         """Return the number of independent matrices."""
+
+    def within(self, N: Tensor, M: Tensor) -> Tensor:
+        """Return an orthonormal basis (k, n, n) of its matrices N Y M^T. N and M have orthonormal columns."""
+        B = torch.einsum("ia,jb->abij", N, M).flatten(0, 1)
+        cosines, vectors = torch.linalg.eigh(B.flatten(1) @ self.project(B).flatten(1).mT)
+        return (vectors[:, cosines > 1 - _RANK].mT @ B.flatten(1)).view(-1, self.n, self.n)
 
     def random(self, generator: torch.Generator, *batch: int) -> Tensor:
         """Draw matrices (*batch, n, n): Gaussian, projected, of spectral norm about 1."""
@@ -103,6 +112,11 @@ def _signs(n: int, channels: Tensor, flips: Tensor) -> Tensor:
     signs = torch.ones(*flips.shape[:-1], n, dtype=torch.float64)
     signs[..., channels[: flips.shape[-1]]] -= 2.0 * flips.double()
     return torch.diag_embed(signs)
+
+
+def _has_ones(N: Tensor) -> bool:
+    """Return whether the vector 1 is in the span of orthonormal columns (n, k)."""
+    return float(N.sum(0).square().sum()) > (1 - _RANK) * len(N)
 
 
 def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
@@ -234,6 +248,10 @@ class IntoMean(Algebra):
     def dimension(self) -> int:
         return self.n
 
+    def within(self, N: Tensor, M: Tensor) -> Tensor:
+        w = M.mT[:, None] / self.n**0.5
+        return w.expand(-1, self.n, -1)[: len(w) if _has_ones(N) else 0]
+
     def reflect(self, flips: Tensor) -> Tensor:
         return torch.eye(self.n, dtype=torch.float64) - 2.0 / self.n * flips[..., None].double()
 
@@ -244,6 +262,9 @@ class FromSum(IntoMean):
 
     def project(self, C: Tensor) -> Tensor:
         return C.mean(-1, keepdim=True).expand(C.shape)
+
+    def within(self, N: Tensor, M: Tensor) -> Tensor:
+        return super().within(M, N).mT
 
 
 @dataclass(frozen=True, eq=False)

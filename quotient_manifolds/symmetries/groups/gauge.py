@@ -104,7 +104,7 @@ class Gauge(Symmetry):
                 if isinstance(algebra, GL) and not self.wire.sides:
                     idle += N.shape[1] * M.shape[1]
                     continue
-                X = _inside(algebra, torch.einsum("ia,jb->abij", N, M).flatten(0, 1))
+                X = algebra.within(N, M)
                 idle += len(X)
                 if self.wire.sides and len(X):
                     whole = X.new_zeros(len(X), *self.shape)
@@ -141,10 +141,3 @@ def _null(F: Tensor) -> Tensor:
     _, s, Vh = torch.linalg.svd(F / norms)
     rank = int((s > _RANK * s[0]).sum())
     return torch.linalg.qr(Vh[rank:].mT / norms[:, None])[0]
-
-
-def _inside(algebra: Algebra, X: Tensor) -> Tensor:
-    """Return an orthonormal basis (k, m, m) of the part of the span of orthonormal X that is in an algebra."""
-    B = X.flatten(1)
-    cosines, vectors = torch.linalg.eigh(B @ algebra.project(X).flatten(1).mT)
-    return (vectors[:, cosines > 1 - _RANK].mT @ B).view(-1, *X.shape[1:])
