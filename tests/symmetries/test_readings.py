@@ -156,7 +156,7 @@ def test_readings_span_what_null_spaces_of_all_unknowns_do(name: str) -> None:
     assert rank(torch.cat([fields, moved], 1)) == rank(fields)
     assert (rank(moved) == rank(fields)) == (name in EQUAL)
     assert sum(symmetry.dimension(weights) for symmetry in found.symmetries) == rank(moved), "a generator twice"
-    assert found.largest < 1e-10 < 1e-5 < found.smallest
+    assert found.largest < 1e-10 < 1e-7 < found.smallest
     vanish(found.symmetries, points)
     y, new = model(x), {name: w.detach() for name, w in model.named_parameters()}
     for symmetry in found.symmetries:

@@ -170,9 +170,11 @@ class Frame:
         """Return how often each entry of theta is used, at least once (P,)."""
         count = torch.zeros(self.entries.size, dtype=torch.float64)
         for use in self.walk.uses:
-            order = sorted(range(use.entries.ndim), key=use.entries.stride, reverse=True)
-            at = use.entries.permute(order).reshape(-1)  # in the order of memory
-            at = at if int(at.min()) >= 0 else at[at >= 0]
+            view = use.theta
+            if view.is_meta and _once_each(view):
+                count.as_strided(view.shape, view.stride(), int(view.storage_offset())).add_(1)
+                continue
+            at = use.entries[use.entries >= 0]
             count[at] = count[at] + 1  # once, however often an entry occurs
         for name, nodes in self.walk.leaves.items():
             start = self.entries.start[name]
@@ -367,3 +369,13 @@ class Frame:
             sign = torch.where(step.dual[at], -sign, sign)
             at = up[at]
         return constant, steps
+
+
+def _once_each(view: Tensor) -> bool:
+    """Return whether a view has each number of its grid once: each stride is longer than what smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True

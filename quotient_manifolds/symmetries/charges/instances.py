@@ -417,7 +417,11 @@ class Instances:
             if not L.shape[1]:
                 return None
             slices, _ = self._slices(L, refused, np.zeros(L.shape[1]))
-        return Torus(tuple(slices), L.shape[1])
+        try:
+            return Torus(tuple(slices), L.shape[1])
+        except ValueError as error:
+            refused.append(f"{L.shape[1]} log-scales: {error}")
+            return None
 
     def _slices(self, L: csr_matrix, refused: list[str], moved: np.ndarray) -> tuple[list[Slices], np.ndarray]:
         """Return slices that log-scales L (scales, k) multiply, and which of the k are of what no group can act on."""

@@ -132,7 +132,8 @@ class Positions:
             uses = torch.where(entries < 0, 1.0, uses)
             most, least = uses.amax(1), uses.amin(1)
             some = most > 1
-            lone = some & ((least < most) | (port.use >= last))
+            other = port.use >= last or frame.entries.affine(port.memory) != (1.0, 0.0)
+            lone = some & ((least < most) | other)
             held.append(port.nodes[rows[lone]])
             some = some & ~lone
             entries = entries[some]

@@ -38,7 +38,7 @@ _DOUBTFUL = 1e-4
 _ROWS = 256
 _ENTRIES = 1 << 29
 """Entries of a charge at most."""
-_POINTS, _LOSSES, _ROUNDS = 3, 4, 12
+_POINTS, _LOSSES, _ROUNDS = 2, 5, 12
 
 
 @dataclass(frozen=True, eq=False)
