@@ -166,11 +166,12 @@ class Points:
         self._turn += 1
         return places[self._turn % len(places)]
 
-    def _at(self, place: int) -> Point:
+    def _at(self, place: int, weights: Mapping[str, Tensor] | None = None) -> Point:
         recording = self.recordings[place]
         if self._raised[place] >= _PATIENCE:
-            return self._anew(place)
-        return Point(recording, self.weights(), self.inputs(recording, kept=self._raised[place] > 0))
+            return self._anew(place, weights)
+        inputs = self.inputs(recording, kept=self._raised[place] > 0)
+        return Point(recording, self.weights() if weights is None else dict(weights), inputs)
 
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
@@ -185,9 +186,9 @@ class Points:
         good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
         return good or list(range(len(sizes)))
 
-    def _anew(self, place: int) -> Point:
+    def _anew(self, place: int, weights: Mapping[str, Tensor] | None) -> Point:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
-        weights, old = self.weights(), self.recordings[place]
+        weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
         own |= {name: own[first] for name, first in old.tied.items()}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
@@ -201,9 +202,10 @@ class Points:
         walk: Walk | None = None,
         vectors: Collection[str] = (),
         which: Collection[int] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
         generic: bool = True,
     ) -> tuple[Point, list[Sample]]:
-        """Return a fresh point and samples of as many losses there.
+        """Return a fresh point, or fresh inputs at given weights, and samples of as many losses there.
 
         walk: whose uses have token vectors, at recordings with the same operations; without, there are only gradients
         of the parameters `vectors`. which: places of the recordings to choose from.
@@ -217,7 +219,7 @@ class Points:
         for _ in range(_TRIES):
             place = self._next(which)
             try:
-                point = self._at(place)
+                point = self._at(place, weights)
                 used = Uses(point.recording.program, () if walk is None else walk.uses)
                 drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
                 made = list(drawn)
