@@ -289,13 +289,24 @@ class Frame:
 
     def rows(self, port: Port) -> Rows:
         """Return the entries of a port of one parameter (ValueError for a function of it that is not affine)."""
-        name = list(self.entries.start)[int(torch.bucketize(port.entries[0, 0], self._starts, right=True)) - 1]
+        name = self.name_of(port)
         return Rows.at(
             name,
             tuple(self.entries.shapes[name]),
             port.entries - self.entries.start[name],
             **self._function(port.memory, port.places),
         )
+
+    def name_of(self, port: Port) -> str:
+        """Return the parameter of a port's first entry."""
+        first = port.theta.starts[0, 0] + port.theta.steps[0]
+        return list(self.entries.start)[int(torch.bucketize(first, self._starts, right=True)) - 1]
+
+    def slopes(self, port: Port) -> Tensor:
+        """Return what the entries of a port are multiplied by, (1, 1) or (rows, columns); raise as `rows` does."""
+        known = self.entries.affine(port.memory)
+        scale = known[0] if known is not None else self._function(port.memory, port.places).get("scale", 1.0)
+        return scale if isinstance(scale, Tensor) else torch.full((1, 1), scale, dtype=torch.float64)
 
     def _function(self, memory: int, places: Tensor) -> dict[str, float | Tensor]:
         """Return scale and offset of a function of a parameter (ValueError if it is not affine)."""

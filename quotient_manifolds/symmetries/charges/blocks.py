@@ -1,0 +1,261 @@
+"""Put maps of the same channels side by side, as blocks of one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
+from quotient_manifolds.symmetries.charges.nodes import firsts
+from quotient_manifolds.symmetries.charges.uses import Lookup
+from quotient_manifolds.symmetries.groups.rows import Rows
+
+_STEP = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Hold some columns of one use of a parameter as a matrix, by rows that other maps share.
+
+    port: its entries; the matrix is scale * w, by slopes and units of the rows. columns: which columns these are of all
+    that the use has. units: of the rows.
+    """
+
+    frame: Frame
+    port: Port
+    scale: Tensor
+    columns: Tensor
+    units: Tensor
+
+    @property
+    def use(self) -> int:
+        """Return the number of its use; of a bias `len(walk.uses)` or more."""
+        return self.port.use
+
+    @property
+    def entries(self) -> Tensor:
+        """Return the entries of theta (rows, columns)."""
+        return self.port.entries
+
+    @property
+    def rows(self) -> Rows:
+        """Return the entries as the groups take them."""
+        name, entries, theta = self.frame.name_of(self.port), self.frame.entries, self.port.theta
+        scale = 1.0 if bool((self.scale == 1).all()) else self.scale
+        starts = theta.starts - entries.start[name]
+        return Rows(name, tuple(entries.shapes[name]), starts, theta.steps, scale=scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Hold maps with the same rows, side by side: their null vectors n are over all columns."""
+
+    maps: tuple[Map, ...]
+    outputs: bool
+
+    @property
+    def columns(self) -> Tensor:
+        """Return which columns of their uses its columns are."""
+        return torch.cat([m.columns for m in self.maps])
+
+    @property
+    def entries(self) -> Tensor:
+        """Return the entries of theta (rows, columns)."""
+        return torch.cat([m.entries for m in self.maps], 1)
+
+    def vectors(self, gradients: Tensor) -> Tensor:
+        """Return rows (n, columns) that null vectors are orthogonal to."""
+        return torch.cat([gradients[:, m.entries] / m.scale for m in self.maps], 2).flatten(0, 1)
+
+    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
+        """Return theta, moved along random z n^T."""
+        z = torch.randn(len(self.maps[0].entries), N.shape[1], generator=generator, dtype=torch.float64)
+        change = (z @ N.T) / torch.cat([m.scale.expand(m.entries.shape) for m in self.maps], 1)
+        return _moved(theta, self.entries, change)
+
+
+@dataclass(frozen=True, eq=False)
+class Shifts:
+    """Hold entries that are biases, and columns of tables, each moved by a constant of its own: n is over these."""
+
+    every: Tensor
+    of: Tensor
+    outputs = True
+
+    @property
+    def entries(self) -> Tensor:
+        """Return an entry of theta of each constant (1, n)."""
+        return self.every[firsts(self.of, int(self.of.max()) + 1)][None]
+
+    def vectors(self, gradients: Tensor) -> Tensor:
+        """Return rows (n, constants) that null vectors are orthogonal to."""
+        made = torch.zeros(len(gradients), int(self.of.max()) + 1, dtype=torch.float64)
+        return made.index_add_(1, self.of, gradients[:, self.every])
+
+    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
+        """Return theta, moved by random constants."""
+        change = N @ torch.randn(N.shape[1], generator=generator, dtype=torch.float64)
+        return _moved(theta, self.every, change[self.of])
+
+
+def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
+    size = _STEP * (theta[entries].norm() + 0.1) / change.norm().clamp(min=1e-300)
+    moved = theta.clone()
+    moved[entries] += size * change
+    return moved
+
+
+class Layout:
+    """List the blocks of a frame at some weights: single maps by both sides, maps of the same channels, and shifts."""
+
+    def __init__(self, frame: Frame, weights: Mapping[str, Tensor]) -> None:
+        self.frame, self.walk = frame, frame.walk
+        self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
+        self.reading = frame.entries.read({name: weights[name].double() for name in weights}.__getitem__)
+        self.units = frame.units(self.reading)
+        self.starts = torch.tensor(list(frame.entries.start.values()), dtype=torch.long)
+        self.refused: dict[str, None] = {}
+        self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
+        self.outputs, self.inputs = dict[int, Block](), dict[int, Block]()
+        """By use: its map by inputs, of which outputs are null vectors, and by outputs, of which inputs are."""
+        for n in range(len(self.walk.uses)):
+            if by_inputs := self._maps(self._side(n, False)):
+                self.outputs[n] = Block(by_inputs, True)
+            if n not in self.tables and (by_outputs := self._maps(self._side(n, True))):
+                self.inputs[n] = Block(by_outputs, False)
+
+    def _side(self, n: int, writes: bool) -> Port:
+        """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
+        use = self.walk.uses[n]
+        both = use.theta, use.spots
+        if writes or use.shape[2] == 1:
+            theta, spots = (Table.side(each, writes) for each in both)
+        else:
+            theta, spots = (Table.of(each.flatten(1).T) for each in (use.entries, use.places))
+        rows = torch.arange(len(theta.starts))
+        return Port(n, use.memory, writes, False, rows, torch.zeros_like(rows), rows, theta, spots)
+
+    def _maps(self, port: Port) -> tuple[Map, ...]:
+        """Return the columns of a port that have entries of their own, by parameter; of units 0 nothing."""
+        units = torch.where(port.nodes > 0, self.units[port.nodes], 1.0)
+        if not bool(torch.isfinite(units).all()) or not bool(units.all()):
+            return ()
+        found = []
+        for columns, piece in self._own(port):
+            try:
+                slopes = self.frame.slopes(piece)
+            except ValueError as error:
+                name = self.frame.name_of(piece)
+                self.refused[f"{name}: {error}"] = None
+                continue
+            scale = slopes / units[:, None] if port.writes else slopes * units[:, None]
+            found.append(Map(self.frame, piece, scale, columns, units))
+        return tuple(found)
+
+    def _own(self, port: Port) -> Iterator[tuple[Tensor, Port]]:
+        """Yield columns of a port with entries of one parameter each, which nothing else uses."""
+        every, shares = torch.arange(len(port.theta.steps)), self.frame.shares
+        name = self.frame.entries.plain.get(port.memory)
+        if name is not None:
+            start = self.frame.entries.start[name]
+            if float(shares[start : start + self.frame.entries.shapes[name].numel()].max()) == 1:
+                yield every, port
+                return
+        entries = port.entries
+        own = (entries >= 0) & (shares[entries.clamp(0)] == 1)
+        owner = torch.bucketize(entries, self.starts, right=True)
+        fit = own.all(0) & (owner == owner[:1]).all(0)
+        for each in owner[0, fit].unique().tolist():
+            columns = torch.nonzero(fit & (owner[0] == each))[:, 0]
+            piece = port.at(torch.arange(len(port.rows)), columns)
+            if len(piece.entries.unique()) == piece.entries.numel():
+                yield columns, piece
+
+    @cached_property
+    def shared(self) -> list[Block]:
+        """Return blocks of several ports that write, or read, the same channels."""
+        found = []
+        for writes in (True, False):
+            for dual in (False, True):
+                ports = [p for p in self.frame.ports if p.writes == writes and p.dual == dual]
+                found += [self._of_channels(some, channels) for some, channels in self.sets(ports)]
+        return [*(block for block in found if block is not None), *self._of_inputs()]
+
+    def _of_inputs(self) -> Iterator[Block]:
+        """Yield maps that read the same inputs of the model, which are no channels."""
+        readers: dict[tuple[object, ...], list[int]] = {}
+        for n, use in enumerate(self.walk.uses):
+            if n in self.outputs and n not in self.tables and use.shape[2] == 1 and not bool(use.into.any()):
+                read = self.walk.program.operations[use.operation].args[use.tokens.place or 0]
+                layout = self.walk.program.layouts[read.number]
+                key = (layout.memory, layout.shape, layout.stride, layout.offset, use.tokens)
+                readers.setdefault(key, []).append(n)
+        for uses in readers.values():
+            maps = [m for n in uses for m in self.outputs[n].maps]
+            if len(uses) > 1 and len({len(m.entries) for m in maps}) == 1:
+                yield Block(tuple(maps), True)
+
+    def sets(self, ports: Sequence[Port], least: int = 2) -> Iterator[tuple[list[Port], Tensor]]:
+        """Yield channels that the same ports have, at least so many, and these."""
+        names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
+        pattern = torch.zeros(len(self.frame.roots), dtype=torch.long)  # sums of names are names of sets
+        count = torch.zeros_like(pattern)
+        for name, port in zip(names, ports, strict=True):
+            pattern[port.channels] += name
+            count[port.channels] += 1
+        for each in pattern[count >= least].unique():
+            channels = torch.nonzero((pattern == each) & (count >= least))[:, 0]
+            yield [p for p in ports if bool((p.channels == channels[0]).any())], channels
+
+    @staticmethod
+    def of_channels(port: Port, channels: Tensor) -> Port:
+        """Return the rows of a port that have these channels, in their order."""
+        order = torch.argsort(port.channels)
+        rows = order[torch.searchsorted(port.channels[order], channels)]
+        return port if torch.equal(rows, torch.arange(len(port.rows))) else port.at(rows)
+
+    def _of_channels(self, ports: Sequence[Port], channels: Tensor) -> Block | None:
+        """Return some channels of ports as a block, None if these are fewer than two maps, or biases alone."""
+        maps: list[Map] = []
+        for port in ports:
+            if port.use in self.tables or (not port.writes and port.use not in self.outputs):
+                continue
+            maps += self._maps(self.of_channels(port, channels))
+        if len(maps) < 2 or min(m.use for m in maps) >= len(self.walk.uses):
+            return None
+        return Block(tuple(maps), not ports[0].writes)
+
+    @cached_property
+    def shifts(self) -> Shifts | None:
+        """Return the constants that are moved together, None if there are none."""
+        shares = self.frame.shares
+        leaves = torch.nonzero(self.leaves & (shares == 1))[:, 0]
+        tables = [self.walk.uses[n].entries[..., 0] for n in self.tables if n in self.outputs]
+        tables = [e for e in tables if bool((e >= 0).all()) and bool((shares[e] == 1).all())]
+        sizes = [1] * len(leaves) + [e.shape[1] for e in tables for _ in range(len(e))]
+        flat = torch.cat([leaves, *(e.reshape(-1) for e in tables)])
+        return Shifts(flat, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))) if sizes else None
+
+    @property
+    def leaves(self) -> Tensor:
+        """Return which entries of theta are used as activations."""
+        found = torch.zeros(self.frame.entries.size, dtype=torch.bool)
+        for name, nodes in self.walk.leaves.items():
+            start = self.frame.entries.start[name]
+            found[start : start + nodes.numel()] = nodes.reshape(-1) > 0
+        return found
+
+    def owner(self, entries: Tensor) -> tuple[str, Tensor]:
+        """Return the parameter of some entries of theta, and which of its entries they are."""
+        k = int(torch.bucketize(entries.reshape(-1)[0], self.starts, right=True)) - 1
+        return list(self.frame.entries.start)[k], entries - self.starts[k]
+
+    @property
+    def every(self) -> list[Block | Shifts]:
+        """Return all blocks and the shifts."""
+        last = [] if self.shifts is None else [self.shifts]
+        return [*self.outputs.values(), *self.inputs.values(), *self.shared, *last]
