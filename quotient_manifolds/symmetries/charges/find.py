@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
 from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.positions import vectors
+from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
+from quotient_manifolds.symmetries.charges.samples import Sample
+from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks
+from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.checks import check_eval, check_model
 from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.outputs import Evaluate
-from quotient_manifolds.symmetries.trace.record import movable
+from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
+SMALL = 5_000
+"""Parameters, up to which all unknowns are solved for at once."""
 _LOSSES = 16
 _ROUNDS = 3
 _STEP = 0.3
@@ -31,19 +39,29 @@ _STEP = 0.3
 class Found:
     """Hold what leaves the outputs of a model as they are, on all inputs that were tried.
 
-    symmetries: `act` of each leaves all outputs as they are; of translations at the model's own weights. refused: what
-    charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the
-    largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what
-    is refused. change: the largest relative change of an output under one joint random element of everything.
+    symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
+    a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
+    over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
+    change: the largest relative change of an output under a joint random element.
     """
 
     symmetries: tuple[Symmetry, ...]
+    stacks: tuple[Stack, ...]
     refused: tuple[str, ...]
     held: tuple[str, ...]
     largest: float
     smallest: float
     change: float
-    points: int
+
+    @property
+    def every(self) -> tuple[Symmetry, ...]:
+        """Return all symmetries, translations first: they hold at the weights where they were found."""
+        return (*(stack.translation for stack in self.stacks), *self.symmetries)
+
+    @property
+    def together(self) -> tuple[tuple[Symmetry, ...], ...]:
+        """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
+        return _together(self.symmetries, self.stacks)
 
 
 def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0) -> Found:
@@ -52,87 +70,95 @@ def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed
     A Lie group leaves all outputs as they are if and only if the charges of its generators vanish at all weights and
     inputs; they are analytic between kinks, so that what vanishes at some random points vanishes everywhere, with
     probability one. Points differ in weights, inputs, numbers of examples, lengths and sizes of pictures, as far as the
-    model takes them. One random finite element of everything that is found is tried last, on inputs of other shapes;
+    model takes them. A random finite element of everything that is found is tried last, on inputs of other shapes;
     inputs on which it fails become points themselves.
 
     Raises ModelError for a model that raises, is random or writes to its weights, and ValueError in train mode.
     """
     check_model(model)
     check_eval(model)
-    return _Finder(model, batch, evaluate, seed).found()
+    points = Points(model, batch, evaluate, seed=seed)
+    size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
+    finder = (Narrow if size <= SMALL else Wide)(points, torch.Generator().manual_seed(seed + 1))
+    return finder.found()
 
 
-class _Finder:
-    """Hold what is made once, and what finite moves have taught so far."""
+class Finder(ABC):
+    """Hold what is made once, and the inputs that finite moves have failed on so far."""
 
-    def __init__(self, model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> None:
-        self.points = Points(model, batch, evaluate, seed=seed)
-        self.generator = torch.Generator().manual_seed(seed + 1)
-        first = self.points.recordings[0]
-        self.walk = Walk(first)
+    def __init__(self, points: Points, generator: torch.Generator) -> None:
+        self.points, self.generator = points, generator
+        self.walk = Walk(self.recording)
         self.frame = Frame(self.walk)
-        self.unknowns = Unknowns(self.frame)
-        self.names = [name for name, w in first.parameters.items() if movable(w)]
-        self.own = {name: w.detach().double() for name, w in first.parameters.items() if movable(w)}
-        self.answers: Answers = self.points.answers()
+        self.own = {name: w.detach().double() for name, w in self.recording.parameters.items() if movable(w)}
+        self.all_own = {**self.recording.parameters, **self.own}
+        self.answers = points.answers()
         self.failed: list[int] = []
         self.count = 0
 
-    def point(self) -> Point:
-        """Return a fresh generic point: after a failed move every other one on inputs on which it failed."""
+    @property
+    @abstractmethod
+    def recording(self) -> Recording:
+        """Return the recording that is walked through."""
+
+    @abstractmethod
+    def everywhere(self) -> Readings:
+        """Return what holds at all weights."""
+
+    @abstractmethod
+    def here(self) -> Stacks:
+        """Return what holds at the model's own weights."""
+
+    def which(self) -> list[int] | None:
+        """Return where the next point is: after a failed move every other one is where it failed."""
         self.count += 1
-        which = [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
-        at, samples = self.points.samples(_LOSSES, vectors=self.names, which=which)
-        entries = self.frame.entries
-        theta = torch.cat([at.weights[name].reshape(-1).double() for name in entries.shapes])
-        gradients = torch.zeros(len(samples), entries.size, dtype=torch.float64)
-        for name in self.names:
-            start = entries.start[name]
-            for row, sample in zip(gradients, samples, strict=True):
-                row[start : start + at.weights[name].numel()] = sample.gradients[name].reshape(-1)
-        return Point(theta, entries.read(at.weights.__getitem__), gradients)
+        return [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
+
+    def tokens(self, points: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
+        """Yield samples with token vectors at generic points."""
+        for _ in range(points):
+            at, found = self.points.samples(losses, walk=self.walk, vectors=vectors(self.frame))
+            yield from ((at.weights, sample) for sample in found)
 
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
-            kernel = solve(self.unknowns, self.point)
-            read = Recognition(kernel, self.point(), self.generator)
-            symmetries = read.symmetries
-            change, index = self.change(symmetries)
+            read, stacks = self.everywhere(), self.here()
+            change, index = self.change(read.symmetries, stacks.found)
+            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
             if change < CHANGE:
-                return self._found(kernel, symmetries, [*refused, *read.refused], change)
+                break
             refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
             if not self._learned(index):
                 break
-        kept = list(self._bisected(list(_atoms(symmetries)), refused))
-        change, _ = self.change(kept)
-        return self._found(kernel, kept, [*refused, *read.refused], change)
+        if not change < CHANGE:
+            kept = self._rest(kept, refused)
+            change, _ = self.change(*kept)
+        signed = tuple(self._with_reflections(kept[0]))
+        refused += [*read.refused, *stacks.refused]
+        gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
+        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
 
-    def _found(self, kernel: Kernel, symmetries: Sequence[Symmetry], refused: Sequence[str], change: float) -> Found:
-        signed = tuple(self._with_reflections(symmetries))
-        return Found(
-            signed,
-            tuple(dict.fromkeys(refused)),
-            self.points.held,
-            kernel.largest,
-            kernel.smallest,
-            change,
-            kernel.points,
-        )
+    def _rest(
+        self, kept: tuple[Sequence[Symmetry], Sequence[Stack]], refused: list[str]
+    ) -> tuple[Sequence[Symmetry], Sequence[Stack]]:
+        """Return those of which a finite element changes nothing; name the others."""
+        groups = self._bisected(list(_atoms(kept[0])), refused)
+        translations = [*self._bisected([stack.translation for stack in kept[1]], refused)]
+        return [*groups], [stack for stack in kept[1] if any(stack.translation is each for each in translations)]
 
     def _learned(self, index: int) -> bool:
         """Make a batch a source of points. Return whether that is possible."""
-        batch = self.answers.batches[index]
         try:
-            self.failed.append(self.points.add(batch))
+            self.failed.append(self.points.add(self.answers.batches[index]))
         except (ValueError, RuntimeError):
             return False
         return True
 
     # Finite moves
 
-    def moved(self, symmetries: Iterable[Symmetry]) -> Params:
+    def _moved(self, symmetries: Iterable[Symmetry]) -> Params:
         """Return the model's weights, in float64, acted on by a random element of each, one after another."""
         params: Params = dict(self.own)
         for symmetry in symmetries:
@@ -145,17 +171,19 @@ class _Finder:
         size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
         return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
 
-    def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, int]:
-        """Return the largest relative change of an output under one random element of all, and on which batch."""
-        if not symmetries:
-            return 0.0, 0
-        return self.answers.change(self.own, self.moved(symmetries))
+    def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, int]:
+        """Return the largest relative change of an output under joint random elements, and on which batch."""
+        changes = [self._change(each) for each in _together(symmetries, stacks)]
+        return max(changes, default=(0.0, 0))
 
-    def _bisected(self, atoms: list[Symmetry], refused: list[str]) -> Iterator[Symmetry]:
+    def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, int]:
+        return self.answers.change(self.own, self._moved(symmetries))
+
+    def _bisected(self, atoms: Sequence[Symmetry], refused: list[str]) -> Iterator[Symmetry]:
         """Yield those of which a finite element changes nothing; name the others."""
         if not atoms:
             return
-        change, _ = self.change(atoms)
+        change, _ = self._change(atoms)
         if change < CHANGE:
             yield from atoms
         elif len(atoms) == 1:
@@ -193,10 +221,102 @@ class _Finder:
         return self._flips(gauges, flips[:half]) + self._flips(gauges, flips[half:])
 
 
+class Narrow(Finder):
+    """Find the symmetries of a net of few parameters by gradients of all of them; wires that are wide are read."""
+
+    @property
+    def recording(self) -> Recording:
+        return self.points.recordings[0]
+
+    @cached_property
+    def unknowns(self) -> Unknowns:
+        """Return all unknowns of narrow components."""
+        return Unknowns(self.frame)
+
+    def everywhere(self) -> Readings:
+        kernel = solve(self.unknowns, self.point)
+        known = Recognition(kernel, self.point(), self.generator)
+        wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
+        return Readings(
+            (*known.symmetries, *wide.symmetries),
+            (*known.refused, *wide.refused),
+            max(kernel.largest, wide.largest),
+            min(kernel.smallest, wide.smallest),
+        )
+
+    def here(self) -> Stacks:
+        def at(weights: Mapping[str, Tensor]) -> Tensor:
+            return self._gradients(weights, generic=False)[1]
+
+        def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
+            return self._gradients(None)[1]
+
+        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
+
+    def point(self) -> Point:
+        """Return a fresh generic point."""
+        weights, gradients = self._gradients(None)
+        entries = self.frame.entries
+        theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
+        return Point(theta, entries.read(weights.__getitem__), gradients)
+
+    def _gradients(
+        self, weights: Mapping[str, Tensor] | None, generic: bool = True
+    ) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
+        at, samples = self.points.samples(
+            _LOSSES, vectors=list(self.own), which=self.which(), weights=weights, generic=generic
+        )
+        gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
+        for name, w in self.own.items():
+            start = self.frame.entries.start[name]
+            every = torch.stack([sample.gradients[name] for sample in samples])
+            gradients[:, start : start + w.numel()] = every.flatten(1)
+        return at.weights, gradients
+
+
+class Wide(Finder):
+    """Find the symmetries of a net of many parameters by token vectors: no gradient of a weight is formed."""
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Return the smallest recording of several examples."""
+        found = [self.points.recordings[place] for place in self.points.exercised()]
+        return min(found, key=lambda each: sum(each.values[n].numel() for n in each.program.inputs))
+
+    def everywhere(self) -> Readings:
+        every = torch.arange(len(self.frame.roots))
+        return read(self.frame, every, self.tokens, self.generator)
+
+    def here(self) -> Stacks:
+        def elsewhere(weights: Mapping[str, Tensor], count: int, names: Sequence[str]) -> Sample:
+            return self._dealt(self.points.weights(), count, names)
+
+        return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
+
+    def _dealt(self, weights: Mapping[str, Tensor], count: int, names: Sequence[str]) -> Sample:
+        """Return a sample of about so many tokens, to which all words are dealt."""
+        layouts = self.walk.program.layouts
+        rows = sorted(
+            torch.Size(layouts[self.walk.program.operations[use.operation].outs[0]].shape).numel()
+            // max(1, len(use.out))
+            for use in self.walk.uses
+        )
+        batches = -(-count // max(1, rows[len(rows) // 2]))
+        inputs = self.points.inputs(self.recording, stacked=(batches,))
+        return dealt(self.walk, weights, list(zip(*inputs, strict=True)), self.generator, names)
+
+
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
     """Return which elements outside the identity component are meant by pairs of a gauge's number and theirs."""
     own = {bit for number, bit in flips if number == k}
     return torch.tensor([bit in own for bit in range(gauge.algebra.components)], dtype=torch.bool)
+
+
+def _together(symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[tuple[Symmetry, ...], ...]:
+    apart = [[s.translation for s in stacks if s.outputs == outputs] for outputs in (False, True)]
+    sets = [(*translations, *symmetries) for translations in apart if translations] or [tuple(symmetries)]
+    return tuple(each for each in sets if each)
 
 
 def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:

@@ -121,7 +121,8 @@ class Points:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
 
         def names(program: Program) -> list[Any]:
-            return [(each.func, each.ins, each.outs) for each in program.operations]
+            views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
+            return [views, *((each.func, each.ins, each.outs) for each in program.operations)]
 
         wanted = names(program)
         return [k for k, each in enumerate(self.recordings) if names(each.program) == wanted]
@@ -144,17 +145,21 @@ class Points:
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
 
-    def inputs(self, recording: Recording, *, kept: bool = False) -> tuple[Tensor, ...]:
-        """Return other inputs of the same shapes; integers that are no words stay as recorded if `kept`."""
+    def inputs(self, recording: Recording, *, kept: bool = False, stacked: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+        """Return other inputs of the same shapes; integers that are no words stay as recorded if `kept`.
+
+        stacked: of so many batches, along axes in front. Words are dealt to all of them together.
+        """
         mood, rows, made = self._mood(), limits(recording.program), []
         for place, number in enumerate(recording.program.inputs):
             like, limit = recording.values[number], rows.get(place)
             if kept and not like.is_floating_point() and limit is None:
-                made.append(like)
+                made.append(like.expand(*stacked, *like.shape))
                 said = f"input {place}: integers always as recorded"
                 self.held += () if said in self.held else (said,)
                 continue
-            made.append(wide(numbers(like, like.shape, self.generator, mood, limit)).to(like.device))
+            shape = torch.Size((*stacked, *like.shape))
+            made.append(wide(numbers(like, shape, self.generator, mood, limit)).to(like.device))
         return tuple(made)
 
     def point(self, which: Collection[int] | None = None) -> Point:
