@@ -41,9 +41,11 @@ def kinds(found: Found) -> Counter[str]:
 def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
     with torch.no_grad():
-        before, after = model(x), torch.func.functional_call(model, moved(model, found.symmetries), (x,))
-    assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
-    assert found.largest < 1e-9 < 1e-7 < found.smallest
+        before = model(x)
+        for symmetries in found.together:
+            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
+            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+    assert found.largest < 1e-9 < found.smallest
 
 
 @pytest.mark.parametrize("name", list(NETS)[5::29])

@@ -162,12 +162,14 @@ class Layout:
         name = self.frame.entries.plain.get(port.memory)
         if name is not None:
             start = self.frame.entries.start[name]
-            if float(shares[start : start + self.frame.entries.shapes[name].numel()].max()) == 1:
+            alone = float(shares[start : start + self.frame.entries.shapes[name].numel()].max()) == 1
+            table = port.theta
+            if alone and all(len(each.unique()) == each.numel() for each in (table.starts, table.steps)):
                 yield every, port
                 return
         entries = port.entries
         own = (entries >= 0) & (shares[entries.clamp(0)] == 1)
-        owner = torch.bucketize(entries, self.starts, right=True)
+        owner = torch.bucketize(entries.contiguous(), self.starts, right=True)
         fit = own.all(0) & (owner == owner[:1]).all(0)
         for each in owner[0, fit].unique().tolist():
             columns = torch.nonzero(fit & (owner[0] == each))[:, 0]

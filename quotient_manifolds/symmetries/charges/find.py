@@ -228,6 +228,10 @@ class Narrow(Finder):
     def recording(self) -> Recording:
         return self.points.recordings[0]
 
+    def __init__(self, points: Points, generator: torch.Generator) -> None:
+        super().__init__(points, generator)
+        self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
+
     @cached_property
     def unknowns(self) -> Unknowns:
         """Return all unknowns of narrow components."""
@@ -249,13 +253,14 @@ class Narrow(Finder):
             return self._gradients(weights, generic=False)[1]
 
         def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
-            return self._gradients(None)[1]
+            return torch.cat([self._gradients(None)[1], self.touched[None].double()])
 
         return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
 
     def point(self) -> Point:
         """Return a fresh generic point."""
         weights, gradients = self._gradients(None)
+        self.touched = self.touched | (gradients != 0).any(0)
         entries = self.frame.entries
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
         return Point(theta, entries.read(weights.__getitem__), gradients)

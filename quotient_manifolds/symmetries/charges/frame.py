@@ -341,7 +341,7 @@ class Frame:
 
     def _gain(self, gains: Tensor, power: float) -> Gain:
         """Return the gain of rows by the numbers of gains."""
-        which = torch.bucketize(gains, self._first_gain, right=True) - 1
+        which = torch.bucketize(gains.contiguous(), self._first_gain, right=True) - 1
         of = self.walk.gains[int(which[0])]
         at = gains - self._first_gain[which[0]]
         entries, places = of.entries[at], of.places[at]
@@ -374,7 +374,7 @@ class Frame:
             constant = constant * step.const[at] ** sign
             gain = step.gain[at]
             if bool((gain >= 0).any()):
-                which = torch.where(gain >= 0, torch.bucketize(gain, self._first_gain, right=True) - 1, -1)
+                which = torch.where(gain >= 0, torch.bucketize(gain.contiguous(), self._first_gain, right=True) - 1, -1)
                 power = sign * step.power[at]
                 steps.append((torch.where(gain >= 0, 2 * which + (power > 0), -1), gain, power))
             sign = torch.where(step.dual[at], -sign, sign)

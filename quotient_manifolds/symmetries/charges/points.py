@@ -153,13 +153,13 @@ class Points:
         mood, rows, made = self._mood(), limits(recording.program), []
         for place, number in enumerate(recording.program.inputs):
             like, limit = recording.values[number], rows.get(place)
+            like = like.expand(*stacked, *like.shape)
             if kept and not like.is_floating_point() and limit is None:
-                made.append(like.expand(*stacked, *like.shape))
+                made.append(like)
                 said = f"input {place}: integers always as recorded"
                 self.held += () if said in self.held else (said,)
                 continue
-            shape = torch.Size((*stacked, *like.shape))
-            made.append(wide(numbers(like, shape, self.generator, mood, limit)).to(like.device))
+            made.append(wide(numbers(like, like.shape, self.generator, mood, limit)).to(like.device))
         return tuple(made)
 
     def point(self, which: Collection[int] | None = None) -> Point:

@@ -151,7 +151,7 @@ class Recognition:
 
     def _owners(self, port: Port) -> Iterator[Tensor]:
         """Yield which rows of single entries are of one parameter, for each."""
-        owner = torch.bucketize(port.entries[:, 0], self.frame._starts, right=True)
+        owner = torch.bucketize(port.entries[:, 0].contiguous(), self.frame._starts, right=True)
         for one in owner.unique():
             yield owner == one
 

@@ -291,7 +291,7 @@ class Bases:
         part = torch.from_numpy(connected_components(touching, directed=False)[1])
         in_table = torch.zeros(len(N), dtype=torch.bool)
         in_table[torch.cat([part[:0].long(), *ways])] = True
-        owner = torch.bucketize(shifts.entries[0], starts, right=True) - 1
+        owner = torch.bucketize(shifts.entries[0].contiguous(), starts, right=True) - 1
         for k in part.unique().tolist():
             some = within(N, part == k)
             if not some.shape[1]:

@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.samples import Sample, Side, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
+from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.trace.replay import Replay
 
@@ -49,12 +50,12 @@ def dealt(
     vectors: Sequence[str] = (),
 ) -> Sample:
     """Return one sample of batches of one shape, run at once if all operations can be, at the model's own eps."""
-    try:
-        return _at_once(walk, weights, batches, generator, vectors)
-    except (RuntimeError, ValueError, NotImplementedError, TypeError):
-        made = [
-            s for each in batches for s in samples(walk, weights, each, 1, generator, vectors=vectors, generic=False)
-        ]
+    if not cuts(walk.program):  # taps are of one batch
+        try:
+            return _at_once(walk, weights, batches, generator, vectors)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError):  # of vmap
+            pass
+    made = [s for each in batches for s in samples(walk, weights, each, 1, generator, vectors=vectors, generic=False)]
 
     def joined(sides: Sequence[Mapping[int, Side]]) -> dict[int, Side]:
         return {
