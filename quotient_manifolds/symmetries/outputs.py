@@ -31,7 +31,7 @@ class ModelOutputs:
     """Evaluate evaluate(model, batch) on every batch as a function of parameters, on replicas.
 
     In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
-    tells. Parameters that are not given are the model's own.
+    tells. Parameters that are not given are the model's own; buffers may be given, too.
     """
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], evaluate: Evaluate | None = None) -> None:
@@ -121,7 +121,8 @@ class ModelOutputs:
         given = {name: w.to(dtype if w.is_floating_point() else w.dtype, copy=True) for name, w in others}
         # The function may ask for gradients of what it is given, in place.
         given |= {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
-        copy = replica(self.model, given, cast)
+        held = {name: given.pop(name) for name, _ in self.model.named_buffers() if name in given}
+        copy = replica(self.model, given, cast, held)
         batch = private_batch(self.batches[index], cast)
         precise = DoublePrecision() if dtype == torch.float64 else contextlib.nullcontext()
         with torch.inference_mode(False), torch.enable_grad(), TrueGradients(), precise:

@@ -659,22 +659,22 @@ NEURON_PARAMS = {"W": (N, D), "mean": (N,), "var": (N,), "g": (N,), "b": (N,), "
 def test_permutations_exchange_units_with_their_gains() -> None:
     x, inputs = made(NEURON_PARAMS), drawn(9, 5, D)
     p, q = torch.tensor([2, 0, 1, 3]), torch.tensor([1, 3, 0, 2])
-    permutation = Permutation(NEURONS)
+    permutation = Permutation.of(NEURONS)
     moved = permutation.act(x, p)
     torch.testing.assert_close(normalized(moved, inputs), normalized(x, inputs))
     for name in NEURON_PARAMS:
         assert torch.equal(moved[name], x[name][:, p] if name == "V" else x[name][p])
     assert_same(permutation.act(moved, q), permutation.act(x, p[q]), 0.0)
-    pairs = Permutation(NEURONS, torch.tensor([[0, 2], [3, 1]]))
+    pairs = Permutation.of(NEURONS, torch.tensor([[0, 2], [3, 1]]))
     assert_same(pairs.act(x, torch.tensor([1, 0])), permutation.act(x, torch.tensor([3, 2, 1, 0])), 0.0)
     assert pickle.loads(pickle.dumps(pairs)) == copy.deepcopy(pairs) == pairs != permutation
     assert sorted(permutation.element(torch.Generator().manual_seed(0)).tolist()) == [*range(N)]
     shared = replace(NEURONS.slots[0], gains=(Gain.of("g", (N,), torch.tensor([0, 0, 1, 1])),))
-    both = Permutation(Wire((shared, *NEURONS.slots[1:]), N))
+    both = Permutation.of(Wire((shared, *NEURONS.slots[1:]), N))
     with pytest.raises(ValueError, match="gains of their own"):
         both.act(x, p)
     rounding = replace(NEURONS.slots[0], gains=(Gain.of("g", (N,), torch.arange(N), scale=0.3, offset=0.7),))
-    assert_same(Permutation(Wire((rounding, *NEURONS.slots[1:]), N)).act(x, p), moved)
+    assert_same(Permutation.of(Wire((rounding, *NEURONS.slots[1:]), N)).act(x, p), moved)
     swapped = both.act(x, torch.tensor([2, 3, 0, 1]))
     assert torch.equal(swapped["g"], x["g"][torch.tensor([1, 0, 2, 3])])
 
@@ -763,9 +763,9 @@ X = made(BOTTLENECK_PARAMS)
             lambda: Translation((Part(Rows.along("b", (N,), 0)), Part(Rows.along("b", (N,), 0)))),
             "must not share entries",
         ),
-        (lambda: Permutation(NEURONS).act(made(NEURON_PARAMS), torch.tensor([0, 0, 1, 2])), "must be a permutation"),
-        (lambda: Permutation(NEURONS, torch.tensor([[0, 1], [1, 2]])), "rows of distinct channels"),
-        (lambda: Permutation(PARTIAL).act(made(NETWORKS["partial"][2]), torch.tensor([1, 0, 2, 3])), "must not mix"),
+        (lambda: Permutation.of(NEURONS).act(made(NEURON_PARAMS), torch.tensor([0, 0, 1, 2])), "must be a permutation"),
+        (lambda: Permutation.of(NEURONS, torch.tensor([[0, 1], [1, 2]])), "rows of distinct channels"),
+        (lambda: Permutation.of(PARTIAL).act(made(NETWORKS["partial"][2]), torch.tensor([1, 0, 2, 3])), "must not mix"),
     ],
 )
 def test_bad_input_is_named_in_one_sentence(act: Callable[[], object], message: str) -> None:

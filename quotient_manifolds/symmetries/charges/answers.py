@@ -39,10 +39,10 @@ class Answers:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
-        self._own = {name: w.detach() for name, w in model.named_parameters()}
+        self._own = {name: w.detach() for name, w in (*model.named_parameters(), *model.named_buffers())}
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
-        left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in self._own.values())))
+        left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
             most = variations.numel({}) + _FLOOR
@@ -97,7 +97,7 @@ class Answers:
     def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, int]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batch it is.
 
-        Parameters that are not given are the model's own. Outputs are computed once for the same `before`.
+        Parameters and buffers that are not given are the model's own. Outputs are computed once for the same `before`.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):

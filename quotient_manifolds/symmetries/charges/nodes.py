@@ -169,7 +169,7 @@ class Nodes:
         nodes = torch.cat([each.reshape(-1) for each in labels]).unique()
         nodes = nodes[nodes > 0]
         if len(nodes) > 1:
-            self.join(nodes[:1], nodes[1:], Tie.TOGETHER)
+            self.solved.join(nodes[:1].expand_as(nodes[1:]), nodes[1:])
 
     def take_units(self, nodes: Tensor, sources: Tensor) -> None:
         """Give the eldest of wires the units of the channels that they are functions of."""
@@ -178,26 +178,21 @@ class Nodes:
     def settled(self) -> Channels:
         """Return what the joins say of each node; they are dropped, so it can be asked once."""
         count = len(self)
-        every = Joins(
-            *(
-                torch.cat([getattr(each, name) for each in self.joins]) if self.joins else empty
-                for name, empty in _EMPTY.items()
-            )
-        )
+        joins = every(self.joins)
         self.joins.clear()
 
         def classes(tie: Tie) -> Tensor:
             made = Classes(count)
-            keep = every.tie <= tie
-            made.join(every.a[keep], every.b[keep])
+            keep = joins.tie <= tie
+            made.join(joins.a[keep], joins.b[keep])
             return made.of
 
         scales, wires = classes(Tie.SAME), self.wires.of
-        up, by = _forest(every, Tie.GAIN, wires)
-        turned = _parities(every, *_forest(every, Tie.SAME, scales)) if bool(every.dual.any()) else torch.zeros(count)
+        up, by = _forest(joins, Tie.GAIN, wires)
+        turned = _parities(joins, *_forest(joins, Tie.SAME, scales)) if bool(joins.dual.any()) else torch.zeros(count)
         turn = 1 - 2 * turned.double()
-        step = Step.along(every, by)
-        dual = _parities(every, up, by)
+        step = Step.along(joins, by)
+        dual = _parities(joins, up, by)
         for nodes, sources in self.sources:
             eldest = up[nodes] == 0
             up[nodes[eldest]] = sources[eldest]
@@ -215,6 +210,11 @@ _EMPTY = {
 }
 _NONE = 0, 0, 0, 0, -1, 1, 1.0
 """The join of a node that follows from none."""
+
+
+def every(joins: list[Joins]) -> Joins:
+    """Return joins as one."""
+    return Joins(*(torch.cat([empty, *(getattr(each, name) for each in joins)]) for name, empty in _EMPTY.items()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,6 +115,7 @@ class Use:
 class Gain:
     """Hold numbers that multiply channels: node after = value^power * node before, for entries of one memory."""
 
+    operation: int
     memory: int
     entries: Tensor
     places: Tensor

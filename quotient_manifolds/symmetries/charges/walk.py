@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from quotient_manifolds.symmetries.charges.entries import Entries, affine, numbers, repeats
-from quotient_manifolds.symmetries.charges.nodes import Channels, Nodes, Tie, distinct_columns, firsts
+from quotient_manifolds.symmetries.charges.nodes import Channels, Joins, Nodes, Tie, distinct_columns, firsts
 from quotient_manifolds.symmetries.charges.uses import Gain, Lookup, Pixels, Product, Tokens, Use
 from quotient_manifolds.symmetries.trace.program import Operation, substituted
 from quotient_manifolds.symmetries.trace.record import Recording
@@ -34,10 +34,11 @@ class Walk:
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
-    of all nodes. skipped: operations that have no derivative, by name, with the reason.
+    of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
+    that have no derivative, by name, with the reason.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, keep: bool = False) -> None:
         self.recording, self.program = recording, recording.program
         self.entries = Entries(self.program, {name: w.shape for name, w in recording.parameters.items()})
         self.nodes = Nodes()
@@ -46,6 +47,8 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
+        self.made: list[tuple[int, int]] = []
+        """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
         self._data = {self.program.layouts[number].memory for number in self.program.inputs}
         self._origins: dict[int, set[int]] = {}
@@ -61,9 +64,13 @@ class Walk:
         for place, operation in enumerate(self.program.operations):
             self._place = place
             self._step(operation)
+            self.made.append((len(self.nodes), len(self.nodes.joins)))
+            if keep:
+                continue
             for memory in {self._memory(n) for n in (*operation.ins, *operation.outs)} - kept:
                 if last[memory] == place:
                     self._labels.pop(memory, None)
+        self.joins: list[Joins] = list(self.nodes.joins) if keep else []
         self.channels: Channels = self.nodes.settled()
 
     # Labels
@@ -251,7 +258,7 @@ class Walk:
         before, places, entries = every[0, first_of], every[1, first_of], every[2, first_of] - 1
         after = self.nodes.add(len(first_of))
         self.nodes.join(before, after, Tie.GAIN, gain=self.nodes.add_gains(len(after)), power=power)
-        self.gains.append(Gain(self._memory(p), entries, places, power, before, after))
+        self.gains.append(Gain(self._place, self._memory(p), entries, places, power, before, after))
         self._put(out, after[which].view(shape))
         return True
 

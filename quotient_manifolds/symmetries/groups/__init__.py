@@ -40,7 +40,7 @@ from quotient_manifolds.symmetries.groups.algebras import (
     planes,
 )
 from quotient_manifolds.symmetries.groups.gauge import Gauge
-from quotient_manifolds.symmetries.groups.permutation import Permutation
+from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
 from quotient_manifolds.symmetries.groups.rows import Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
@@ -70,6 +70,7 @@ __all__ = [
     "Symmetry",
     "Torus",
     "Translation",
+    "UnitRows",
     "Wire",
     "blocks",
     "diagonal",

@@ -1,50 +1,106 @@
-"""Exchange channels of a wire."""
+"""Exchange units: neurons, heads, experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, integers
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, integers
 from quotient_manifolds.symmetries.groups.wire import Wire
 
 
 @dataclass(frozen=True, eq=False)
-class Permutation(Record):
-    """Let permutations of k units act on a wire, each of m channels (a neuron, a head), in all slots at once.
+class UnitRows(Record):
+    """Say which rows of parameters belong to which unit.
 
-    Gains are per channel, so they are exchanged, too, unlike under a `Gauge`. Statistics of BatchNorm are slots like
-    others, if `params` holds the buffers.
-
-    blocks: int64 (k, m), the channels of each unit, distinct; each channel of the wire if None.
+    rows: of one parameter, or of several that hold a unit each; all have as many columns. at: int64 (k, m), the numbers
+    of the m rows of each of k units, counted through all of `rows`.
     """
 
-    wire: Wire
-    blocks: Tensor | None = None
+    rows: tuple[Rows, ...]
+    at: Tensor
 
     def __post_init__(self) -> None:
-        channels = torch.arange(self.wire.channels)[:, None]
-        blocks = channels if self.blocks is None else integers(self.blocks, "blocks")
-        inside = blocks.ndim == 2 and bool(((blocks >= 0) & (blocks < self.wire.channels)).all())
-        if not inside or len(blocks.unique()) < blocks.numel():
+        self._store(rows=tuple(self.rows), at=integers(self.at, "at"))
+        count = sum(map(len, self.rows))
+        if self.at.ndim != 2 or not bool(((self.at >= 0) & (self.at < count)).all()):
+            raise ValueError(f"rows of units must be numbers from 0 to {count - 1}, (units, rows). Found others.")
+        if len({len(each.steps) for each in self.rows}) > 1:
+            raise ValueError("rows of units must have as many columns in all parameters. Found different ones.")
+
+    @property
+    def places(self) -> frozenset[tuple[tuple[str, int], ...]]:
+        """Return which entries each unit has: what two uses of a parameter have in common."""
+        every = [(r.name, place) for r in self.rows for place in r.places.tolist()]
+        return frozenset(
+            tuple(sorted((every[k][0], entry) for k in unit for entry in every[k][1])) for unit in self.at.tolist()
+        )
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return all rows, float64."""
+        return torch.cat([each.read(params) for each in self.rows])
+
+    def exchange(self, draft: Draft, order: Tensor) -> None:
+        """Put unit order[i] in the place of unit i (ValueError for two units that share a row and want others)."""
+        old, at = self.read(draft), self.at
+        wanted = old[at[order].to(old.device)]
+        new = old.index_put((at.to(old.device),), wanted)
+        if not torch.allclose(new[at.to(old.device)], wanted, rtol=1e-10, atol=0.0):  # scales and offsets round
             raise ValueError(
-                f"blocks must be rows of distinct channels from 0 to {self.wire.channels - 1}. Found others."
+                f"exchanged units must have rows and gains of their own. Found shared ones in {self.rows[0].name!r}."
             )
-        self._store(blocks=blocks)
+        for rows, values in zip(self.rows, new.split([len(each) for each in self.rows]), strict=True):
+            draft.write(rows, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation(Record):
+    """Let permutations of k units act: each is some rows of parameters and buffers (statistics of BatchNorm).
+
+    parts: of as many units each. A part may be the columns of a matrix of which another is the rows.
+    """
+
+    parts: tuple[UnitRows, ...]
+
+    def __post_init__(self) -> None:
+        self._store(parts=tuple(self.parts))
+        if not self.parts or len({len(part.at) for part in self.parts}) > 1:
+            raise ValueError("parts of units must be of as many units each. Found others, or none.")
+
+    @classmethod
+    def of(cls, wire: Wire, blocks: Tensor | None = None) -> Permutation:
+        """Return exchanges of blocks of channels of a wire, int64 (k, m), distinct; of single channels if None.
+
+        Gains are per channel, so they are exchanged, too, unlike under a `Gauge`. ValueError for channels that the wire
+        does not have, and for a slot that covers only some of those that would be exchanged.
+        """
+        blocks = torch.arange(wire.channels)[:, None] if blocks is None else integers(blocks, "blocks")
+        inside = blocks.ndim == 2 and bool(((blocks >= 0) & (blocks < wire.channels)).all())
+        if not inside or len(blocks.unique()) < blocks.numel():
+            raise ValueError(f"blocks must be rows of distinct channels from 0 to {wire.channels - 1}. Found others.")
+        parts: list[UnitRows] = []
+        for slot in wire.slots:
+            row = torch.full((wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
+            at = row[blocks]
+            if bool(((at >= 0) != (at[:1] >= 0)).any()):
+                raise ValueError(f"A must not mix channels that a slot covers with others. Found {slot.name!r}.")
+            at = at[:, at[0] >= 0]
+            if at.numel():
+                parts += [UnitRows((slot.rows,), at), *(UnitRows((g.entries,), g.at[at]) for g in slot.gains)]
+        return cls(tuple({part.places: part for part in reversed(parts)}.values())[::-1])
 
     @property
     def units(self) -> int:
         """Return how many units are exchanged."""
-        return len(self._blocks)
+        return len(self.parts[0].at)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that `act` changes, each once."""
-        gains = (gain.entries.name for slot in self.wire.slots for gain in slot.gains)
-        return tuple(dict.fromkeys([*self.wire.names, *gains]))
+        """Return the parameters and buffers that `act` changes, each once."""
+        return tuple(dict.fromkeys(rows.name for part in self.parts for rows in part.rows))
 
     def element(self, generator: torch.Generator) -> Tensor:
         """Draw a permutation of the units, int64 (k,)."""
@@ -53,38 +109,21 @@ class Permutation(Record):
     def act(self, params: Mapping[str, Tensor], order: Tensor) -> Params:
         """Return the parameters whose unit i is unit order[i] of those given: act(act(w, p), q) = act(w, p[q]).
 
-        ValueError for what is no permutation, a slot that covers only some of the exchanged channels, entries that
-        tied uses or channels sharing a gain would give two values, and a missing parameter or one of another shape.
+        ValueError for what is no permutation, units sharing a gain that would get two values, and a missing parameter
+        or one of another shape.
         """
         order = integers(order, "order")
         if not torch.equal(order.sort()[0], torch.arange(self.units)):
             raise ValueError(f"order must be a permutation of 0 to {self.units - 1}. Found another tensor.")
-        source = torch.arange(self.wire.channels)
-        source[self._blocks] = self._blocks[order]
-        plain = Wire(tuple(replace(slot, gains=()) for slot in self.wire.slots), self.wire.channels)
-        return self._gains(params, plain.act(params, torch.eye(len(source), dtype=torch.float64)[source]), source)
-
-    def _gains(self, params: Mapping[str, Tensor], changed: Params, source: Tensor) -> Params:
-        """Return the changed parameters with the gains of the channels they come from."""
-        draft, written = Draft(changed), []
-        for slot in self.wire.slots:
-            row_of = torch.full_like(source, -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
-            for gain in slot.gains:
-                values = gain.entries.read(params)
-                at = gain.at.to(values.device)
-                wanted = values[at[row_of[source[slot.channels]].to(at.device)]]
-                entries = values.index_copy(0, at, wanted)
-                draft.write(gain.entries, entries)
-                written.append((gain, wanted))
-        for gain, wanted in written:
-            given = gain.entries.read(draft)[gain.at.to(wanted.device)]
-            if not torch.allclose(given, wanted, rtol=1e-10, atol=0.0):  # scales and offsets round
-                raise ValueError(
-                    f"exchanged channels must have gains of their own. Found shared ones in {gain.entries.name!r}."
-                )
+        draft = Draft(params)
+        for part in self.parts:
+            part.exchange(draft, order)
         return draft.finished()
 
-    @property
-    def _blocks(self) -> Tensor:
-        assert self.blocks is not None
-        return self.blocks
+    def some(self, units: Tensor) -> Permutation:
+        """Return the permutations of some of the units alone."""
+        return Permutation(tuple(UnitRows(part.rows, part.at[units]) for part in self.parts))
+
+    def numbers(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return all numbers of each unit as a row (units, features), in float64, to assign units to others."""
+        return torch.cat([part.read(params)[part.at].flatten(1) for part in self.parts], 1)

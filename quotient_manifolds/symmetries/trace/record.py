@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class Recording:
     """Hold a program, the values that it had when it was recorded, and which parameters have the memory of another.
 
     tied: the names of parameters that share all their memory with an earlier one, and that one's. origins: of each
-    input its place among the distinct tensors of the batch, or None if it is not one of them.
+    input its place among the distinct tensors of the batch, or None if it is not one of them. buffers: those of the
+    program's constants that are floating point buffers, by number, with its name.
     """
 
     program: Program
@@ -37,6 +38,7 @@ class Recording:
     parameters: Mapping[str, Tensor]
     tied: Mapping[str, str]
     origins: tuple[int | None, ...] = ()
+    buffers: Mapping[int, str] = field(default_factory=dict)
 
 
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
@@ -104,7 +106,9 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
             hook.remove()
     order = {id(tensor): place for place, tensor in enumerate(given.values())}
     origins = tuple(order.get(id(recorder.values[number])) for number in recorder.inputs)
-    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied, origins)
+    spots = {_spot(w): name for name, w in held.items() if movable(w) and w.numel() and _alone(w)}
+    buffers = {n: spots[_spot(tensor)] for n, tensor in recorder.constants.items() if _spot(tensor) in spots}
+    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied, origins, buffers)
 
 
 def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,0 +1,190 @@
+"""Permutations that charges' walk proposes, against those of the other finder and against the models themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import find_permutations
+from quotient_manifolds.symmetries.charges.answers import Answers
+from quotient_manifolds.symmetries.charges.permutations import permutations
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
+from quotient_manifolds.symmetries.groups import Permutation
+from quotient_manifolds.symmetries.outputs import answer, floating
+from quotient_manifolds.symmetries.trace.record import record
+from tests.symmetries import blocks, small_models
+from tests.symmetries.test_permutations import CASES, NONE, Net, _inputs, _prepared
+
+HELD = (
+    "a weight and minus it",
+    "sums along units",
+    "neighbours",
+    "tied",
+    "weights of tokens",
+    "products of pairs of units",
+    "a norm of each unit",
+    "idle",
+)
+"""Of the nets of which units must not change places those that have none even with their constants."""
+
+
+def found(model: nn.Module, batch: Any) -> tuple[Permutation, ...]:
+    answers = Answers(model, batch, None, torch.Generator().manual_seed(0))
+    return permutations(
+        Walk(record(model, batch, answer), keep=True), lambda before, after: answers.change(before, after)[0]
+    )
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Generic parameters, and the buffers: variances must stay positive."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = {
+        name: w.detach() + 0.3 * torch.randn(w.shape, generator=generator, dtype=torch.float64).to(w)
+        for name, w in model.named_parameters()
+    }
+    return drawn | {name: w.detach().clone() for name, w in model.named_buffers()}
+
+
+def change(model: nn.Module, before: dict[str, Tensor], after: dict[str, Tensor], batch: Any) -> float:
+    """By how much outputs differ, relative: the model itself is called."""
+    outputs = []
+    for params in (before, after):
+        args, kwargs = ((), batch) if isinstance(batch, dict) else ((batch,), {})
+        with torch.no_grad(), DoublePrecision():  # norms cast to float32
+            outputs.append(floating(torch.func.functional_call(model, params, args, kwargs)))
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(*outputs, strict=True))
+
+
+def check_true(model: nn.Module, batch: Any, made: tuple[Permutation, ...]) -> None:
+    model, before = model.double(), state(model.double())
+    for each in made:
+        for order in (torch.arange(each.units).roll(1), torch.arange(each.units).flip(0)):
+            after = each.act(before, order)
+            assert any(not torch.equal(after[name], before[name]) for name in each.names)
+            assert change(model, before, after, batch) < 1e-9
+
+
+def check_complete(model: nn.Module, batch: Any, made: tuple[Permutation, ...]) -> None:
+    """Each of the other finder's has one of at least as many units, in at least the same parameters."""
+    others = find_permutations(model, batch)
+    for other in others:
+        assert any({*other.names} <= {*each.names} and other.size <= each.units for each in made), other.name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_units_are_never_fewer_than_the_other_finders(name: str) -> None:
+    model = _prepared(CASES[name][0])
+    made = found(model, _inputs())
+    check_complete(model, _inputs(), made)
+    check_true(model, _inputs(), made)
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_is_found_where_units_differ_moves_their_constants(name: str) -> None:
+    """Units that differ by constants in buffers change places with these, others do not at all."""
+    model = _prepared(NONE[name])
+    made = found(model, _inputs())
+    assert not (made and name in HELD)
+    check_true(model, _inputs(), made)
+
+
+@pytest.mark.parametrize("name", blocks.BLOCKS)
+def test_units_of_blocks(name: str) -> None:
+    model, x = blocks.build(name)
+    made = found(model, x[:4])
+    check_complete(model, x[:4], made)
+    check_true(model, x[4:9], made)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "gpt2", "llama", "t5", "mixtral", "qwen3"])
+def test_heads_neurons_and_groups_of_models(name: str) -> None:
+    """Grouped queries change places within their group, and groups as a whole."""
+    model = small_models.build(name)
+    generator = torch.Generator().manual_seed(3)
+    words = torch.randint(3, 60, (2, 6), generator=generator)
+    batch: dict[str, Tensor] = {"input_ids": words}
+    if name == "vit":
+        batch = {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator, dtype=torch.float64)}
+    if name == "t5":
+        batch["decoder_input_ids"] = words[:, 1:]
+    model = model.double()
+    made = found(model, batch)
+    check_complete(model, batch, made)
+    check_true(model, batch, made)
+    if name in ("llama", "mixtral", "qwen3"):
+        queries = [each for each in made if any("q_proj" in n for n in each.names) and each.units == 2]
+        keys = [any("k_proj" in n for n in each.names) for each in queries]
+        assert sorted(keys) == [False, False, True]
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 2), nn.BatchNorm2d(5), nn.ReLU(),
+        nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(5, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_statistics_of_batch_norm_change_places(trained: bool) -> None:
+    """Also fresh ones, 0 and 1, which are the same for all channels; without them outputs change."""
+    torch.manual_seed(0)
+    model = _convolutions().double()
+    if trained:
+        model(3 * torch.randn(9, 2, 6, 6, dtype=torch.float64) + 1)
+    model.eval()
+    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    made = found(model, x)
+    assert sorted(each.units for each in made) == [5, 6]
+    before = state(model)
+    for name in before:
+        if "running" in name:
+            before[name] = torch.rand(before[name].shape, dtype=torch.float64) + 0.5
+    for each in made:
+        assert sum("running" in name for name in each.names) == 2
+        after = each.act(before, torch.arange(each.units).roll(1))
+        assert change(model, before, after, x) < 1e-12
+        without = after | {name: w for name, w in before.items() if "running" in name}
+        assert change(model, before, without, x) > 1e-6
+
+
+def test_one_part_alone_changes_the_model() -> None:
+    model = _prepared(CASES["norms after sums"][0])
+    before = state(model)
+    for each in found(model, _inputs()):
+        part = Permutation(each.parts[:1]).act(before, torch.arange(each.units).roll(1))
+        assert change(model, before, part, _inputs()) > 1e-6
+
+
+def test_what_is_refused_is_told_with_its_number() -> None:
+    """Running sums along units are no function of each alone: the exchange is tried, and dropped."""
+    model = _prepared(NONE["sums along units"])
+    refused: list[Any] = []
+    answers = Answers(model, _inputs(), None, torch.Generator().manual_seed(0))
+    walk = Walk(record(model, _inputs(), answer), keep=True)
+    assert not permutations(walk, lambda before, after: answers.change(before, after)[0], refused=refused)
+    assert refused
+    assert all(each.change > 1e-6 for each in refused)
+
+
+def test_experts_that_are_a_list_and_an_order_is_undone() -> None:
+    model = _prepared(CASES["experts"][0])
+    before, order = state(model), torch.tensor([2, 0, 1])
+    (experts,) = (each for each in found(model, _inputs()) if each.units == 3)
+    after = experts.act(before, order)
+    torch.testing.assert_close(experts.numbers(after), experts.numbers(before)[order], rtol=0, atol=0)
+    assert all(torch.equal(w, before[name]) for name, w in experts.act(after, order.argsort()).items())
+
+
+def test_constants_of_positions_stay() -> None:
+    """A table of positions is added to channels, but not one number to each."""
+    net = Net(
+        lambda net, x: net.b(torch.tanh(net.a(x) + net.table[: x.shape[1]])),
+        a=nn.Linear(5, 8),
+        b=nn.Linear(8, 3),
+    )
+    net.register_buffer("table", torch.randn(9, 8, generator=torch.Generator().manual_seed(2)))
+    assert not found(_prepared(net), _inputs())
