@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.permutations import permutations
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings, read
@@ -22,7 +23,7 @@ from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_sta
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.checks import check_eval, check_model
-from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.groups import Gauge, Params, Permutation, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
@@ -81,6 +82,23 @@ def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
     finder = (Narrow if size <= SMALL else Wide)(points, torch.Generator().manual_seed(seed + 1))
     return finder.found()
+
+
+def find_permutations(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0
+) -> tuple[Permutation, ...]:
+    """Return the permutations of units (neurons, heads, experts) that leave evaluate(model, batch) as it is.
+
+    They are proposed by what each unit is connected to, and kept if one exchange of all units changes no output, at
+    other weights and on inputs of other shapes. Raises as `find` does.
+    """
+    check_model(model)
+    check_eval(model)
+    points = Points(model, batch, evaluate, seed=seed)
+    answers = points.answers()
+    walk = Walk(points.recordings[0], keep=True)
+    draw = torch.Generator().manual_seed(seed + 1)
+    return permutations(walk, lambda before, after: answers.change(before, after)[0], draw)
 
 
 class Finder(ABC):
