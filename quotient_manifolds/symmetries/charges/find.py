@@ -29,9 +29,10 @@ from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
-SMALL = 5_000
+SMALL = 2_000
 """Parameters, up to which all unknowns are solved for at once."""
 _LOSSES = 16
+"""Random losses at a point, if there are as many outputs."""
 _ROUNDS = 3
 _STEP = 0.3
 
@@ -249,6 +250,8 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
+        outputs = (self.recording.values[number].numel() for number in self.recording.program.outputs)
+        self.losses = min(_LOSSES, 1 + sum(outputs))
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -288,7 +291,7 @@ class Narrow(Finder):
     ) -> tuple[Mapping[str, Tensor], Tensor]:
         """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
         at, samples = self.points.samples(
-            _LOSSES, vectors=list(self.own), which=self.which(), weights=weights, generic=generic
+            self.losses, vectors=list(self.own), which=self.which(), weights=weights, generic=generic
         )
         gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
         for name, w in self.own.items():
