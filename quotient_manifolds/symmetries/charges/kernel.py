@@ -121,6 +121,11 @@ class Unknowns:
         each = fits.double() @ torch.bincount(kind, minlength=len(fits)).double() - 1
         classes, place = self.components.unique(return_inverse=True)
         wide = torch.zeros(len(classes), dtype=torch.float64).index_add(0, place, each[kind]) > most
+        mixed, count = (fits | fits.T).double(), -1
+        while int(wide.sum()) > count:  # what mixes with channels of a wide component is read with them
+            count = int(wide.sum())
+            near = (mixed @ torch.bincount(kind[wide[place]], minlength=len(fits)).double()) > 0
+            wide = wide.index_fill(0, place[near[kind]], True)
         narrow = torch.nonzero(~wide[place])[:, 0]
         first, second = torch.nonzero(fits[kind[narrow]][:, kind], as_tuple=True)
         pairs = torch.stack([narrow[first], second], 1)
