@@ -9,6 +9,7 @@ activations makes one the contragredient of the other. Nothing here has to be tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from quotient_manifolds.symmetries.trace.replay import lifted, wide
 
 _INTEGER = 1e-10
 """How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
+_ZEROS = ("zeros", "new_zeros", "zeros_like")
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -52,6 +54,7 @@ class Walk:
         self._labels: dict[int, Tensor] = {}
         self._data = {self.program.layouts[number].memory for number in self.program.inputs}
         self._origins: dict[int, set[int]] = {}
+        self._zeros: set[int] = set()  # memories that are made as zeros: no weight is used where it reads them
         self._results: dict[int, int] = {}  # by memory of a product: its use
         self._generator = torch.Generator().manual_seed(7)
         self._place = 0
@@ -146,6 +149,8 @@ class Walk:
         live = [n for n in ins if self._labelled(n)]
         if touched:
             self._data |= {self._memory(n) for n in outs}
+        if operation.name in _ZEROS:
+            self._zeros |= {self._memory(n) for n in outs}
         for n in outs:
             self._origins[self._memory(n)] = self._made_of(ins)
         if not (live or parameters) or not any(self.program.layouts[n].is_floating_point for n in outs):
@@ -186,6 +191,10 @@ class Walk:
 
     def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
         (out,) = operation.outs
+        if self._memory(other) in self._zeros and not self._labelled(other) and not bool(self._value(other).any()):
+            self._zeros.add(self._memory(out))  # no use: as of the first state of a recurrence
+            self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
+            return True
         labels = self.labels(other)
         if labels is None:
             labels = torch.zeros(self.program.layouts[other].shape, dtype=torch.long)
@@ -423,7 +432,7 @@ class Walk:
     ) -> Tensor:
         """Return the labels of a linear result: what it sums is one wire, in other units where it is multiplied."""
         shape = self.program.layouts[out].shape
-        sums = operation.name in ("sum", "mean") and len(labels) == 1 and not bool(nodes.any())
+        sums = operation.name in ("sum", "mean", "mm", "bmm") and len(labels) == 1 and not bool(nodes.any())
         if sums and (summed := self._sums_apart(operation, labels[0], shape)) is not None:
             return summed
         label = nodes.amax(0)
@@ -454,11 +463,14 @@ class Walk:
     def _sums_apart(self, operation: Operation, label: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         """Return labels of sums of sets of channels that are apart, as of experts or heads; None if they are not."""
         axes = operation.args[1] if len(operation.args) > 1 else None
+        if operation.name in ("mm", "bmm"):
+            second = self._labelled(operation.args[1].number)
+            axes = [-2 if second else -1]
         if not axes:
             return None
         axes = [a % label.ndim for a in axes]
         rest = [a for a in range(label.ndim) if a not in axes]
-        count = label.numel() // max(1, torch.Size(shape).numel())
+        count = math.prod(label.shape[a] for a in axes)
         flat = label.permute(*rest, *axes).reshape(-1, count)
         sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
         of_one = len(self.nodes.tensors.eldest(sets[0]).unique()) == 1
@@ -466,7 +478,8 @@ class Walk:
         if len(sets) < 2 or of_one or bool((distinct > 1).any()):
             return None
         self.nodes.join(sets.amax(1, keepdim=True).expand_as(sets), sets)
-        return label.amax(axes).reshape(shape)
+        summed = label.amax(axes, keepdim=True)
+        return summed.expand(shape) if operation.name in ("mm", "bmm") else summed.reshape(shape)
 
     def _contract(self, a: Tensor, b: Tensor) -> None:
         """Follow q . k: whatever mixes q is undone in k."""
