@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry
+from tests.symmetries import finders
 from tests.symmetries.nets import NETS, net
 from tests.symmetries.test_nets import shown
 
@@ -84,3 +85,16 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
     _, _, found = found_in("relu", True)
     gauges = [each for each in found.symmetries if isinstance(each, Gauge)]
     assert all(each.reflections is not None and bool(each.reflections.all()) for each in gauges)
+
+
+@pytest.mark.parametrize(
+    ("name", "bias", "rank"),
+    [
+        ("most of three", True, 88),  # an order is blind to shifts
+        ("most of tokens, and where", True, 96),
+        ("ln of tokens", False, 72),  # of two tokens outputs are 0 but for rounding
+    ],
+)
+def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
+    model, _, found = found_in(name, bias)
+    assert finders.rank(found.every, finders.weights(model)) == rank
