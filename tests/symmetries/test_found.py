@@ -93,8 +93,11 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("most of three", True, 88),  # an order is blind to shifts
         ("most of tokens, and where", True, 96),
         ("ln of tokens", False, 72),  # of two tokens outputs are 0 but for rounding
+        ("tied table and head, norms alone", True, 162),  # one channel of a wire is no wire
+        ("two writers of tokens by half", True, 204),  # mixed tokens of two maps are one wire
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
-    model, _, found = found_in(name, bias)
+    model, x = net(name, bias)
+    found = find(model, shown(name, x))
     assert finders.rank(found.every, finders.weights(model)) == rank
