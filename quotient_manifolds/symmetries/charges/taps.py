@@ -3,7 +3,8 @@
 A comparison, a rounded number, an index or a number of Python that depends on a weight may change while every
 derivative vanishes. So a move is a symmetry only if it leaves what these operations take, and a random multiple of that
 joins the loss. Where an operation takes no more than a sign or an order, multiples are orthogonal to the values: then a
-positive scale has no charge.
+positive scale has no charge. Where it takes no more than an order, as a maximum does, they add up to 0, too: then a
+shift has none.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ def cuts(program: Program) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """Hold what an operation takes, with its graph, and the axes over which only its direction matters, or None."""
+    """Hold what an operation takes, with its graph, and the axes over which only its direction matters, or None.
+
+    level: whether only the direction from its mean over these axes matters.
+    """
 
     values: Tensor
     over: tuple[int, ...] | None
+    level: bool = False
 
     def multiples(self, generator: torch.Generator) -> Tensor:
         """Return random multiples of the values, of about one number of size 1 in all."""
@@ -56,6 +61,9 @@ class Tap:
         drawn = torch.randn(known.shape, generator=generator, dtype=torch.float64).to(known.device) * finite
         if self.over is None:
             return drawn / (1 + known.abs())
+        if self.level:
+            count = finite.sum(self.over, keepdim=True).clamp(1)
+            drawn, known = ((t - t.sum(self.over, keepdim=True) / count) * finite for t in (drawn, known * finite))
         size = known.square().sum(self.over, keepdim=True)
         part = (drawn * known).sum(self.over, keepdim=True) / torch.where(size > 0, size, 1.0)
         return (drawn - part * known) / known.abs().max().clamp(1e-30)
@@ -101,12 +109,23 @@ class Taps:
             idle = same(self._away)
             signs = not idle and same(lambda t: 2 * t) and same(lambda t: t / 3)
             ndim = max(t.ndim for t in live.values())
-            free = [d for d in range(1, ndim) if signs and same(lambda t, d=d: self._along(t, d))]  # type: ignore[misc]
+            free = [d for d in range(1, ndim) if signs and same(lambda t, d=d: t * self._along(t, d))]  # type: ignore[misc]
+            level = signs and all(
+                same(lambda t, d=d, sign=sign: t + sign * t.abs().mean() * self._along(t, d))  # type: ignore[misc]
+                for d in (free or [None])
+                for sign in (2, -2)
+            )
         if not idle:
-            self._tap(operation, at, list(live.values()), signs, free)
+            self._tap(operation, at, list(live.values()), signs, free, level)
 
     def _tap(
-        self, operation: Operation, at: Callable[[int], Tensor], live: list[Tensor], signs: bool, free: Sequence[int]
+        self,
+        operation: Operation,
+        at: Callable[[int], Tensor],
+        live: list[Tensor],
+        signs: bool,
+        free: Sequence[int],
+        level: bool,
     ) -> None:
         if operation.name in _COMPARED and not any(t.is_complex() for t in live):
             a, b = substituted(operation.args[:2], at)
@@ -114,7 +133,8 @@ class Taps:
             self.found.append(Tap(seen, _over(seen.shape, range(1, seen.ndim))))
         elif signs and len(live) == 1:
             seen = live[0]
-            self.found.append(Tap(_real(seen), None if seen.is_complex() else _over(seen.shape, free)))
+            over = None if seen.is_complex() else _over(seen.shape, free, 3 if level else 2)
+            self.found.append(Tap(_real(seen), over, level))
         elif signs:  # one scale for all of them
             seen = torch.cat([_real(t).reshape(-1) for t in live])
             self.found.append(Tap(seen, _over(seen.shape, ())))
@@ -124,20 +144,22 @@ class Taps:
     def _away(self, t: Tensor) -> Tensor:
         return t + torch.randn(t.shape, generator=self.generator, dtype=t.dtype).to(t.device) * (1 + t.abs())
 
-    def _along(self, t: Tensor, axis: int) -> Tensor:
-        if t.ndim <= axis:
-            return t
-        scale = torch.rand(t.shape[axis], generator=self.generator, dtype=torch.float64).to(t.device)
-        return t * (0.2 + scale).view([-1 if d == axis else 1 for d in range(t.ndim)])
+    def _along(self, t: Tensor, axis: int | None) -> Tensor:
+        """Return positive numbers along an axis, far apart, one for all without; 1 if there is no such axis."""
+        if axis is not None and axis >= t.ndim:
+            return torch.ones(())
+        size = 1 if axis is None else t.shape[axis]
+        numbers = 0.1 + torch.randperm(size, generator=self.generator).double().to(t.device) / size
+        return numbers.view([-1 if d == axis else 1 for d in range(t.ndim)])
 
 
-def _over(shape: Sequence[int], free: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the axes that have one scale: all that are not free, and more until they have two entries."""
+def _over(shape: Sequence[int], free: Sequence[int], least: int = 2) -> tuple[int, ...] | None:
+    """Return the axes that have one scale: all that are not free, and more until they have so many entries."""
     over = [d for d in range(len(shape)) if d not in free]
     for d in free:
-        if prod(shape[k] for k in over) < 2:
+        if prod(shape[k] for k in over) < least:
             over.append(d)
-    return tuple(over) if prod(shape[k] for k in over) > 1 else None
+    return tuple(over) if prod(shape[k] for k in over) >= least else None
 
 
 def _real(t: Tensor) -> Tensor:
