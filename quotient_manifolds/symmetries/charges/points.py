@@ -33,6 +33,8 @@ _SPREAD = 8
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operations from which Python gets numbers or sizes that it may branch on."""
+_ROUNDING = 1e-6
+"""Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 
 
@@ -110,6 +112,8 @@ class Points:
         outputs = [made.values[number] for number in made.program.outputs]
         if not outputs or any(bool(y.isnan().any()) or not bool(torch.isfinite(y).any()) for y in outputs):
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
+        if _size(made) < _ROUNDING * _size(self.recordings[0]):
+            raise ValueError("Outputs must be more than rounding to give charges. Found less; leave this batch out")
         kept = set(made.program.inputs)
         if self._large and _entries(made) >= _entries(self.recordings[0]):  # a walk takes a smaller one
             made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
@@ -249,3 +253,9 @@ class Points:
 def _entries(recording: Recording) -> int:
     """Return how many entries the inputs have."""
     return sum(recording.values[number].numel() for number in recording.program.inputs)
+
+
+def _size(recording: Recording) -> float:
+    """Return the largest absolute value of finite entries of the outputs."""
+    outputs = (recording.values[number].detach() for number in recording.program.outputs)
+    return max((float(y[torch.isfinite(y)].abs().max()) for y in outputs if bool(torch.isfinite(y).any())), default=0.0)
