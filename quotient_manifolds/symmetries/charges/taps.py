@@ -110,9 +110,10 @@ class Taps:
             signs = not idle and same(lambda t: 2 * t) and same(lambda t: t / 3)
             ndim = max(t.ndim for t in live.values())
             free = [d for d in range(1, ndim) if signs and same(lambda t, d=d: t * self._along(t, d))]  # type: ignore[misc]
+            axes: list[int | None] = [*free] or [None]
             level = signs and all(
                 same(lambda t, d=d, sign=sign: t + sign * t.abs().mean() * self._along(t, d))  # type: ignore[misc]
-                for d in (free or [None])
+                for d in axes
                 for sign in (2, -2)
             )
         if not idle:
