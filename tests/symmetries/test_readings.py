@@ -112,6 +112,7 @@ def vanish(symmetries: Sequence[Symmetry], points: Model) -> None:
 
 
 EQUAL = {
+    "two writers of tokens by half": False,
     "linear": True,
     "gain lin": False,
     "fewer classes": False,
@@ -135,7 +136,6 @@ EQUAL = {
 
 FEWER = {
     "softmax of channels": (True, "1 w^T of a wire without readers is a direction that nobody reads"),
-    "two writers of tokens by half": (False, "a scale of halves of tokens is of no instance"),
 }
 
 
