@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges.find import Found, find
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry
 from tests.symmetries import finders
+from tests.symmetries import kinds as other
+from tests.symmetries.finders import rank, weights
 from tests.symmetries.nets import NETS, net
 from tests.symmetries.test_nets import shown
 
@@ -79,6 +81,25 @@ def test_gradients_at_other_weights_have_no_charge(name: str) -> None:
 )
 def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
     assert kinds(found_in(name, True)[2]) == Counter(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("S4", 9),  # a use that reads zeros is none
+        ("prefix", 24),  # tokens of several writers are summed
+        ("weighed twice", 118),  # of one weight, in two units
+        ("two constants, attn", 208),  # columns that are the same
+        ("diagonal weight", 192),  # rows with entries in different columns, and entries that are not used
+        ("layer twice", 19),  # directions of a weight that is used twice
+        ("Mamba 2", 14),
+    ],
+)
+def test_all_dimensions_of_the_fibre_are_found(name: str, expected: int) -> None:
+    model, x = net(name, False) if name in NETS else other.net(name)
+    found = find(model, (shown(name, x) if name in NETS else x)[:4])
+    assert rank(found.every, weights(model)) == expected
+    assert found.change < CHANGE
 
 
 def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> None:
