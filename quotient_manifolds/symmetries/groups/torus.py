@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Torus(Symmetry):
     """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
 
     Slices of one parameter may overlap, as rows and columns do; their log-scales add up. ValueError for an unknown
-    that is none of the k, and for slices of one parameter that read it with different scales and offsets.
+    that is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
     """
 
     slices: tuple[Slices, ...]
@@ -79,9 +80,10 @@ class Torus(Symmetry):
         ):
             raise ValueError(f"unknown log-scales must be numbers from 0 to {self.size - 1}. Found others.")
         for name, count in Counter(s.rows.name for s in self.slices).items():
-            read = [(s.rows.scale, s.rows.offset) for s in self.slices if s.rows.name == name]
-            if count > 1 and (any(isinstance(v, Tensor) for pair in read for v in pair) or len({*read}) > 1):
-                raise ValueError(f"slices of {name!r} must have one scale and offset, numbers. Found others.")
+            rows = [s.rows for s in self.slices if s.rows.name == name]
+            moved = any(isinstance(each.offset, Tensor) or each.offset for each in rows)
+            if count > 1 and moved and not _about_one_number(rows):
+                raise ValueError(f"slices of {name!r} must scale each entry about one number. Found several.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +146,18 @@ class Torus(Symmetry):
     def _exponents(self, each: Slices) -> csr_matrix:
         shape = (len(each.rows), self.size)
         return csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=shape)
+
+
+def _about_one_number(rows: Sequence[Rows]) -> bool:
+    """Return whether all rows of a parameter that have an entry are 0 at the same number."""
+    zero = torch.full((prod(rows[0].shape),), torch.nan, dtype=torch.float64)
+    for each in rows:
+        own = (-torch.as_tensor(each.offset) / torch.as_tensor(each.scale)).double().expand(each.places.shape)
+        known = zero[each.places]
+        if not bool((known.isnan() | torch.isclose(known, own, rtol=1e-12, atol=0)).all()):
+            return False
+        zero[each.places] = own
+    return True
 
 
 def _shared(one: Rows, other: Rows, params: Mapping[str, Tensor]) -> csr_matrix:
