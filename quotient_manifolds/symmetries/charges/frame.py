@@ -254,30 +254,34 @@ class Frame:
 
     def _slots(self, port: Port) -> Iterator[Slot]:
         """Yield slots: entries of one parameter each, and rows with gains of the same parameters."""
-        constant, steps = self._steps(port.nodes)
-        signature = torch.stack([torch.zeros(len(port.rows), dtype=torch.long), *(which for which, _, _ in steps)])
-        for path in torch.unique(signature, dim=1).T:
-            rows = torch.nonzero((signature == path[:, None]).all(0))[:, 0]
-            gains = tuple(
-                self._gain(gain[rows], float(power[rows[0]]))
-                for (_, gain, power), which in zip(steps, path[1:].tolist(), strict=True)
-                if which >= 0
-            )
-            units = None if bool((constant[rows] == 1).all()) else constant[rows]
-            for piece in self.by_parameter(port.at(rows)):
-                where = self.rows(piece)
-                yield Slot(where, piece.channels, port.writes, port.dual, units, gains, port.use)
+        for piece in self.by_parameter(port):
+            constant, steps = self._steps(piece.nodes)
+            signature = torch.stack([torch.zeros(len(piece.rows), dtype=torch.long), *(which for which, _, _ in steps)])
+            for path in torch.unique(signature, dim=1).T:
+                rows = torch.nonzero((signature == path[:, None]).all(0))[:, 0]
+                gains = tuple(
+                    self._gain(gain[rows], float(power[rows[0]]))
+                    for (_, gain, power), which in zip(steps, path[1:].tolist(), strict=True)
+                    if which >= 0
+                )
+                units = None if bool((constant[rows] == 1).all()) else constant[rows]
+                some = piece.at(rows)
+                yield Slot(self.rows(some), some.channels, port.writes, port.dual, units, gains, port.use)
 
     def by_parameter(self, port: Port) -> Iterator[Port]:
-        """Yield the columns that are entries of one parameter each (ValueError if rows differ in that)."""
+        """Yield the columns that are entries of one parameter each, of the rows in which they are."""
         owner = self.owners(port.entries)
-        if not bool((owner == owner[:1]).all()):
-            raise ValueError(
-                "Rows of a port must have entries of the same parameters in the same columns. Found others"
-            )
-        for one in owner[0].unique().tolist():
+        every = torch.arange(len(port.rows))
+        for one in owner.unique().tolist():
             if one > 0:
-                yield port.at(torch.arange(len(port.rows)), torch.nonzero(owner[0] == one)[:, 0])
+                inside = owner == one
+                if bool((inside == inside[:1]).all()):
+                    yield port.at(every, torch.nonzero(inside[0])[:, 0])
+                    continue
+                patterns, which = torch.unique(inside, dim=1, return_inverse=True)
+                for k, rows in enumerate(patterns.T):
+                    if bool(rows.any()):
+                        yield port.at(every[rows], torch.nonzero(which == k)[:, 0])
 
     def owners(self, entries: Tensor) -> Tensor:
         """Return the number of the parameter of each entry, from 1 on, 0 for constants."""

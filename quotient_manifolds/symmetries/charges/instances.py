@@ -8,7 +8,7 @@ equations are instances times samples. So what a gate, a norm or a rotary embedd
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -427,22 +427,19 @@ class Instances:
         """Return slices that log-scales L (scales, k) multiply, and which of the k are of what no group can act on."""
         frame, slices, dead = self.frame, [], np.zeros(L.shape[1], dtype=bool)
 
-        def add(port: Port, E: csr_matrix) -> None:
+        def add(port: Port, E: csr_matrix, shares: Tensor) -> None:
             some = np.flatnonzero(np.diff(E.indptr))
             port, E = port.at(torch.from_numpy(some)), E[some]
             moved[np.unique(E.indices)] = 1
-            owner = frame.owners(port.entries[:, 0])
-            for one in owner.unique():
-                at = torch.nonzero(owner == one)[:, 0]
-                part = E[at.numpy()].tocoo()
+            for piece in frame.by_parameter(replace(port, rows=torch.arange(len(some)))):
+                share = shares[piece.entries[:, 0]].numpy()
+                part = E[piece.rows.numpy()].multiply(1 / share[:, None]).tocoo()
                 try:
-                    for piece in frame.by_parameter(port.at(at)):
-                        index = torch.from_numpy(np.stack([part.row, part.col]).astype(np.int64))
-                        slices.append(Slices(frame.rows(piece), index, torch.from_numpy(part.data)))
+                    index = torch.from_numpy(np.stack([part.row, part.col]).astype(np.int64))
+                    slices.append(Slices(frame.rows(piece), index, torch.from_numpy(part.data)))
                 except ValueError as error:
                     dead[np.unique(part.col)] = True
-                    where = [*frame.entries.start][int(one) - 1] if int(one) else "a constant"
-                    refused.append(f"log-scales of {len(at)} rows of {where}: {error}")
+                    refused.append(f"log-scales of {len(piece.rows)} rows of {frame.name_of(piece)}: {error}")
 
         for port in frame.ports:
             at, turn = self.look(port.nodes)
@@ -451,9 +448,8 @@ class Instances:
                 E = L[at.numpy()].multiply(way.numpy()[:, None]).tocsr()
                 E.eliminate_zeros()
                 if E.nnz:
-                    share = frame.shares[port.entries[:, 0].clamp(0)].numpy()
-                    add(port, E.multiply(1 / share[:, None]).tocsr())
-        known = torch.zeros(frame.entries.size, dtype=torch.bool)
+                    add(port, E, frame.shares)
+        known, once = torch.zeros(frame.entries.size, dtype=torch.bool), torch.ones_like(frame.shares)
         for gain, (ids, ways) in zip(frame.walk.gains, self.gains, strict=True):
             new = (gain.entries >= 0) & ~known[gain.entries.clamp(0)] & (ways != 0).any(1)
             at = torch.nonzero(new)[:, 0]
@@ -465,7 +461,7 @@ class Instances:
             if E.nnz:
                 none = torch.zeros(len(at), dtype=torch.long)
                 tables = Table.of(gain.entries[at][:, None]), Table.of(gain.places[at][:, None])
-                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E)
+                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E, once)
         return slices, dead
 
 

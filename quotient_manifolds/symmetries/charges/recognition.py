@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -107,8 +108,8 @@ class Recognition:
             touched = E.abs().amax(0) > _ZERO
             if bool(touched.any()):
                 try:
-                    for piece in frame.by_parameter(port):
-                        for rows, each in self._shared(piece, E):
+                    for piece in frame.by_parameter(replace(port, rows=torch.arange(len(port.rows)))):
+                        for rows, each in self._shared(piece, E[piece.rows]):
                             add(rows, each)
                 except ValueError as error:
                     dead |= touched
