@@ -284,8 +284,9 @@ class Recognition:
         inside = torch.zeros(len(self.frame.roots), dtype=torch.bool).index_fill_(0, channels, True)
         outside = self._matrices(diagonal).diagonal(dim1=1, dim2=2)[:, ~inside].T
         diagonal = diagonal @ null_space(outside, _ZERO, 1.0)[0]
-        D = self._matrices(sparse(diagonal, diagonal))
-        X, D = (each[:, channels[:, None], channels] for each in (X, D))
+        here = self._matrices(diagonal).diagonal(dim1=1, dim2=2)[:, inside].T
+        diagonal = sparse(diagonal, here)  # of those that are the same on these channels one
+        X, D = (each[:, channels[:, None], channels] for each in (X, self._matrices(diagonal)))
         kinds = self.unknowns.kind[channels]
         wires = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
         problem = ""
