@@ -90,7 +90,7 @@ def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
         ("prefix", 24),  # tokens of several writers are summed
         ("weighed twice", 118),  # of one weight, in two units
         ("two constants, attn", 208),  # columns that are the same
-        ("diagonal weight", 192),  # rows with entries in different columns, and entries that are not used
+        ("diagonal weight", 136),  # rows with entries in different columns, and entries that are multiplied by 0
         ("layer twice", 19),  # directions of a weight that is used twice
         ("Mamba 2", 14),
     ],
