@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.entries import Reading, numbers
+from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.wire import Gain, Slot, Wire
@@ -109,7 +110,7 @@ class Frame:
 
     def __init__(self, walk: Walk) -> None:
         self.walk, self.nodes, self.entries = walk, walk.channels, walk.entries
-        ports = [piece for whole in self._wholes() for piece in self._pieces(whole)]
+        ports = [self._without_copies(piece) for whole in self._wholes() for piece in self._pieces(whole)]
         self.roots = torch.cat([port.channels for port in ports]).unique() if ports else torch.zeros(0).long()
         place = torch.full((len(self.nodes.wires),), -1)
         place[self.roots] = torch.arange(len(self.roots))
@@ -164,6 +165,18 @@ class Frame:
             fresh[1:] = port.channels[left[order]][1:] != port.channels[left[order]][:-1]
             yield port.at(left[order[fresh]])
             left = left[order[~fresh]].sort()[0]
+
+    def _without_copies(self, port: Port) -> Port:
+        """Return a port without columns that others are, too: what acts on rows acts on these alike."""
+        table, made = port.theta, self.entries.affine(port.memory) is None
+        numbered = (table.steps - table.steps.min())[None] if table.starts.shape[1] == 1 else table.dense + 1
+        first = distinct_columns(numbered)[0]
+        if made and len(first) < len(table.steps):
+            places = port.places
+            known = (places,) if self._affine[port.memory] is None else (f[places] for f in self._affine[port.memory])
+            functions = [each.unique(return_inverse=True)[1] for each in known]
+            first = distinct_columns(torch.cat([port.entries + 1, *functions]))[0]
+        return port if len(first) == len(table.steps) else port.at(torch.arange(len(port.rows)), first.sort()[0])
 
     @cached_property
     def shares(self) -> Tensor:
