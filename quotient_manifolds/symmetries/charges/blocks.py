@@ -112,8 +112,10 @@ def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
 class Layout:
     """List the blocks of a frame at some weights: single maps by both sides, maps of the same channels, and shifts."""
 
-    def __init__(self, frame: Frame, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, frame: Frame, weights: Mapping[str, Tensor], *, tied: bool = False) -> None:
+        """Take entries that several uses have as entries of the first of them if they are `tied`, else of none."""
         self.frame, self.walk = frame, frame.walk
+        self._first = self._first_uses() if tied else None
         self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
         self.reading = frame.entries.read({name: weights[name].double() for name in weights}.__getitem__)
         self.units = frame.units(self.reading)
@@ -156,8 +158,15 @@ class Layout:
             found.append(Map(self.frame, piece, scale, columns, units))
         return tuple(found)
 
+    def _first_uses(self) -> Tensor:
+        """Return the number of the first use of each entry of theta."""
+        first = torch.full((self.frame.entries.size,), len(self.walk.uses))
+        for n, use in reversed([*enumerate(self.walk.uses)]):
+            first[use.entries[use.entries >= 0]] = n
+        return first
+
     def _own(self, port: Port) -> Iterator[tuple[Tensor, Port]]:
-        """Yield columns of a port with entries of one parameter each, which nothing else uses."""
+        """Yield columns of a port with entries of one parameter each, which nothing else uses, or not before."""
         every, shares = torch.arange(len(port.theta.steps)), self.frame.shares
         name = self.frame.entries.plain.get(port.memory)
         if name is not None:
@@ -169,6 +178,8 @@ class Layout:
                 return
         entries = port.entries
         own = (entries >= 0) & (shares[entries.clamp(0)] == 1)
+        if self._first is not None and port.use < len(self.walk.uses):
+            own = (entries >= 0) & (self._first[entries.clamp(0)] == port.use)
         owner = torch.bucketize(entries.contiguous(), self.starts, right=True)
         fit = own.all(0) & (owner == owner[:1]).all(0)
         for each in owner[0, fit].unique().tolist():

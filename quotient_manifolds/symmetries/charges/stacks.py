@@ -117,7 +117,7 @@ def read_stacks(
     and none here are idle, as a unit that is never on, and not free. What is found is confirmed at weights that are
     moved along all of it.
     """
-    layout = Layout(frame, weights)
+    layout = Layout(frame, weights, tied=True)
     theta = layout.theta
     blocks = layout.every
     if not blocks:
