@@ -106,7 +106,8 @@ class Unknowns:
 
     def _possible(self, most: int) -> tuple[Tensor, Tensor]:
         """Return the pairs that ports let mix, and the channels of components that would have too many."""
-        count, ports = len(self.frame.roots), self.frame.ports
+        count = len(self.frame.roots)
+        ports = [piece for port in self.frame.ports for piece in self.frame.by_parameter(port)]
         names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
         signature = torch.zeros(count, dtype=torch.long)  # sums of names tell sets of ports apart
         for name, port in zip(names, ports, strict=True):
