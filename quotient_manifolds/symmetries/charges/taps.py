@@ -30,7 +30,11 @@ Change = Callable[[Tensor], Tensor]
 def cuts(program: Program) -> dict[int, tuple[int, ...]]:
     """Return by place of an operation the values that it takes, depend on a weight, and pass it without derivative."""
     layouts, live, found = program.layouts, set(program.parameters), dict[int, tuple[int, ...]]()
-    taken = {number for operation in program.operations for number in operation.ins}
+    taken, needed = set[int](), {layouts[number].memory for number in program.outputs}
+    for operation in reversed(program.operations):  # what leads to no output is as good as not computed
+        if not operation.outs or any(layouts[n].memory in needed for n in operation.outs):
+            taken.update(operation.ins)
+            needed |= {layouts[n].memory for n in operation.ins}
     for place, operation in enumerate(program.operations):
         ins = tuple(number for number in dict.fromkeys(operation.ins) if number in live)
         real = {n for n in operation.outs if layouts[n].is_floating_point or layouts[n].dtype.is_complex}
