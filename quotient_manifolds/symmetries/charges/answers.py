@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
-from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, relative_change
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
 """How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
@@ -25,7 +25,7 @@ class Answers:
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
     examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words.
+    of its words. own: the model's parameters, in float64 once for all runs.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Answers:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
-        self._own = {name: w.detach() for name, w in (*model.named_parameters(), *model.named_buffers())}
+        self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
+        self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
@@ -92,7 +93,7 @@ class Answers:
 
     def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
         with torch.no_grad():
-            return [y.detach() for y in self._outputs.at(dict(params), index)]
+            return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
     def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, int]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batch it is.

@@ -109,9 +109,10 @@ class Finder(ABC):
         self.points, self.generator = points, generator
         self.walk = Walk(self.recording)
         self.frame = Frame(self.walk)
-        self.own = {name: w.detach().double() for name, w in self.recording.parameters.items() if movable(w)}
-        self.all_own = {**self.recording.parameters, **self.own}
         self.answers = points.answers()
+        known, parameters = self.answers.own, self.recording.parameters
+        self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
+        self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.count = 0
 
