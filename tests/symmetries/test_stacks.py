@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,9 +67,11 @@ class Drawn:
         every = zip(found, leaves.values(), strict=True)
         return torch.cat([g.expand(LOSSES, *w.shape).reshape(LOSSES, -1) for g, w in every], 1)
 
-    def sample(self, weights: Mapping[str, Tensor], tokens: int, vectors: Sequence[str]) -> Sample:
+    def sample(
+        self, weights: Mapping[str, Tensor], tokens: int, vectors: Sequence[str], some: Collection[int] | None
+    ) -> Sample:
         count = max(2, tokens // 10)
-        return dealt(self.walk, weights, [self.inputs() for _ in range(count)], self.generator, vectors)
+        return dealt(self.walk, weights, [self.inputs() for _ in range(count)], self.generator, vectors, some)
 
     def point(self) -> Point:
         weights = self.elsewhere()

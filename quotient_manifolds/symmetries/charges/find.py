@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
 from quotient_manifolds.symmetries.charges.permutations import permutations
@@ -18,13 +19,13 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Sample
+from quotient_manifolds.symmetries.charges.samples import Sample, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.checks import check_eval, check_model
 from quotient_manifolds.symmetries.groups import Gauge, Params, Permutation, Symmetry, Torus, Translation
-from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 CHANGE = 1e-9
@@ -305,6 +306,8 @@ class Narrow(Finder):
 class Wide(Finder):
     """Find the symmetries of a net of many parameters by token vectors: no gradient of a weight is formed."""
 
+    _shape = 0  # turn of the next sample of all uses
+
     @cached_property
     def recording(self) -> Recording:
         """Return the smallest recording of several examples."""
@@ -316,22 +319,43 @@ class Wide(Finder):
         return read(self.frame, every, self.tokens, self.generator)
 
     def here(self) -> Stacks:
-        def elsewhere(weights: Mapping[str, Tensor], count: int, names: Sequence[str]) -> Sample:
-            return self._dealt(self.points.weights(), count, names)
+        def elsewhere(
+            weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
+        ) -> Sample:
+            return self._dealt(self.points.weights(), count, names, some)
 
         return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
 
-    def _dealt(self, weights: Mapping[str, Tensor], count: int, names: Sequence[str]) -> Sample:
-        """Return a sample of about so many tokens, to which all words are dealt."""
-        layouts = self.walk.program.layouts
-        rows = sorted(
-            torch.Size(layouts[self.walk.program.operations[use.operation].outs[0]].shape).numel()
-            // max(1, len(use.out))
-            for use in self.walk.uses
-        )
-        batches = -(-count // max(1, rows[len(rows) // 2]))
-        inputs = self.points.inputs(self.recording, stacked=(batches,))
-        return dealt(self.walk, weights, list(zip(*inputs, strict=True)), self.generator, names)
+    @cached_property
+    def _sources(self) -> list[tuple[Recording, int]]:
+        """Return recordings and how many tokens a use has there, in the middle; those with few for one example first.
+
+        What has one token for each example, as a pooler, has enough of them soonest there.
+        """
+        recordings = [self.points.recordings[place] for place in self.points.places(self.walk.program)]
+        found = []
+        for recording in (*recordings, *self.points.shorter(self.recording)):
+            layouts, operations = recording.program.layouts, recording.program.operations
+            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in self.walk.uses]
+            rows = sorted(max(1, shape.numel() // max(1, outputs)) for shape, outputs in shapes)
+            found.append((recording, rows[len(rows) // 2], rows[0] / rows[len(rows) // 2]))
+        return [each[:2] for each in sorted(found, key=lambda each: -each[2])]
+
+    def _dealt(
+        self, weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
+    ) -> Sample:
+        """Return a sample of about so many tokens, to which all words are dealt; of the next shape if of all uses."""
+        first = self._shape if some is None else 0
+        self._shape += some is None
+        for k in range(len(self._sources)):
+            recording, rows = self._sources[(first + k) % len(self._sources)]
+            inputs = self.points.inputs(recording, stacked=(-(-count // rows),))
+            used = Uses(recording.program, self.walk.uses)
+            try:
+                return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)
+            except RUN_ERRORS as error:
+                why = first_line(error)
+        raise RuntimeError(f"The model must run on other inputs of the sizes it was recorded at. Found that not: {why}")
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:

@@ -31,6 +31,8 @@ WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
 _SPREAD = 8
 """How many times as large as the smallest recording one may be that points of a large model are of."""
+_FEW = 4
+"""Entries of an axis in a recording that is to have few tokens for each example."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operations from which Python gets numbers or sizes that it may branch on."""
 _ROUNDING = 1e-6
@@ -123,13 +125,26 @@ class Points:
 
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
+        wanted = _names(program)
+        return [k for k, each in enumerate(self.recordings) if _names(each.program) == wanted]
 
-        def names(program: Program) -> list[Any]:
-            views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
-            return [views, *((each.func, each.ins, each.outs) for each in program.operations)]
+    def shorter(self, recording: Recording) -> list[Recording]:
+        """Return recordings with the same operations in which an axis, not of examples, has few entries."""
+        place = next(k for k, each in enumerate(self.recordings) if each is recording)
+        variations, found = Variations(self.batches[place], self.generator, self.limits), []
+        for axes in variations.axes:
+            if not axes.leads and axes.size > _FEW:
+                try:
+                    made = record(self.model, variations.made({axes: _FEW}, "normal"), self.evaluate)
+                except RUN_ERRORS:
+                    continue
+                found += [made] if _names(made.program) == _names(recording.program) else []
+        return found
 
-        wanted = names(program)
-        return [k for k, each in enumerate(self.recordings) if names(each.program) == wanted]
+    def places(self, program: Program) -> list[int]:
+        """Return the places of recordings with the operations of a program, of those that make good points if any."""
+        alike, good = self.like(program), self.exercised()
+        return [k for k in alike if k in good] or alike
 
     def weights(self) -> dict[str, Tensor]:
         """Return other weights: each times 1 + 0.3 N(0, 1), plus a tenth of the parameter's size times N(0, 1)."""
@@ -222,8 +237,7 @@ class Points:
         Raises RuntimeError if 24 points in turn do not run or are not finite.
         """
         if walk is not None and which is None:
-            alike, good = self.like(walk.program), self.exercised()
-            which = [k for k in alike if k in good] or alike
+            which = self.places(walk.program)
         why = ""
         for _ in range(_TRIES):
             place = self._next(which)
@@ -248,6 +262,12 @@ class Points:
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
+
+
+def _names(program: Program) -> list[Any]:
+    """Return what programs with the same operations have in common, at whatever sizes."""
+    views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
+    return [views, *((each.func, each.ins, each.outs) for each in program.operations)]
 
 
 def _entries(recording: Recording) -> int:

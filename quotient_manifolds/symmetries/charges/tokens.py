@@ -6,7 +6,7 @@ all [x 1] besides are constants. Maps whose tokens are equal on the shared side 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
-from quotient_manifolds.symmetries.charges.samples import Sample, Side, samples
+from quotient_manifolds.symmetries.charges.samples import Sample, Side, Used, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
 from quotient_manifolds.symmetries.charges.taps import cuts
-from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.trace.replay import Replay
 
 TOKENS, FRESH = 520, 64
@@ -35,24 +34,29 @@ _LEAST = 1 / 10
 _SMALL = 1e-30
 _FULL = 1e-10
 """Pivots of a matrix that has full rank without doubt, relative to the largest."""
-DrawTokens = Callable[[Mapping[str, Tensor], int, Sequence[str]], Sample]
+DrawTokens = Callable[[Mapping[str, Tensor], int, Sequence[str], Collection[int] | None], Sample]
 """Return a sample at these weights, of fresh inputs with about so many tokens, at the model's own eps.
 
-With the gradients of the parameters that are named.
+With the gradients of the parameters that are named. Derivatives may be of what some uses write alone, and are of all
+sides of all for None; then shapes may differ from call to call.
 """
 
 
 def dealt(
-    walk: Walk,
+    walk: Used,
     weights: Mapping[str, Tensor],
     batches: Sequence[Sequence[Tensor]],
     generator: torch.Generator,
     vectors: Sequence[str] = (),
+    some: Collection[int] | None = None,
 ) -> Sample:
-    """Return one sample of batches of one shape, run at once if all operations can be, at the model's own eps."""
+    """Return one sample of batches of one shape, run at once if all operations can be, at the model's own eps.
+
+    some: uses of which derivatives are wanted, of what they write alone; other slopes may have no rows.
+    """
     if not cuts(walk.program):  # taps are of one batch
         try:
-            return _at_once(walk, weights, batches, generator, vectors)
+            return _at_once(walk, weights, batches, generator, vectors, some)
         except (RuntimeError, ValueError, NotImplementedError, TypeError):  # of vmap
             pass
     made = [s for each in batches for s in samples(walk, weights, each, 1, generator, vectors=vectors, generic=False)]
@@ -70,11 +74,12 @@ def dealt(
 
 
 def _at_once(
-    walk: Walk,
+    walk: Used,
     weights: Mapping[str, Tensor],
     batches: Sequence[Sequence[Tensor]],
     generator: torch.Generator,
     vectors: Sequence[str],
+    some: Collection[int] | None,
 ) -> Sample:
     watch = {use.operation: use.tokens.place for use in walk.uses}
     leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
@@ -93,17 +98,20 @@ def _at_once(
         torch.randn(y.shape, generator=generator, dtype=y.dtype) / y.detach().square().mean().sqrt().clamp(_SMALL)
         for y in outputs
     ]
-    wanted = [*tokens, *(leaves[name] for name in vectors)]
-    found = torch.autograd.grad(outputs, wanted, up, materialize_grads=True)
-    values, slopes = (dict(zip(places, each, strict=False)) for each in (tokens, found))
+    values = dict(zip(places, tokens, strict=True))
+    keys = places if some is None else list(dict.fromkeys((walk.uses[n].operation, 1) for n in some))
+    wanted = [*(values[key] for key in keys), *(leaves[name] for name in vectors)]
+    found = torch.autograd.grad(outputs, wanted, up, materialize_grads=True) if wanted else ()
+    slopes = dict(zip(keys, found, strict=False))
 
     def side(use: int, written: int) -> Side:
         key, of = (walk.uses[use].operation, written), walk.uses[use].tokens.of
-        return Side(of(values[key].detach()), of(slopes[key]))
+        known = of(values[key].detach())
+        return Side(known, of(slopes[key]) if key in slopes else known[:0])
 
     read = {n: side(n, 0) for n, use in enumerate(walk.uses) if use.tokens.place is not None}
     written = {n: side(n, 1) for n in range(len(walk.uses))}
-    return Sample(read, written, dict(zip(vectors, found[len(tokens) :], strict=True)))
+    return Sample(read, written, dict(zip(vectors, found[len(keys) :], strict=True)))
 
 
 class Stock:
@@ -271,6 +279,11 @@ class Tokens:
         v = stock.basis @ stock.basis[-1]
         return -v[:-1] / v[-1]
 
+    def derived(self, keys: Collection[Key]) -> set[int]:
+        """Return the uses of which the derivatives of what they write are in matrices."""
+        of_several = {m.use for kind, n in keys if kind == "several" for m in self.several[n].maps}
+        return {n for kind, n in keys if kind == "written"} | {n for n in of_several if n < len(self.uses)}
+
     def rows(self, key: Key, sample: Sample) -> Tensor:
         """Return the rows of a matrix that a sample has (tokens, columns)."""
         kind, n = key
@@ -301,8 +314,9 @@ def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Ma
     stocks: dict[Key, Stock] = {}
     refused: dict[str, None] = {}
     count, vectors = TOKENS, _vectors(layout)
+    left: dict[Key, Stock] = {}
     for turn in range(ROUNDS):
-        sample = draw(weights, count, () if tokens else vectors)
+        sample = draw(weights, count, (), tokens.derived(left)) if tokens else draw(weights, count, vectors, None)
         if tokens is None:
             tokens = Tokens(layout, sample)
             stocks = {key: Stock(columns) for key, columns in tokens.columns().items()}
@@ -319,11 +333,11 @@ def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Ma
         count = min(TOKENS, int(1.1 * TOKENS * missing) + 1)
     assert tokens is not None
     refused |= {**layout.refused, **tokens.refused}
-    _without_idle(tokens, stocks, lambda: elsewhere(weights, FRESH, ()), refused)
+    _without_idle(tokens, stocks, lambda: elsewhere(weights, FRESH, (), None), refused)
     calm, drawn = 0, list[Sample]()
     while calm < 2:
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
-        drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors)]
+        drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
         broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.basis.shape[1]]  # type: ignore[union-attr]
         calm = 0 if any(broken) else calm + 1
     bases = tokens.bases(stocks)
