@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -83,11 +84,14 @@ class Rows(Record):
         if self.starts.ndim != 2 or self.steps.ndim != 1 or self.starts.shape[1] not in (1, len(self.steps)):
             found = f"{tuple(self.starts.shape)} and {tuple(self.steps.shape)}"
             raise ValueError(f"places of {self.name!r} must have shape (rows, columns). Found {found}.")
-        size, places = prod(self.shape), self.places
-        if not places.numel() or int(places.min()) < 0 or int(places.max()) >= size:
-            raise ValueError(f"places of {self.name!r} must be numbers of its {size} entries. Found others, or none.")
-        if int(self.touched.sum()) < places.numel():
-            raise ValueError(f"places of {self.name!r} must be distinct. Found an entry twice.")
+        if self._window is None:
+            size, places = prod(self.shape), self.places
+            if not places.numel() or int(places.min()) < 0 or int(places.max()) >= size:
+                raise ValueError(
+                    f"places of {self.name!r} must be numbers of its {size} entries. Found others, or none."
+                )
+            if int(self.touched.sum()) < places.numel():
+                raise ValueError(f"places of {self.name!r} must be distinct. Found an entry twice.")
         scale = torch.as_tensor(self.scale, dtype=torch.float64)
         if not bool(torch.isfinite(scale).all()) or not bool(scale.all()):
             raise ValueError(f"the scale of {self.name!r} must be finite and not 0. Found {self.scale}.")
@@ -130,7 +134,11 @@ class Rows(Record):
     @property
     def touched(self) -> Tensor:
         """Return which entries of the parameter are among these, bool, in one row."""
-        return torch.zeros(prod(self.shape), dtype=torch.bool).index_fill_(0, self.places.flatten(), True)
+        found = torch.zeros(prod(self.shape), dtype=torch.bool)
+        if self._window is None:
+            return found.index_fill_(0, self.places.flatten(), True)
+        self._within(found).fill_(True)
+        return found
 
     def meets(self, other: Rows) -> bool:
         """Return whether two sets of rows have an entry in common."""
@@ -149,7 +157,10 @@ class Rows(Record):
 
         ValueError if the parameter is missing, has another shape, or does not hold real floating-point numbers.
         """
-        return self._constant(self.scale, params) * self.entries(params) + self._constant(self.offset, params)
+        entries = self.entries(params)
+        if self._plain:
+            return entries
+        return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
         """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w."""
@@ -158,17 +169,68 @@ class Rows(Record):
     def entries(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the entries as they are stored, float64 (rows, columns); raise as `read` does."""
         flat = flattened(params, self.name, self.shape)
+        if self._window is not None:
+            return self._within(flat).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         return flat.index_select(0, self.places.flatten().to(flat.device)).double().view(len(self), self.columns)
 
     def written(self, flat: Tensor, values: Tensor) -> Tensor:
         """Return the parameter, flattened in float64, with these numbers (rows, columns) in place of `read`'s."""
-        scale, offset = (
-            torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
-        )
-        return flat.index_copy(0, self.places.flatten().to(flat.device), ((values - offset) / scale).flatten())
+        if not self._plain:
+            scale, offset = (
+                torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
+            )
+            values = (values - offset) / scale
+        if self._window is None:
+            return flat.index_copy(0, self.places.flatten().to(flat.device), values.flatten())
+        width, row, column, flipped = self._window
+        values, whole = values.T if flipped else values, flat.reshape(-1, width)
+        if values.shape[1] < width:
+            rows = whole[row : row + len(values)]
+            values = rows.slice_scatter(values, 1, column, column + values.shape[1])
+        return whole.slice_scatter(values, 0, row, row + len(values)).reshape(-1)
+
+    @cached_property
+    def _window(self) -> tuple[int, int, int, bool] | None:
+        """Return (width, row, column, flipped) if these are a window, or its transpose, of all in rows of a width."""
+        outer, inner = (None if each is None else _step(each) for each in (self._column, self.steps))
+        size = prod(self.shape)
+        if outer is None or inner is None or not size:
+            return None
+        start = int(self.starts[0, 0] + self.steps[0])
+        sides = ((outer, len(self), inner, self.columns), (inner, self.columns, outer, len(self)))
+        for flipped, (step, count, within, length) in enumerate(sides):
+            width = step or size
+            row, column = divmod(start, width)
+            if within in (0, 1) and size % width == 0 and row >= 0 and column + length <= width:
+                return (width, row, column, bool(flipped)) if (row + count) * width <= size else None
+        return None
+
+    @property
+    def _column(self) -> Tensor | None:
+        return self.starts[:, 0] if self.starts.shape[1] == 1 else None
+
+    @property
+    def _plain(self) -> bool:
+        return isinstance(self.scale, float) and self.scale == 1 and isinstance(self.offset, float) and not self.offset
+
+    def _within(self, flat: Tensor) -> Tensor:
+        assert self._window is not None
+        width, row, column, flipped = self._window
+        count, length = (self.columns, len(self)) if flipped else (len(self), self.columns)
+        found = flat.reshape(-1, width)[row : row + count, column : column + length]
+        return found.T if flipped else found
 
     def _constant(self, value: float | Tensor, params: Mapping[str, Tensor]) -> float | Tensor:
         return value.to(params[self.name].device) if isinstance(value, Tensor) else value
+
+
+def _step(numbers: Tensor) -> int | None:
+    """Return the step of numbers that grow evenly, 0 of a single one; None of others, or none."""
+    if len(numbers) < 2:
+        return 0 if len(numbers) else None
+    step = int(numbers[1] - numbers[0])
+    even = step > 0 and bool((numbers[1:] - numbers[:-1] == step).all())
+    return step if even else None
 
 
 def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
