@@ -176,11 +176,12 @@ def test_gradients_are_derivatives_of_what_a_layer_computes(kind: str) -> None:
     used = Uses(point.recording.program)
     sample, _ = samples(used, *point[1:], 2, torch.Generator().manual_seed(1), vectors=names(model), generic=False)
     assert points.left_out == 0
-    along = {name: torch.randn_like(w) for name, w in point.weights.items()}
+    weights = {name: w.double() for name, w in point.weights.items()}
+    along = {name: torch.randn_like(w) for name, w in weights.items()}
     model.double()
     y, high, low = (
         torch.func.functional_call(
-            model, {k: w + step * along[k] for k, w in point.weights.items()}, (point.inputs[0],)
+            model, {k: w + step * along[k] for k, w in weights.items()}, (point.inputs[0],)
         ).detach()
         for step in (0, 1e-5, -1e-5)
     )

@@ -117,7 +117,7 @@ class Layout:
         self.frame, self.walk = frame, frame.walk
         self._first = self._first_uses() if tied else None
         self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
-        self.reading = frame.entries.read({name: weights[name].double() for name in weights}.__getitem__)
+        self.reading = frame.entries.read(weights.__getitem__)
         self.units = frame.units(self.reading)
         self.starts = torch.tensor(list(frame.entries.start.values()), dtype=torch.long)
         self.refused: dict[str, None] = {}

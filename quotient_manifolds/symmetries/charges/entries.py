@@ -117,7 +117,7 @@ class Reading:
         if (affine := self.entries.strided.get(memory)) is None:
             return self.values[memory][places], self.slopes[memory][places]
         own = affine.at(places) - self.entries.start[affine.name]
-        values = self.weights(affine.name).reshape(-1)[own]
+        values = wide(self.weights(affine.name).reshape(-1)[own])
         return affine.scale * values + affine.offset, torch.full_like(values, affine.scale)
 
 
@@ -253,7 +253,7 @@ class Entries:
         values: dict[int, Tensor] = {}
         slopes: dict[int, Tensor] = {}
         if needed:
-            here = tuple(layouts[n].of(weights(self.program.parameters[n]).reshape(-1)).clone() for n in leaves)
+            here = tuple(wide(layouts[n].of(weights(self.program.parameters[n]).reshape(-1)).clone()) for n in leaves)
             found, derived = torch.func.jvp(run, here, tuple(torch.ones_like(w) for w in here))[:2]
             for number, value, slope in zip(outs, found, derived, strict=True):
                 layout = layouts[number]

@@ -38,10 +38,11 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+_CHUNK = 1 << 17
 
 
 class Point(NamedTuple):
-    """Hold a recording, weights by name and inputs in the order of its program, in float64."""
+    """Hold a recording, weights by name, in at least float32, and inputs in the order of its program, in float64."""
 
     recording: Recording
     weights: dict[str, Tensor]
@@ -152,12 +153,17 @@ class Points:
         def other(w: Tensor) -> Tensor:
             if not movable(w):
                 return w
-            w = w.detach().to(torch.promote_types(w.dtype, torch.float32))
-            noise = w.square()  # one normal number for the sum of two, in place: this is memory's time
-            size = noise.mean().clamp(_LEAST**2)
-            noise.mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
-            normal = torch.randn(w.shape, generator=self.generator, dtype=torch.float32).to(w)
-            return noise.mul_(normal).add_(w).double()
+            w = w.detach().contiguous()
+            made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+            size = torch.linalg.vector_norm(w, dtype=made.dtype) ** 2 / max(1, w.numel())
+            size = size.clamp(_LEAST**2)
+            parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
+            for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
+                normal = torch.randn(known.shape, generator=self.generator, dtype=torch.float32).to(new)
+                noise = known.to(new.dtype, copy=True)  # one normal number for the sum of two
+                noise.square_().mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
+                torch.addcmul(known.to(new.dtype), noise, normal, out=new)
+            return made
 
         return {name: other(w) for name, w in self.recordings[0].parameters.items()}
 

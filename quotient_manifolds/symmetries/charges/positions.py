@@ -235,7 +235,7 @@ class Positions:
     def _vectors(self, weights: Mapping[str, Tensor], sample: Sample, reading: Reading, units: Tensor) -> Vectors:
         frame, ports = self.frame, []
         w, g = (
-            torch.cat([each[name].reshape(-1) for name in self.names]) if self.names else units[:0]
+            torch.cat([each[name].reshape(-1).double() for name in self.names]) if self.names else units[:0]
             for each in (weights, sample.gradients)
         )
         for port, at in zip(self.ports, self._leaves, strict=True):
@@ -245,7 +245,10 @@ class Positions:
                 side = sample.written[port.use] if port.writes else sample.read[port.use]
                 values, slopes = side.values[:, port.rows], side.slopes[:, port.rows]
             u = units[port.nodes]
-            a, b = slopes * (u if port.writes else -u), values / u
+            if bool((u == 1).all()):  # as most are
+                a, b = slopes if port.writes else -slopes, values
+            else:
+                a, b = slopes * (u if port.writes else -u), values / u
             ports.append((-b, a) if port.dual else (a, b))
         gains = []
         for gain, at, alive in self._gains:

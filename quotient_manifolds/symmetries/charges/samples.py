@@ -17,10 +17,10 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.taps import Taps, cuts
 from quotient_manifolds.symmetries.charges.uses import Use
 from quotient_manifolds.symmetries.trace.program import Program
-from quotient_manifolds.symmetries.trace.replay import Replay
+from quotient_manifolds.symmetries.trace.replay import Replay, wide
 
 _SMALL = 1e-30
-_AT_ONCE = 1e6
+_AT_ONCE = 2e7
 """Numbers of gradients that are computed at once."""
 
 
@@ -76,7 +76,7 @@ def samples(
 ) -> Iterator[Sample]:
     """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
 
-    The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name, float64;
+    The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name;
     inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
     none. generic: whether norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an
     output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
@@ -84,7 +84,7 @@ def samples(
     """
     watch = {use.operation: use.tokens.place for use in walk.uses}
     vectors = [name for name in vectors if weights[name].is_floating_point()]
-    leaves = {name: w.detach().requires_grad_(name in vectors) for name, w in weights.items()}
+    leaves = as_leaves(weights, vectors)
     taps = Taps(cuts(walk.program))
     outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
@@ -110,6 +110,12 @@ def samples(
             {n: side(n, True) for n in range(len(walk.uses))},
             dict(zip(vectors, found[len(sides) :], strict=True)),
         )
+
+
+def as_leaves(weights: Mapping[str, Tensor], vectors: Collection[str]) -> dict[str, Tensor]:
+    """Return weights apart from their graph, of which some require gradients, in float64."""
+    made = {name: w.detach() for name, w in weights.items()}
+    return made | {name: wide(made[name]).requires_grad_() for name in vectors}
 
 
 def _has_numbers(y: Tensor) -> bool:

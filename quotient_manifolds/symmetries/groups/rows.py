@@ -259,4 +259,5 @@ class Draft(dict[str, Tensor]):
 
     def finished(self) -> Params:
         """Return all parameters, those that were written cast to the dtype that they had."""
-        return {name: w.to(self._given[name].dtype) for name, w in self.items()}
+        given = self._given
+        return {name: w if w is given[name] else w.to(given[name].dtype) for name, w in self.items()}

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.trace.program import Operation, Program, substituted
+from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref, substituted
 
 aten = torch.ops.aten
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,7 +21,7 @@ FLAT |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
 """Operations on real numbers that are constant between jumps, whatever gradient torch gives them."""
 
 Weights = Callable[[str], Tensor]
-"""Give a parameter by name, in float64."""
+"""Give a parameter by name, in any type of floating point numbers, or of others."""
 
 
 class Tap(Protocol):
@@ -66,10 +66,18 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 class Replay:
-    """Run a program at points: weights by name and inputs in order, each in float64."""
+    """Run a program at points, in float64: weights by name and inputs in order.
+
+    A table that is only looked up is widened afterwards, row by row.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        takers = [(each.func, each.args[0] if each.args else None, each.ins) for each in program.operations]
+        others = {
+            n for func, first, ins in takers for n in ins if func is not aten.embedding.default or _of(first) != n
+        }
+        self._tables = set(program.parameters) - others - set(program.outputs)
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
 
     def _is_real(self, operation: Operation) -> bool:
@@ -82,6 +90,7 @@ class Replay:
         layouts, leaves = self.program.layouts, {}
         for number, name in self.program.parameters.items():
             w, layout = weights(name), layouts[number]
+            w = w if number in self._tables else wide(w)
             plain = tuple(w.shape) == layout.shape and w.stride() == layout.stride and not layout.offset
             leaves[number] = w if plain else layout.of(w.reshape(-1))
         return {**self._constants, **leaves, **dict(zip(self.program.inputs, inputs, strict=True))}
@@ -115,6 +124,7 @@ class Replay:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
                 made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
+                made = wide(made) if operation.func is aten.embedding.default else made
             if place in watch:
                 made = made if made.requires_grad else _apart(made)
                 seen[place] = (None if own is None else args[own], made)
@@ -126,6 +136,10 @@ class Replay:
             for number in self.program.released[place]:
                 known.pop(number, None)
         return [kept[n] if n in kept else known[n] for n in self.program.outputs], seen
+
+
+def _of(argument: Any) -> int | None:
+    return argument.number if isinstance(argument, Ref) else None
 
 
 def _apart(tensor: Tensor) -> Tensor:
