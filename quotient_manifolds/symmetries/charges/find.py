@@ -36,6 +36,8 @@ _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
 _ROUNDS = 3
 _STEP = 0.3
+_ALONG = 1e-8
+"""Of unit vectors: parts below are rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +147,8 @@ class Finder(ABC):
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
-            read, stacks = self.everywhere(), self.here()
+            read = self.everywhere()
+            stacks = self.apart(read.symmetries, self.here())
             change, index = self.change(read.symmetries, stacks.found)
             kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
             if change < CHANGE:
@@ -216,6 +219,10 @@ class Finder(ABC):
 
     # Components
 
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        """Return the stacks without single directions along which a group moves: a scale is a ray, and no line."""
+        return stacks
+
     def _with_reflections(self, symmetries: Sequence[Symmetry]) -> Iterator[Symmetry]:
         """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
         gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
@@ -279,6 +286,27 @@ class Narrow(Finder):
             return torch.cat([self._gradients(None)[1], self.touched[None].double()])
 
         return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
+
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        rows = [_tangents(each, self.own) for each in symmetries]
+        if not rows or not stacks.found:
+            return stacks
+        _, s, Q = torch.linalg.svd(torch.cat(rows), full_matrices=False)
+        Q = Q[s > _ALONG * s[0].clamp(min=1e-300)]
+        found = []
+        for stack in stacks.found:
+            T = _tangents(stack.translation, self.own)
+            if stack.translation.shape[1] > 1 or len(T) < stack.translation.shape[0]:
+                found.append(stack)
+                continue
+            _, s, Vh = torch.linalg.svd((T - T @ Q.T @ Q).T, full_matrices=False)
+            K = Vh[s > _ALONG].T
+            if K.shape[1] == len(T):
+                found.append(stack)
+            elif K.shape[1]:
+                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)
+                found.append(replace(stack, translation=Translation(tuple(parts))))
+        return replace(stacks, found=tuple(found))
 
     def point(self) -> Point:
         """Return a fresh generic point."""
@@ -356,6 +384,17 @@ class Wide(Finder):
             except RUN_ERRORS as error:
                 why = first_line(error)
         raise RuntimeError(f"The model must run on other inputs of the sizes it was recorded at. Found that not: {why}")
+
+
+def _tangents(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+    """Return the tangents of all generators, each of length 1 (generators, P); of those that move nothing none."""
+    E = torch.eye(torch.Size(symmetry.shape).numel(), dtype=torch.float64).view(-1, *symmetry.shape)
+    along = symmetry.tangent(params, symmetry.algebra.project(E) if isinstance(symmetry, Gauge) else E)
+    rows = [along[n].flatten(1) if n in along else torch.zeros(len(E), w.numel()).double() for n, w in params.items()]
+    T = torch.cat(rows, 1)
+    sizes = T.norm(dim=1, keepdim=True)
+    keep = sizes[:, 0] > 1e-10 * sizes.max()
+    return T[keep] / sizes[keep]
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
