@@ -213,14 +213,16 @@ def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:
     assert not points.left_out
 
 
-def test_masks_stay_masks_that_show_the_first_of_a_row_and_now_and_then_all() -> None:
+def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(3, 4).masked_fill(torch.ones(3, 4).triu(2).bool(), -torch.inf)
     masks = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.bool), hidden
     for mask in masks:
         drawn = [numbers(mask, (5, 7), generator, mood) for mood in ("normal", "huge", "positive")]
         shown = mask.unique()[-1]
-        assert all(bool((each[:, 0] == shown).all()) and each.dtype == mask.dtype for each in drawn)
+        assert bool((drawn[0][:, 0] == shown).all())
+        assert all(bool((each == shown).any(1).all()) and each.dtype == mask.dtype for each in drawn)
+        assert any(bool((numbers(mask, (5, 7), generator, "huge")[:, 0] != shown).any()) for _ in range(5))
         assert [bool((each == shown).all()) for each in drawn] == [False, False, True]
         assert all(len(each.unique()) == 2 for each in drawn[:2])
     x = torch.randn(20, 5) + 3
@@ -381,7 +383,7 @@ def test_answers_of_the_model_change_with_a_false_move_and_the_batch_becomes_a_s
     points = Points(model, x)
     answers = points.answers()
     assert answers.change(own, own)[0] == 0
-    change, index = answers.change(own, {**own, **move(own)})
+    change, (index, *_) = answers.change(own, {**own, **move(own)})
     if not false:
         assert change < 1e-12
         return

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
 
@@ -16,6 +17,10 @@ ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
 """How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
 _FEW = 20
 """How many batches of the size that is given there should be at least; if that is too much work, smaller ones."""
+_PART = 1e-3
+"""Batches on which outputs change by this part of the largest change, or more, are named."""
+_SHORT = 8
+"""Of at most so many tokens all smaller numbers are tried."""
 _LEAST = 1e-12
 """Outputs that are all smaller than this are compared with it."""
 
@@ -62,7 +67,9 @@ class Answers:
                     left, sizes[axes] = new, small.get(axes, axes.size)
                 elif k == 2 and axes not in sizes:  # neither longer nor shorter
                     break
-        for mood in ("negative", "positive", "huge", "small", "far", "near") if variations.real else ("positive",):
+        for mood in (
+            ("negative", "positive", "huge", "small", "far", "near") if variations.real else ("positive", "negative")
+        ):
             left = self._tried(variations, small, mood, max(left, least))
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
@@ -95,17 +102,20 @@ class Answers:
         with torch.no_grad():
             return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
-    def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, int]:
-        """Return the largest relative change of an output, infinite if the model raises, and on which batch it is.
+    def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output, infinite if the model raises, and on which batches it is.
 
-        Parameters and buffers that are not given are the model's own. Outputs are computed once for the same `before`.
+        Of batches of one shape the first is named, and the worst one first of all. Parameters and buffers that are not
+        given are the model's own. Outputs are computed once for the same `before`.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
             self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
         changes = [self._change(after, k) for k in range(len(self.batches))]
-        worst = max(range(len(changes)), key=changes.__getitem__)
-        return changes[worst], worst
+        worst = max(changes)
+        order = sorted(range(len(changes)), key=lambda k: changes[k] < worst)
+        shapes = {k: tuple(t.shape for t in tensors_in(self.batches[k])) for k in order if changes[k] > _PART * worst}
+        return worst, [next(k for k in shapes if shapes[k] == shape) for shape in dict.fromkeys(shapes.values())]
 
     def _change(self, after: Mapping[str, Tensor], index: int) -> float:
         try:
@@ -129,7 +139,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _sizes(axes: Axes, size: int) -> Iterator[int]:
-    """Yield sizes that the finder does not use, larger and smaller than one, some no multiple of anything."""
+    """Yield sizes that the finder does not use, larger and smaller than one, some no multiple of anything.
+
+    Of lengths more smaller ones than there are rounds, or all: a table of positions may hide something at each.
+    """
     least = 2 if axes.leads else 1
-    tried = (size + 1, 3 * size, size - 1, 2 * size + 1, max(least, size // 3), 1)
+    shorter = () if axes.leads else (2 * size // 3, *range(1, size if size <= _SHORT else 1))
+    tried = (size + 1, 3 * size, size - 1, 2 * size + 1, max(least, size // 3), 1, *shorter)
     yield from (other for other in dict.fromkeys(tried) if other >= least and other != size)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.charges.frame import Frame
@@ -19,11 +20,11 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Sample, Uses
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.checks import check_eval, check_model
+from quotient_manifolds.symmetries.checks import check_eval, check_inputs, check_loaded, check_model, check_weights
 from quotient_manifolds.symmetries.groups import Gauge, Params, Permutation, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -34,7 +35,7 @@ SMALL = 2_000
 """Parameters, up to which all unknowns are solved for at once."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
-_ROUNDS = 3
+_ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
 _ALONG = 1e-8
 """Of unit vectors: parts below are rounding."""
@@ -80,10 +81,10 @@ def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed
 
     Raises ModelError for a model that raises, is random or writes to its weights, and ValueError in train mode.
     """
-    check_model(model)
-    check_eval(model)
-    points = Points(model, batch, evaluate, seed=seed)
+    points = _points(model, batch, evaluate, seed)
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
+    if not size:
+        return Found((), (), ("No parameter is of floating point",), points.held, 0.0, float("inf"), 0.0)
     finder = (Narrow if size <= SMALL else Wide)(points, torch.Generator().manual_seed(seed + 1))
     return finder.found()
 
@@ -96,13 +97,21 @@ def find_permutations(
     They are proposed by what each unit is connected to, and kept if one exchange of all units changes no output, at
     other weights and on inputs of other shapes. Raises as `find` does.
     """
-    check_model(model)
-    check_eval(model)
-    points = Points(model, batch, evaluate, seed=seed)
+    points = _points(model, batch, evaluate, seed)
     answers = points.answers()
     walk = Walk(points.recordings[0], keep=True)
     draw = torch.Generator().manual_seed(seed + 1)
     return permutations(walk, lambda before, after: answers.change(before, after)[0], draw)
+
+
+def _points(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Points:
+    check_model(model)
+    check_loaded(model)
+    check_eval(model)
+    check_inputs(batch)
+    params = dict(model.named_parameters())
+    check_weights(params, (name for name, w in params.items() if is_lazy(w) or movable(w)))
+    return Points(model, batch, evaluate, seed=seed)
 
 
 class Finder(ABC):
@@ -147,14 +156,13 @@ class Finder(ABC):
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
-            read = self.everywhere()
-            stacks = self.apart(read.symmetries, self.here())
-            change, index = self.change(read.symmetries, stacks.found)
+            read, stacks = self._read()
+            change, where = self.change(read.symmetries, stacks.found)
             kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
             if change < CHANGE:
                 break
             refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
-            if not self._learned(index):
+            if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
             kept = self._rest(kept, refused)
@@ -164,13 +172,40 @@ class Finder(ABC):
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
         return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
 
+    def _read(self) -> tuple[Readings, Stacks]:
+        """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
+        try:
+            read = self.everywhere()
+        except Undecided as error:
+            read = Readings((), (str(error),), 0.0, float("inf"))
+        try:
+            stacks = self.here()
+        except Undecided as error:
+            stacks = Stacks((), (str(error),), 0.0, float("inf"))
+        failed = {k: why for k, each in enumerate(read.symmetries) if (why := self._unable(each))}
+        acting = tuple(each for k, each in enumerate(read.symmetries) if k not in failed)
+        return replace(read, symmetries=acting, refused=(*read.refused, *failed.values())), self.apart(acting, stacks)
+
+    def _unable(self, symmetry: Symmetry) -> str:
+        """Return why a symmetry does not act at the model's own weights, or nothing."""
+        try:
+            for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
+                slot.units(self.own)
+        except ValueError as error:
+            return f"{_named(symmetry)}: {error}"
+        return ""
+
     def _rest(
         self, kept: tuple[Sequence[Symmetry], Sequence[Stack]], refused: list[str]
     ) -> tuple[Sequence[Symmetry], Sequence[Stack]]:
         """Return those of which a finite element changes nothing; name the others."""
-        groups = self._bisected(list(_atoms(kept[0])), refused)
-        translations = [*self._bisected([stack.translation for stack in kept[1]], refused)]
-        return [*groups], [stack for stack in kept[1] if any(stack.translation is each for each in translations)]
+        groups = self._bisected(list(_atoms(kept[0])), (), refused)
+        stacks = []
+        for outputs in (False, True):
+            some = [stack for stack in kept[1] if stack.outputs == outputs]
+            good = self._bisected([stack.translation for stack in some], groups, refused)
+            stacks += [stack for stack in some if any(stack.translation is each for each in good)]
+        return groups, stacks
 
     def _learned(self, index: int) -> bool:
         """Make a batch a source of points. Return whether that is possible."""
@@ -195,27 +230,25 @@ class Finder(ABC):
         size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
         return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
 
-    def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, int]:
-        """Return the largest relative change of an output under joint random elements, and on which batch."""
+    def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output under joint random elements, and on which batches."""
         changes = [self._change(each) for each in _together(symmetries, stacks)]
-        return max(changes, default=(0.0, 0))
+        return max(changes, key=lambda each: each[0], default=(0.0, []))
 
-    def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, int]:
+    def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
         return self.answers.change(self.own, self._moved(symmetries))
 
-    def _bisected(self, atoms: Sequence[Symmetry], refused: list[str]) -> Iterator[Symmetry]:
-        """Yield those of which a finite element changes nothing; name the others."""
-        if not atoms:
-            return
-        change, _ = self._change(atoms)
+    def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
+        """Return those of which a finite element, with one of all that are kept beside, changes nothing."""
+        change = self._change((*atoms, *beside))[0] if atoms else 0.0
         if change < CHANGE:
-            yield from atoms
-        elif len(atoms) == 1:
+            return [*atoms]
+        if len(atoms) == 1:
             refused.append(f"{_named(atoms[0])} changed outputs by {change:.1e}")
-        else:
-            half = len(atoms) // 2
-            yield from self._bisected(atoms[:half], refused)
-            yield from self._bisected(atoms[half:], refused)
+            return []
+        half = len(atoms) // 2
+        first = self._bisected(atoms[:half], beside, refused)
+        return first + self._bisected(atoms[half:], (*first, *beside), refused)
 
     # Components
 
@@ -327,7 +360,7 @@ class Narrow(Finder):
         for name, w in self.own.items():
             start = self.frame.entries.start[name]
             every = torch.stack([sample.gradients[name] for sample in samples])
-            gradients[:, start : start + w.numel()] = every.flatten(1)
+            gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
         return at.weights, gradients
 
 
@@ -350,9 +383,16 @@ class Wide(Finder):
         def elsewhere(
             weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
         ) -> Sample:
-            return self._dealt(self.points.weights(), count, names, some)
+            drawn = self.points.weights()
+            try:  # of other signs, so that a unit that is off at all inputs is on at some
+                return self._dealt({name: self._signed(w) for name, w in drawn.items()}, count, names, some)
+            except Undecided:
+                return self._dealt(drawn, count, names, some)
 
         return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
+
+    def _signed(self, w: Tensor) -> Tensor:
+        return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
 
     @cached_property
     def _sources(self) -> list[tuple[Recording, int]]:
@@ -383,7 +423,7 @@ class Wide(Finder):
                 return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)
             except RUN_ERRORS as error:
                 why = first_line(error)
-        raise RuntimeError(f"The model must run on other inputs of the sizes it was recorded at. Found that not: {why}")
+        raise Undecided(f"The model must run on other inputs of the sizes it was recorded at. Found: {why}")
 
 
 def _tangents(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:

@@ -172,8 +172,8 @@ class Frame:
         numbered = (table.steps - table.steps.min())[None] if table.starts.shape[1] == 1 else table.dense + 1
         first = distinct_columns(numbered)[0]
         if made and len(first) < len(table.steps):
-            places = port.places
-            known = (places,) if self._affine[port.memory] is None else (f[places] for f in self._affine[port.memory])
+            places, fitted = port.places, self._affine[port.memory]
+            known = [places] if fitted is None else [each[places] for each in fitted]
             functions = [each.unique(return_inverse=True)[1] for each in known]
             first = distinct_columns(torch.cat([port.entries + 1, *functions]))[0]
         return port if len(first) == len(table.steps) else port.at(torch.arange(len(port.rows)), first.sort()[0])

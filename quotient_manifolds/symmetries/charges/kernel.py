@@ -17,6 +17,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.entries import Reading
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.nodes import Classes
+from quotient_manifolds.symmetries.charges.samples import Undecided
 
 MOST = 1500
 """Unknowns that are solved for together at most."""
@@ -143,7 +144,7 @@ class Unknowns:
     def _slices(self) -> Iterator[tuple[str, torch.Size, int]]:
         for name, shape in self.frame.entries.shapes.items():
             for axis in range(len(shape)):
-                if shape[axis] > 1 or len(shape) == 1:
+                if shape.numel() and (shape[axis] > 1 or len(shape) == 1):
                     yield name, shape, axis
 
     @property
@@ -286,7 +287,10 @@ def solve(unknowns: Unknowns, draw: Callable[[], Point]) -> Kernel:
     def more(count: int) -> tuple[Tensor, Tensor]:
         nonlocal points
         fresh: list[tuple[Tensor, Tensor]] = []
+        dry = 0
         while sum(len(total) for total, _ in fresh) < count:
+            if dry > _RARE * _OFTEN:
+                raise Undecided(f"Outputs must depend on weights. Found none that does at {dry} points in turn")
             points += 1
             point = draw()
             touched.logical_or_((point.gradients != 0).any(0))
@@ -295,6 +299,7 @@ def solve(unknowns: Unknowns, draw: Callable[[], Point]) -> Kernel:
             norm = size.norm(dim=1, keepdim=True)
             keep = (norm[:, 0] > 0) & torch.isfinite(norm[:, 0])
             fresh.append(((total / norm)[keep], (size / norm)[keep]))
+            dry = 0 if bool(keep.any()) else dry + 1
         total, size = (torch.cat(each) for each in zip(*fresh, strict=True))
         rows.append(total)
         sizes.append(size)
@@ -322,7 +327,7 @@ def solve(unknowns: Unknowns, draw: Callable[[], Point]) -> Kernel:
         more(max(16, wanted // 3))
         parts, smallest = solved()
         if points > 40 + 2 * wanted:
-            raise RuntimeError("Charges at fresh points must settle. Found that they go on to break what was found")
+            raise Undecided("Charges at fresh points must settle. Found that they go on to break what was found")
     return Kernel(unknowns, tuple(parts), largest, smallest, points)
 
 

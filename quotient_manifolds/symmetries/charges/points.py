@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import replica
 from quotient_manifolds.symmetries.charges.answers import Answers
-from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
 from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
@@ -61,7 +61,9 @@ class Points:
         self, model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0, shapes: bool = True
     ) -> None:
         self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
-        first = record(model, batch, self.evaluate)
+        first = self._recorded(batch)
+        if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
+            raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
@@ -73,6 +75,7 @@ class Points:
         self.held = variations.held(list(varied))
         if None in first.origins:
             self.held += ("tensors that are not part of the batch: of one shape",)
+        self.held += tuple(f"{name}: always as at the first call, which writes to it" for name in first.written)
         if any(_BY_VALUES & set(operation.func.tags) for operation in first.program.operations):
             for mood in MOODS[1:]:
                 if len(self.recordings) <= OTHERS + 1:
@@ -106,12 +109,16 @@ class Points:
             return False
         return True
 
+    def _recorded(self, batch: Any) -> Recording:
+        """Record a copy, which shares the parameters: a model may set what it computes with while it runs."""
+        return record(replica(self.model, dict(self.model.named_parameters())), batch, self.evaluate)
+
     def add(self, batch: Any) -> int:
         """Record another batch, which becomes a source of points itself, and return its place among the recordings.
 
         Raises ModelError for what the model raises, and ValueError if its outputs are not finite.
         """
-        made = record(self.model, batch, self.evaluate)
+        made = self._recorded(batch)
         outputs = [made.values[number] for number in made.program.outputs]
         if not outputs or any(bool(y.isnan().any()) or not bool(torch.isfinite(y).any()) for y in outputs):
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
@@ -260,7 +267,7 @@ class Points:
                 return point, made
             self.left_out += 1
             why = "outputs are not finite, or none depends on a weight"
-        raise RuntimeError(
+        raise Undecided(
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
             f"inputs ({why}); give inputs that leave the model more room"
         )

@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.instances import Instances
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.positions import Positions, Vectors, components, names
-from quotient_manifolds.symmetries.charges.samples import Sample
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.groups import (
     GL,
     SO,
@@ -419,7 +419,7 @@ def read(frame: Frame, channels: Tensor, draw: Draw, generator: torch.Generator)
         data += fresh
         rounds += 1
         if rounds > _ROUNDS:
-            raise RuntimeError("Charges at fresh points must settle. Found that they go on to break what was found")
+            raise Undecided("Charges at fresh points must settle. Found that they go on to break what was found")
     scales, others = instances.groups(kinds)
     means, mean = _means(positions, data, free)
     largest = max(gaps[0], worst, alone.gap[0], mean, *angles, *(r.worst for r in turned), 0.0)

@@ -24,6 +24,10 @@ _AT_ONCE = 2e7
 """Numbers of gradients that are computed at once."""
 
 
+class Undecided(RuntimeError):
+    """Say that charges decide nothing: there are no points, or what they say does not settle."""
+
+
 @dataclass(frozen=True, eq=False)
 class Side:
     """Hold activations at one side of a use and the derivatives of a loss by them, each (tokens, channels)."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
 
@@ -184,7 +185,7 @@ def _confirm(nulls: list[Null], theta: Tensor, at: Callable[[Tensor], Tensor], g
         calm = 0 if worst else calm + 1
         if calm == 2:
             return largest
-    raise RuntimeError("Directions at fresh inputs must settle. Found that they go on to break what was found")
+    raise Undecided("Directions at fresh inputs must settle. Found that they go on to break what was found")
 
 
 # Translations

@@ -15,7 +15,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
-from quotient_manifolds.symmetries.charges.samples import Sample, Side, Used, as_leaves, samples
+from quotient_manifolds.symmetries.charges.samples import Sample, Side, Undecided, Used, as_leaves, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
 from quotient_manifolds.symmetries.charges.taps import cuts
@@ -27,6 +27,8 @@ WIDEST = 4000
 """Channels of a matrix whose null vectors are computed."""
 ROUNDS = 14
 _SPARE = 10
+_CALM = 3
+"""Points in turn that show nothing new, after which a unit that is off counts as unread."""
 _MOST = 1_000_000
 """Entries of a parameter whose gradient is computed."""
 _LEAST = 1 / 10
@@ -68,7 +70,7 @@ def dealt(
         }
 
     if not made:
-        raise RuntimeError("Outputs must be finite and depend on the weights. Found none that are")
+        raise Undecided("Outputs must be finite and depend on the weights. Found none that are")
     gradients = {name: torch.stack([s.gradients[name] for s in made]).sum(0) for name in vectors}
     return Sample(joined([s.read for s in made]), joined([s.written for s in made]), gradients)
 
@@ -360,13 +362,16 @@ def _vectors(layout: Layout) -> list[str]:
 def _without_idle(
     tokens: Tokens, stocks: Mapping[Key, Stock], elsewhere: Callable[[], Sample], refused: dict[str, None]
 ) -> None:
-    """Hold what is 0 here but not elsewhere."""
-    silent = {key: stock for key, stock in stocks.items() if bool(stock.silent.any())}
-    if not silent:
-        return
-    other = elsewhere()
-    for key, stock in silent.items():
-        idle = stock.silent & (tokens.rows(key, other) != 0).any(0)
+    """Hold what is 0 here but not elsewhere, where one looks until several points in turn show nothing new."""
+    silent = {key: stock.silent for key, stock in stocks.items() if bool(stock.silent.any())}
+    left, calm = dict(silent), 0
+    while calm < _CALM and any(bool(each.any()) for each in left.values()):
+        other = elsewhere()
+        seen = {key: each & (tokens.rows(key, other) != 0).any(0) for key, each in left.items()}
+        calm = 0 if any(bool(each.any()) for each in seen.values()) else calm + 1
+        left = {key: each & ~seen[key] for key, each in left.items()}
+    for key, every in silent.items():
+        stock, idle = stocks[key], every & ~left[key]
         if bool(idle.any()):
             stock.basis = within(stock.basis, ~idle)  # type: ignore[arg-type]
             refused[f"{tokens.name(key)}: {int(idle.sum())} channels are idle here, but not at other weights"] = None

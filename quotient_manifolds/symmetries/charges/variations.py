@@ -70,8 +70,9 @@ def numbers(
 ) -> Tensor:
     """Draw a tensor of this shape of the same kind as another: real numbers, a mask, words or integers.
 
-    mood: the sign and scale of real numbers; where it is `positive` no mask hides anything. limit: how many words
-    there are, of which all are dealt before one is dealt again.
+    mood: the sign and scale of real numbers; where it is `positive` no mask hides anything, and where it is not
+    `normal` one hides what comes first in half of the rows. limit: how many words there are, of which all are dealt
+    before one is dealt again.
     """
     like = like.detach().cpu()
     if not like.numel():
@@ -79,8 +80,13 @@ def numbers(
     if limit is None and (pair := _mask(like)) is not None:
         shown, hidden = pair
         made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
-        if made.ndim:
-            made[..., :1] = True
+        if made.ndim and made.shape[-1]:
+            first = torch.zeros(made.shape[:-1], dtype=torch.long)
+            if mood not in ("normal", "positive"):  # half of the rows are padded in front
+                first = torch.randint(made.shape[-1], first.shape, generator=generator)
+                first = first * torch.randint(2, first.shape, generator=generator)
+            made &= torch.arange(made.shape[-1]) >= first[..., None]
+            made.scatter_(-1, first[..., None], True)
         return torch.where(made, shown, hidden).to(like.dtype)
     if like.is_floating_point() or like.is_complex():
         return _real(like, shape, generator, mood)
@@ -138,7 +144,8 @@ class Variations:
     """Make batches like one that is given, of other sizes and with other values.
 
     Axes of one size vary together. Where examples are as many as something else, axis 0 also varies alone, and the
-    other axes alone. limits: by tensor of the batch the number of its words.
+    other axes alone; then each axis alone: a length may be as many as channels. limits: by tensor of the batch the
+    number of its words.
     """
 
     def __init__(self, batch: Any, generator: torch.Generator, limits: Mapping[int, int]) -> None:
@@ -164,7 +171,8 @@ class Variations:
             every = tuple((k, a) for k, a, size in places if size == wanted)
             leading = tuple(place for place in every if place[1] == 0)
             parts = [leading, tuple(place for place in every if place[1] != 0)] if 0 < len(leading) < len(every) else []
-            found += [Axes(wanted, each) for each in (*parts, every)]
+            alone = [tuple(place for place in every if place[1] == axis) for axis in sorted({a for _, a in every})]
+            found += [Axes(wanted, each) for each in dict.fromkeys((*parts, every, *alone))]
         return found
 
     def held(self, varied: Sequence[Axes]) -> tuple[str, ...]:

@@ -30,7 +30,8 @@ class Recording:
 
     tied: the names of parameters that share all their memory with an earlier one, and that one's. origins: of each
     input its place among the distinct tensors of the batch, or None if it is not one of them. buffers: those of the
-    program's constants that are floating point buffers, by number, with its name.
+    program's constants that are floating point buffers, by number, with its name. written: buffers that
+    were written to.
     """
 
     program: Program
@@ -39,6 +40,7 @@ class Recording:
     tied: Mapping[str, str]
     origins: tuple[int | None, ...] = ()
     buffers: Mapping[int, str] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
 
 
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
@@ -108,7 +110,8 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     origins = tuple(order.get(id(recorder.values[number])) for number in recorder.inputs)
     spots = {_spot(w): name for name, w in held.items() if movable(w) and w.numel() and _alone(w)}
     buffers = {n: spots[_spot(tensor)] for n, tensor in recorder.constants.items() if _spot(tensor) in spots}
-    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied, origins, buffers)
+    written = tuple(name for name, w in held.items() if w.untyped_storage().data_ptr() in recorder.written)
+    return Recording(recorder.program(outputs), tuple(recorder.values), parameters, tied, origins, buffers, written)
 
 
 def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -165,8 +168,14 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def movable(w: Tensor) -> bool:
-    """Return whether a parameter can be moved: a float of at least 16 bits, and no tensor of a special kind."""
-    return w.is_floating_point() and w.dtype.itemsize >= 2 and w.layout == torch.strided and not w.is_quantized
+    """Return whether a parameter can be moved: floats of at least 16 bits, in no tensor of a special kind."""
+    return (
+        w.numel() > 0
+        and w.is_floating_point()
+        and w.dtype.itemsize > 1
+        and w.layout == torch.strided
+        and not w.is_quantized
+    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -188,6 +197,7 @@ class _Recorder(TorchDispatchMode):
         self.names = {w.untyped_storage().data_ptr(): name for name, w in moved.items()}
         self.given = set[int]()
         self.drawn: dict[int, str] = {}
+        self.written = set[int]()
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
         """Follow which module is running, and what the outermost one is called on. Return the hooks that do."""
@@ -237,8 +247,11 @@ class _Recorder(TorchDispatchMode):
 
     def _written_back(self, old: Tensor, new: Tensor) -> Tensor:
         """Take note of what functionalization writes, in the end, to what it was given: not to parameters."""
-        if old.untyped_storage().data_ptr() in self.names and not torch.equal(old, new):
-            raise ModelError("The model must not write to its own weights while it runs. Found that it does")
+        memory = old.untyped_storage().data_ptr()
+        if not torch.equal(old, new):
+            if memory in self.names:
+                raise ModelError("The model must not write to its own weights while it runs. Found that it does")
+            self.written.add(memory)
         return old
 
     def _leaf(self, tensor: Tensor) -> bool:
