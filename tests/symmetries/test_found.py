@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Gauge, Symmetry
+from quotient_manifolds.symmetries.groups import Gauge, Linear, Symmetry
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
@@ -142,3 +142,29 @@ def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank:
     model, x = net(name, bias)
     found = find(model, shown(name, x))
     assert finders.rank(found.every, finders.weights(model)) == rank
+
+
+LINEAR = {
+    "complex layers": 18,
+    "S4 of planes": 9,
+    "hypernetwork": 35,  # half of them are sums of rows that may be moved at these weights
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_fields_that_no_wire_has_are_found(name: str) -> None:
+    model, x = other.net(name)
+    found = find(model, x[:4])
+    assert any(isinstance(each, Linear) for each in found.symmetries)
+    assert finders.rank(found.every, finders.weights(model)) == LINEAR[name] == other.KINDS[name].kernel
+    assert not any("dimensions" in each for each in found.refused)
+    with torch.no_grad():
+        before = model(x)
+        for symmetries in found.together:
+            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
+            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
+def test_what_no_group_has_is_counted() -> None:
+    model, x = other.net("DoRA, two maps")
+    assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)

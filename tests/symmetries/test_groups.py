@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import (
@@ -24,6 +26,7 @@ from quotient_manifolds.symmetries.groups import (
     Gain,
     Gauge,
     IntoMean,
+    Linear,
     Params,
     Part,
     Pattern,
@@ -73,7 +76,7 @@ ALGEBRAS: dict[str, Algebra] = {
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def basis(algebra: Algebra) -> Tensor:
@@ -554,12 +557,54 @@ def shift(x: Params) -> Translation:
     )
 
 
+def planar(p: Params, x: Tensor) -> Tensor:
+    """A complex map by hand, read in squares of absolute values: no parameter has the wire's channels for an axis."""
+    a, b = x[:, :2], x[:, :2].flip(1) + 1
+    re, im = a @ p["R"].mT - b @ p["I"].mT + p["r"], a @ p["I"].mT + b @ p["R"].mT + p["i"]
+    return torch.cat([re.square() + im.square(), (re * p["g"] - im * p["h"]), (re * p["h"] + im * p["g"])], 1)
+
+
+PLANAR = {"R": (2, 2), "I": (2, 2), "r": (2,), "i": (2,), "g": (2,), "h": (2,)}
+
+
+def turns(unit: int = 2) -> Linear:
+    """Turns of each complex unit: (R, I) and (r, i) one way, (g, h) the other."""
+    start = {"R": 0, "I": 4, "r": 8, "i": 10, "g": 12, "h": 14}
+    entries = []
+    for j in range(unit):
+        for one, other, way in (("R", "I", 1.0), ("r", "i", 1.0), ("g", "h", -1.0)):
+            for k in range(2 * j, 2 * j + 2) if one == "R" else (j,):
+                p, q = start[one] + k, start[other] + k
+                entries += [(j, p, q, -way), (j, q, p, way)]
+    *index, values = zip(*entries, strict=True)
+    return Linear(tuple(PLANAR.items()), torch.tensor(index), torch.tensor(values), unit)
+
+
+def mixed(p: Params, x: Tensor) -> Tensor:
+    """U and V share a reader, whose bias takes constants back: a field with a constant."""
+    return (x @ (p["U"] + p["V"]).mT + p["b"] - p["c"]).tanh()
+
+
+def between() -> Linear:
+    """U takes from V what V loses, as much as V is; b and c are shifted alike. They commute."""
+    n, at = N * D, torch.arange(N * D)
+    b, c = 2 * n + torch.arange(N), 2 * n + N + torch.arange(N)
+    one = torch.stack([torch.cat([at, at + n]), torch.cat([at + n, at + n])])
+    two = torch.stack([torch.cat([b, c]), torch.full((2 * N,), 2 * (n + N))])
+    values = torch.cat([torch.ones(n), -torch.ones(n), torch.ones(2 * N)])
+    generators = torch.tensor([0] * 2 * n + [1] * 2 * N)
+    index = torch.cat([generators[None], torch.cat([one, two], 1)])
+    return Linear((("U", (N, D)), ("V", (N, D)), ("b", (N,)), ("c", (N,))), index, values, 2)
+
+
 CONTINUOUS: dict[
     str, tuple[Callable[[Params, Tensor], Tensor], dict[str, tuple[int, ...]], Callable[[Params], Symmetry]]
 ] = {
     "torus": (two_layers, TWO_LAYERS, lambda x: SCALES),
     "beside": (lora, ADAPTER, beside),
     "shift": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, shift),
+    "turns": (planar, PLANAR, lambda x: turns()),
+    "between": (mixed, {"U": (N, D), "V": (N, D), "b": (N,), "c": (N,)}, lambda x: between()),
     "unread": (
         lambda p, x: (x @ p["W"].mT)[:, :2],
         {"W": (N, D)},
@@ -603,6 +648,40 @@ def test_tori_and_translations(name: str) -> None:
     for other in (pickle.loads(pickle.dumps(symmetry)), copy.deepcopy(symmetry)):
         assert other == symmetry
         assert_same(other.act(x, a), moved, 0.0)
+
+
+def random_fields(seed: int, k: int) -> tuple[Linear, Params]:
+    """Sparse fields on parameters of three dtypes, of rank two in k coordinates."""
+    shapes = {"b": (2,), "W": (2, 3), "unused": (2,), "s": ()}
+    fields = torch.einsum("jl,lpq->jpq", drawn(seed, k, 2), drawn(seed + 1, 2, 11, 12))
+    fields = fields * (drawn(seed + 2, 11, 12) > 0.5)
+    params = made(shapes, seed + 3) | {"other": drawn(seed + 4, 3)}
+    return Linear.of(shapes, fields), params
+
+
+@given(st.integers(0, 500), st.integers(1, 3))
+def test_linear_fields_flow_as_exponentials_of_sparse_matrices(seed: int, k: int) -> None:
+    linear, x = random_fields(seed, k)
+    z = drawn(seed + 5, k)
+    moved, theta = linear.act(x, z), torch.cat([x[name].flatten() for name in linear.names])
+    A = torch.zeros(12, 12, dtype=torch.float64)
+    for j, p, q, value in zip(*linear.index.tolist(), linear.values.tolist(), strict=True):
+        A[p, q] += z[j] * value
+    expected = expm_multiply(csr_matrix(A.numpy()), torch.cat([theta, torch.ones(1)]).numpy())
+    after = torch.cat([moved[name].flatten() for name in linear.names])
+    torch.testing.assert_close(after, torch.from_numpy(expected[:-1]), rtol=1e-10, atol=1e-10)
+    assert moved["other"] is x["other"]
+    back = linear.act(moved, -z)
+    assert_same({name: back[name] for name in x}, x, 1e-8)
+    J = torch.cat([t.reshape(k, -1) for t in linear.tangent(x, torch.eye(k)).values()], 1)
+    assert linear.dimension(x) == int(torch.linalg.matrix_rank(J, rtol=1e-9))
+    h = 1e-6
+    up, down = linear.act(x, h * z), linear.act(x, -h * z)
+    for name, tangent in linear.tangent(x, z).items():
+        torch.testing.assert_close(tangent, (up[name] - down[name]) / (2 * h), rtol=1e-7, atol=1e-7)
+    half = {name: w.bfloat16() if name == "W" else w for name, w in x.items()}
+    exact = linear.act({name: w.double() for name, w in half.items()}, z)
+    assert all(torch.equal(w, exact[name].to(w.dtype)) for name, w in linear.act(half, z).items())
 
 
 @given(st.integers(0, 500), st.integers(1, 6), st.booleans())
@@ -757,6 +836,13 @@ X = made(BOTTLENECK_PARAMS)
         (lambda: DirectSum(3, ((torch.tensor([[0, 1], [1, 2]]), SO(2)),)), "must be distinct"),
         (lambda: Complex(4), "must have two channels"),
         (lambda: Torus(SCALES.slices, 3), "numbers from 0 to 2"),
+        (lambda: Linear((("b", (N,)),), torch.zeros(3, 1).long(), torch.ones(2), 1), r"Found \(3, 1\) and \(2,\)"),
+        (lambda: Linear((("b", (N,)),), torch.tensor([[1], [0], [0]]), torch.ones(1), 1), "numbers from 0 to 0"),
+        (lambda: Linear((("b", (N,)),), torch.tensor([[0], [N], [0]]), torch.ones(1), 1), "numbers from 0 to 3"),
+        (lambda: Linear((("b", (N,)), ("b", (N,))), torch.zeros(3, 0).long(), torch.ones(0), 1), "must be distinct"),
+        (lambda: between().act(X, torch.zeros(2)), "Found no 'U'"),
+        (lambda: turns().act(made(PLANAR), torch.full((2,), 1e5)), "field of norm at most 10000. Found 1e"),
+        (lambda: turns().act(made(PLANAR), torch.full((2,), float("nan"))), "field of norm at most 10000. Found nan"),
         (lambda: SCALES.act(X, torch.zeros(3)), r"must be real, of shape \(8,\). Found \(3,\)"),
         (lambda: Translation((Part(Rows.along("b", (N,), 0)), Part(Rows.along("V", (2, N), 0)))), "share one unknown"),
         (

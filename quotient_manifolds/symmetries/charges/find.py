@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.permutations import permutations
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
+from quotient_manifolds.symmetries.charges.unfoldings import Unfoldings, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.checks import check_eval, check_inputs, check_loaded, check_model, check_weights
 from quotient_manifolds.symmetries.groups import Gauge, Params, Permutation, Symmetry, Torus, Translation
@@ -33,6 +34,8 @@ CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
 SMALL = 2_000
 """Parameters, up to which all unknowns are solved for at once."""
+FEW = 200
+"""Parameters, up to which fields that no wire has are solved for, where something is missing."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
 _ROUNDS, _LESSONS = 3, 4
@@ -141,6 +144,10 @@ class Finder(ABC):
     def here(self) -> Stacks:
         """Return what holds at the model's own weights."""
 
+    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+        """Return both with what neither has found, where that can be looked for."""
+        return read, stacks
+
     def which(self) -> list[int] | None:
         """Return where the next point is: after a failed move every other one is where it failed."""
         self.count += 1
@@ -184,7 +191,14 @@ class Finder(ABC):
             stacks = Stacks((), (str(error),), 0.0, float("inf"))
         failed = {k: why for k, each in enumerate(read.symmetries) if (why := self._unable(each))}
         acting = tuple(each for k, each in enumerate(read.symmetries) if k not in failed)
-        return replace(read, symmetries=acting, refused=(*read.refused, *failed.values())), self.apart(acting, stacks)
+        read, stacks = (
+            replace(read, symmetries=acting, refused=(*read.refused, *failed.values())),
+            self.apart(acting, stacks),
+        )
+        try:
+            return self.completed(read, stacks)
+        except Undecided as error:
+            return replace(read, refused=(*read.refused, str(error))), stacks
 
     def _unable(self, symmetry: Symmetry) -> str:
         """Return why a symmetry does not act at the model's own weights, or nothing."""
@@ -294,6 +308,7 @@ class Narrow(Finder):
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
         outputs = (self.recording.values[number].numel() for number in self.recording.program.outputs)
         self.losses = min(_LOSSES, 1 + sum(outputs))
+        self.theta = torch.cat([self.own[name].reshape(-1) for name in self.frame.entries.shapes])
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -311,6 +326,36 @@ class Narrow(Finder):
             min(kernel.smallest, wide.smallest),
         )
 
+    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+        if len(self.theta) > FEW:
+            return read, stacks
+        known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
+        missing = self._missing(known)
+        if not missing:
+            return read, stacks
+        rest = read_rest(Unfoldings(self.frame), self.point, self._flat, self.theta, missing, known, self.generator)
+        return rest.beside(read, stacks)
+
+    def _missing(self, known: Tensor) -> int:
+        """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here."""
+        size, rank, before, calm = len(self.theta), spanned(known).shape[1], -1, 0
+        G = torch.zeros(0, size, dtype=torch.float64)
+        while True:
+            G = torch.cat([G, *(self._flat(self.theta) for _ in range(2 + size // self.losses))])
+            idle = (G == 0).all(0) & self.touched
+            missing = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0].shape[1] - rank
+            calm = calm + 1 if missing == before else 0
+            if missing <= 0 or calm == 2:
+                return max(0, missing)
+            before = missing
+
+    def _flat(self, theta: Tensor) -> Tensor:
+        """Return gradients (losses, P) of length 1 at weights in a row."""
+        shapes = self.frame.entries.shapes
+        parts = zip(shapes.items(), theta.split([shape.numel() for shape in shapes.values()]), strict=True)
+        G = self._gradients({name: w.view(shape) for (name, shape), w in parts}, generic=False)[1]
+        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
     def here(self) -> Stacks:
         def at(weights: Mapping[str, Tensor]) -> Tensor:
             return self._gradients(weights, generic=False)[1]
@@ -321,25 +366,28 @@ class Narrow(Finder):
         return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
 
     def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
-        rows = [_tangents(each, self.own) for each in symmetries]
-        if not rows or not stacks.found:
-            return stacks
-        _, s, Q = torch.linalg.svd(torch.cat(rows), full_matrices=False)
-        Q = Q[s > _ALONG * s[0].clamp(min=1e-300)]
-        found = []
-        for stack in stacks.found:
-            T = _tangents(stack.translation, self.own)
-            if stack.translation.shape[1] > 1 or len(T) < stack.translation.shape[0]:
+        known, found = spanned(tangents(symmetries, self._ordered)), []
+        for stack in stacks.found if known.shape[1] else ():
+            T = tangents([stack.translation], self._ordered)
+            sizes = T.norm(dim=0)
+            if stack.translation.shape[1:] != (1,) or bool((sizes <= _ALONG * sizes.max()).any()):
                 found.append(stack)
                 continue
-            _, s, Vh = torch.linalg.svd((T - T @ Q.T @ Q).T, full_matrices=False)
+            T = T / sizes
+            _, s, Vh = torch.linalg.svd(T - known @ (known.T @ T), full_matrices=False)
             K = Vh[s > _ALONG].T
-            if K.shape[1] == len(T):
+            if K.shape[1] == len(K):
                 found.append(stack)
             elif K.shape[1]:
-                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)
+                K = K / sizes[:, None]
+                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)  # type: ignore[union-attr]
                 found.append(replace(stack, translation=Translation(tuple(parts))))
-        return replace(stacks, found=tuple(found))
+        return replace(stacks, found=tuple(found)) if known.shape[1] else stacks
+
+    @property
+    def _ordered(self) -> Params:
+        """Return the model's weights in the order of theta."""
+        return {name: self.own[name] for name in self.frame.entries.shapes if name in self.own}
 
     def point(self) -> Point:
         """Return a fresh generic point."""
@@ -426,17 +474,6 @@ class Wide(Finder):
         raise Undecided(f"The model must run on other inputs of the sizes it was recorded at. Found: {why}")
 
 
-def _tangents(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
-    """Return the tangents of all generators, each of length 1 (generators, P); of those that move nothing none."""
-    E = torch.eye(torch.Size(symmetry.shape).numel(), dtype=torch.float64).view(-1, *symmetry.shape)
-    along = symmetry.tangent(params, symmetry.algebra.project(E) if isinstance(symmetry, Gauge) else E)
-    rows = [along[n].flatten(1) if n in along else torch.zeros(len(E), w.numel()).double() for n, w in params.items()]
-    T = torch.cat(rows, 1)
-    sizes = T.norm(dim=1, keepdim=True)
-    keep = sizes[:, 0] > 1e-10 * sizes.max()
-    return T[keep] / sizes[keep]
-
-
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
     """Return which elements outside the identity component are meant by pairs of a gauge's number and theirs."""
     own = {bit for number, bit in flips if number == k}
@@ -444,7 +481,8 @@ def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
 
 
 def _together(symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[tuple[Symmetry, ...], ...]:
-    apart = [[s.translation for s in stacks if s.outputs == outputs] for outputs in (False, True)]
+    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
+    apart = [[s.translation for s in stacks if (s.outputs, s.apart) == key] for key in keys]
     sets = [(*translations, *symmetries) for translations in apart if translations] or [tuple(symmetries)]
     return tuple(each for each in sets if each)
 

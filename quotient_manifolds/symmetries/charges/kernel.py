@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -56,6 +57,26 @@ class Point:
     theta: Tensor
     reading: Reading
     gradients: Tensor
+
+
+class Charged(Protocol):
+    """Hold unknowns by number, of which there are charges at points."""
+
+    frame: Frame
+    count: int
+
+    @property
+    def groups(self) -> list[Tensor]:
+        """Return sets of unknowns that are solved for together."""
+
+    def charges(self, point: Point) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
+
+    def slices_of(self, entries: Tensor) -> Tensor:
+        """Return which unknowns cannot be known if no gradient reaches these entries, bool (unknowns,)."""
+
+
+U = TypeVar("U", bound=Charged)
 
 
 class Unknowns:
@@ -253,14 +274,14 @@ class Unknowns:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class Kernel(Generic[U]):
     """Hold generators of which no charge differs from 0 at any point that was tried.
 
     parts: for each of the unknowns' groups a basis (unknowns, k). largest: the largest charge of one of them over the
     sum of its absolute summands; smallest: the smallest pivot of what was refused. points: how many were tried.
     """
 
-    unknowns: Unknowns
+    unknowns: U
     parts: tuple[Tensor, ...]
     largest: float
     smallest: float
@@ -272,7 +293,7 @@ class Kernel:
         return torch.cat(self.parts, 1) if self.parts else torch.zeros(self.unknowns.count, 0, dtype=torch.float64)
 
 
-def solve(unknowns: Unknowns, draw: Callable[[], Point]) -> Kernel:
+def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     """Return the null space of charges at points that are added until fresh ones break nothing, twice.
 
     Unknowns that are exercised at a few points only, as of a unit that is hardly ever on, are held, and slices of

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
-from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, null_space
+from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, Unknowns, null_space
 from quotient_manifolds.symmetries.groups import (
     GL,
     SO,
@@ -44,7 +44,7 @@ class Recognition:
     gauges: on wires. scales: the log-scales that are in none of them, (unknowns, k), of which `torus` makes a group.
     """
 
-    def __init__(self, kernel: Kernel, point: Point, generator: torch.Generator) -> None:
+    def __init__(self, kernel: Kernel[Unknowns], point: Point, generator: torch.Generator) -> None:
         self.kernel, self.unknowns, self.frame = kernel, kernel.unknowns, kernel.unknowns.frame
         self.point, self.generator = point, generator
         self.gauges: list[Gauge] = []

@@ -17,8 +17,9 @@ Two sources give G: gradients of all parameters of a small net, and token vector
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from scipy.sparse import csr_matrix
@@ -29,6 +30,7 @@ from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.samples import Undecided
+from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
 
@@ -49,11 +51,13 @@ class Stack:
     on which nothing depends, or by what is taken back downstream. All with the same `outputs` may be moved in one
     element: those without leave all activations as they are but the terms of a sum; those with leave what the others
     rely on. Elements of both together are wrong in general: each direction is linear in weights that the others move.
+    apart: of which set they are that nothing more is known of than that it may be moved alone; 0 for all others.
     """
 
-    translation: Translation
+    translation: Translation | Linear
     family: str
     outputs: bool
+    apart: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +75,27 @@ class Stacks:
     smallest: float
 
 
+class Side(Protocol):
+    """Hold entries of theta that are moved by z n^T; null vectors n are over its columns."""
+
+    @property
+    def outputs(self) -> bool:
+        """Return with which others it may be moved (see `Stack`)."""
+
+    def vectors(self, gradients: Tensor) -> Tensor:
+        """Return rows (n, columns) that null vectors are orthogonal to."""
+
+    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
+        """Return theta, moved along random z n^T."""
+
+
 class Null:
     """Accumulate rows of one block and hold what they vanish on.
 
     Columns are scaled by their size in the first rows; of rows no more are kept than there are columns.
     """
 
-    def __init__(self, block: Block | Shifts, first: Tensor, idle: Tensor) -> None:
+    def __init__(self, block: Side, first: Tensor, idle: Tensor) -> None:
         self.block, self.idle = block, idle
         size = first.square().mean(0).sqrt()
         self.size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()) + 1e-300)
@@ -141,7 +159,7 @@ def read_stacks(
     for block in blocks:
         entries = block.entries
         nulls.append(Null(block, block.vectors(G), still[entries].all(0) & idle[entries].any(0)))
-    largest = _confirm(nulls, theta, at, generator)
+    largest = confirm(nulls, theta, at, generator)
     refused = dict(layout.refused)
     for name, start in frame.entries.start.items():
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
@@ -164,7 +182,7 @@ def _unused(frame: Frame, free: Tensor) -> Iterator[Stack]:
             yield Stack(Translation((Part(Rows.at(name, tuple(shape), at)),)), "unread", False)
 
 
-def _confirm(nulls: list[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
+def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
     """Add rows at these weights and at weights moved along all that is held, until two rounds break nothing."""
     calm, largest = 0, 0.0
     for _ in range(_ROUNDS):

@@ -5,9 +5,10 @@
 | `Gauge` | matrices A on the channels of a `Wire`: writers A W, readers R A^-1 | an algebra, such as `GL` or `SO` |
 | `Torus` | log-scales of slices of parameters | exponents |
 | `Translation` | directions that are added | factors of low rank |
+| `Linear` | linear fields on a few parameters, where no wire has them | sparse matrices |
 | `Permutation` | exchanges of channels | a `Wire` |
 
-The first three have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
+The first four have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
 Parameters are dicts of tensors by name. They are never changed, algebra is done in float64, results are cast once.
 
 >>> x = {"W": torch.randn(3, 5), "R": torch.randn(2, 3)}  # y = R W x, three channels between
@@ -40,6 +41,7 @@ from quotient_manifolds.symmetries.groups.algebras import (
     planes,
 )
 from quotient_manifolds.symmetries.groups.gauge import Gauge
+from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
 from quotient_manifolds.symmetries.groups.rows import Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
@@ -59,6 +61,7 @@ __all__ = [
     "Gain",
     "Gauge",
     "IntoMean",
+    "Linear",
     "Params",
     "Part",
     "Pattern",

@@ -1,0 +1,331 @@
+"""Find linear fields on small nets that no wire of the walk has: shapes alone propose which rows are added to which.
+
+Complex layers by hand, hypernetworks or bilinear maps of a map itself mix rows of different parameters. A parameter is
+unfolded: some of its axes are rows, the others the rest. Unknowns are a constant for each entry, and a matrix for each
+two unfoldings with the same rest. Charges at generic points leave the Lie algebra of those that are symmetries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+import scipy.linalg
+import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.frame import Frame
+from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
+from quotient_manifolds.symmetries.charges.readings import Readings
+from quotient_manifolds.symmetries.charges.recognition import sparse
+from quotient_manifolds.symmetries.charges.stacks import Null, Stack, Stacks, confirm
+from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Symmetry
+
+LARGEST = 2_400
+"""Unknowns that are solved for at most: a second or two of linear algebra."""
+_MOST = 1_600
+"""Pairs of rows with one rest, up to which all of them are unknowns."""
+_FEW = 16
+"""Rows that several axes make together are added to others if they are no more."""
+_SAME, _APART = 1e-8, 1e-6
+"""Relative: what is smaller is rounding; what is larger is a direction of its own."""
+_STEP = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolding:
+    """Hold rows of parameters that share a rest: entries (rows, rest), and which is added to which, (2, unknowns)."""
+
+    entries: Tensor
+    into: Tensor
+    of: Tensor
+
+
+def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
+    """Yield the unfoldings of each rest.
+
+    Rows are added to rows of the same unfolding, if they are one axis or few, to and from single rows and at the same
+    place of others of as many rows, and to all others where these are not too many pairs. Every entry is scaled: so a
+    row is added to itself already.
+    """
+    found: dict[tuple[int, ...], list[tuple[Tensor, bool]]] = {}
+    start = 0
+    for shape in shapes:
+        sizes = [n for n in shape if n > 1] or [1]
+        at = torch.arange(start, start := start + math.prod(sizes)).view(sizes)
+        for count in range(at.ndim + 1):
+            for axes in combinations(range(at.ndim), count):
+                rest = tuple(n for axis, n in enumerate(sizes) if axis not in axes)
+                rows = at.movedim(axes, tuple(range(count))).reshape(-1, math.prod(rest))
+                found.setdefault(rest, []).append((rows, count <= 1 or len(rows) <= _FEW))
+    for rest, parts in found.items():
+        counts = torch.tensor([len(rows) for rows, _ in parts])
+        number = torch.repeat_interleave(torch.arange(len(parts)), counts)
+        narrow = torch.tensor([few for _, few in parts])[number]
+        place, size = torch.cat([torch.arange(len(rows)) for rows, _ in parts]), counts[number]
+        near, same = narrow[:, None] & narrow, number[:, None] == number
+        aligned = place[:, None] == place
+        mask = same & (near | aligned)
+        if rest:
+            mask |= aligned & (size[:, None] == size) | ((size[:, None] == 1) | (size == 1)) & near
+        if int(near.sum()) <= _MOST:
+            mask |= near
+        if rest:
+            mask.fill_diagonal_(False)
+        into, of = torch.nonzero(mask, as_tuple=True)
+        yield Unfolding(torch.cat([rows for rows, _ in parts]), into, of)
+
+
+class Unfoldings:
+    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.shapes = dict(frame.entries.shapes)
+        self.parts = list(unfoldings(list(self.shapes.values())))
+        self.size = frame.entries.size
+        self.count = self.size + sum(len(part.into) for part in self.parts)
+
+    @property
+    def groups(self) -> list[Tensor]:
+        """Return all unknowns as one set that is solved for together."""
+        return [torch.arange(self.count)]
+
+    def slices_of(self, entries: Tensor) -> Tensor:
+        """Return which unknowns change some of these entries, bool (unknowns,)."""
+        return torch.cat([entries, *(entries[part.entries].any(1)[part.into] for part in self.parts)])
+
+    def charges(self, point: Point) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
+        g, theta = point.gradients, point.theta
+        total, size = [g], [g.abs()]
+        for part in self.parts:
+            G, W = g[:, part.entries], theta[part.entries]
+            total.append((G @ W.T)[:, part.into, part.of])
+            size.append((G.abs() @ W.abs().T)[:, part.into, part.of])
+        return torch.cat(total, 1), torch.cat(size, 1)
+
+    @cached_property
+    def index(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the unknowns as matrices [M c]: which unknown, which entry is changed, and by which other."""
+        unknown, changed, by = (
+            [torch.arange(self.size)],
+            [torch.arange(self.size)],
+            [torch.full((self.size,), self.size)],
+        )
+        start = self.size
+        for part in self.parts:
+            rest = part.entries.shape[1]
+            unknown.append(torch.arange(start, start := start + len(part.into)).repeat_interleave(rest))
+            changed.append(part.entries[part.into].reshape(-1))
+            by.append(part.entries[part.of].reshape(-1))
+        return torch.cat(unknown), torch.cat(changed), torch.cat(by)
+
+    def fields(self, theta: Tensor, basis: Tensor) -> Tensor:
+        """Return the changes of theta (P, k) by columns of unknowns."""
+        unknown, changed, by = self.index
+        x = torch.cat([theta, theta.new_ones(1)])[by]
+        made = csr_matrix((x.numpy(), (changed.numpy(), unknown.numpy())), shape=(self.size, self.count))
+        return torch.from_numpy(made @ basis.numpy())
+
+    def split(self, theta: Tensor) -> Params:
+        """Return weights in a row by name."""
+        parts = theta.split([shape.numel() for shape in self.shapes.values()])
+        return {name: w.view(shape) for (name, shape), w in zip(self.shapes.items(), parts, strict=True)}
+
+    def distinct(self, basis: Tensor, generator: torch.Generator) -> Tensor:
+        """Return as many columns of unknowns as there are fields among them: several unknowns may make the same."""
+        points = torch.randn(2 + basis.shape[1] // self.size, self.size, generator=generator, dtype=torch.float64)
+        _, s, Vh = torch.linalg.svd(torch.cat([self.fields(theta, basis) for theta in points]), full_matrices=False)
+        return basis @ Vh[s > _SAME].T
+
+    def constants(self, basis: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the combinations of columns of unknowns whose fields are the same at all weights."""
+        zero = self.fields(torch.zeros(self.size, dtype=torch.float64), basis)
+        points = torch.randn(2 + basis.shape[1] // self.size, self.size, generator=generator, dtype=torch.float64)
+        return basis @ null_space(torch.cat([self.fields(theta, basis) - zero for theta in points]), _SAME)[0]
+
+    def matrices(self, basis: Tensor) -> Tensor:
+        """Return columns of unknowns as matrices [M c; 0 0], (k, P + 1, P + 1)."""
+        unknown, changed, by = self.index
+        n = self.size + 1
+        made = csr_matrix((np.ones(len(by)), ((changed * n + by).numpy(), unknown.numpy())), shape=(n * n, self.count))
+        X = torch.from_numpy((made @ basis.numpy()).T.reshape(-1, n, n).copy())
+        return torch.where(X.abs() > _SAME, X, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Hold the rows of one rest, turned: sums of rows with null vectors for coefficients may be moved at will."""
+
+    entries: Tensor
+    outputs = True
+
+    def vectors(self, gradients: Tensor) -> Tensor:
+        """Return rows (n, columns) that null vectors are orthogonal to."""
+        return gradients[:, self.entries].flatten(0, 1)
+
+    def directions(self, size: int, N: Tensor) -> Tensor:
+        """Return the directions e n^T, columns (P, rest k)."""
+        rest = len(self.entries)
+        at = self.entries[:, None, :].expand(rest, N.shape[1], -1)
+        D = torch.zeros(rest, N.shape[1], size, dtype=torch.float64)
+        return D.scatter_add_(2, at, N.T.expand(at.shape).contiguous()).flatten(0, 1).T
+
+    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
+        """Return theta, moved along random z n^T."""
+        z = torch.randn(len(self.entries), N.shape[1], generator=generator, dtype=torch.float64)
+        change = torch.zeros_like(theta).index_add(0, self.entries.reshape(-1), (z @ N.T).reshape(-1))
+        return theta + _STEP * (theta[self.entries].norm() + 0.1) / change.norm().clamp(1e-300) * change
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Hold what was found beyond other symmetries, and in how many directions nothing was.
+
+    symmetries: at all weights. stacks: at these. largest, smallest: as in `Kernel`.
+    """
+
+    symmetries: tuple[Linear, ...]
+    stacks: tuple[Stack, ...]
+    missing: int
+    largest: float
+    smallest: float
+
+    def beside(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+        """Return what was found before, and this."""
+        largest, smallest = max(read.largest, self.largest), min(read.smallest, self.smallest)
+        why = f"{self.missing} dimensions: of no group, or with coefficients that are rational in other weights"
+        refused = (*read.refused, why) if self.missing else read.refused
+        symmetries, found = (*read.symmetries, *self.symmetries), (*stacks.found, *self.stacks)
+        return Readings(symmetries, refused, largest, smallest), replace(stacks, found=found)
+
+
+def read_rest(
+    unknowns: Unfoldings,
+    draw: Callable[[], Point],
+    at: Callable[[Tensor], Tensor],
+    theta: Tensor,
+    missing: int,
+    known: Tensor,
+    generator: torch.Generator,
+) -> Rest:
+    """Return what moves the weights theta in directions other than those that are known, columns (P, k).
+
+    First linear fields: one symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are
+    symmetries. Then sums of rows that may be moved at will here. at: gradients (losses, P) of length 1 at weights.
+    """
+    largest, smallest, linear, stacks = 0.0, float("inf"), tuple[Linear, ...](), []
+    if unknowns.count <= LARGEST:
+        kernel = solve(unknowns, draw)
+        N = unknowns.distinct(kernel.basis, generator)
+        made = [torch.zeros(0, unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)]
+        for some in (unknowns.constants(N, generator), N):  # else c theta_q is taken in place of a free constant c
+            some = sparse(some, some)
+            fields = unknowns.fields(theta, some)
+            new = beyond(fields, known)
+            made.append(unknowns.matrices(some[:, new]))
+            known, missing = torch.cat([known, fields[:, new]], 1), missing - len(new)
+        linear = tuple(_by_parameters(unknowns.shapes, closed(torch.cat(made), generator)))
+        largest, smallest = kernel.largest, kernel.smallest
+    for stack, D in _sums(unknowns, at, theta, known, generator) if missing > 0 else ():
+        stacks.append(stack)
+        missing -= D.shape[1]
+    return Rest(linear, tuple(stacks), max(0, missing), largest, smallest)
+
+
+def _sums(
+    unknowns: Unfoldings, at: Callable[[Tensor], Tensor], theta: Tensor, known: Tensor, generator: torch.Generator
+) -> Iterator[tuple[Stack, Tensor]]:
+    """Yield sums of rows of which none is known, with their directions."""
+    G = torch.cat([at(theta) for _ in range(4 + unknowns.size // 6)])
+    still = (G == 0).all(0)
+    for number, part in enumerate(unknowns.parts, 1):
+        sums = Sums(part.entries.T)
+        null = Null(sums, sums.vectors(G), still[sums.entries].any(0))
+        if null and len(beyond(sums.directions(unknowns.size, null.basis), known)):
+            confirm([null], theta, at, generator)
+            D = sums.directions(unknowns.size, sparse(null.basis, null.basis))
+            D = D[:, beyond(D, known)]
+            if D.shape[1]:
+                constants = torch.zeros(D.shape[1], unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)
+                constants[:, :-1, -1] = D.T
+                for linear in _by_parameters(unknowns.shapes, constants):
+                    yield Stack(linear, "beside", True, number), tangents([linear], unknowns.split(theta))
+                known = torch.cat([known, D], 1)
+
+
+def closed(X: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a sparse basis of the Lie algebra that matrices (k, n, n) generate, of no more than 2 k + 16.
+
+    Where that is not enough, their flows are symmetries, but not all products of flows are flows.
+    """
+    calm, most = 0, 2 * len(X) + 16
+    while len(X) > 1 and calm < 2:
+        if len(X) == most:
+            X = X[: (most - 16) // 2]
+            break
+        Q = torch.linalg.qr((X / X.flatten(1).norm(dim=1)[:, None, None]).flatten(1).T)[0]
+        A, B = torch.randn(2, len(X), generator=generator, dtype=torch.float64) @ X.flatten(1).view(len(X), -1)
+        A, B = (each.view(X.shape[1:]) / each.norm() for each in (A, B))
+        bracket = (A @ B - B @ A).flatten()
+        rest = bracket - Q @ (Q.T @ bracket)
+        calm = calm + 1 if float(rest.norm()) < _APART else 0
+        if not calm:
+            X = torch.cat([X, bracket.view(1, *X.shape[1:])])
+    flat = X.flatten(1).T
+    return sparse(flat, flat).T.view(-1, *X.shape[1:])
+
+
+def _by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
+    """Yield symmetries for matrices [M c; 0 0] that have no parameter in common."""
+    sizes = torch.tensor([shape.numel() for shape in shapes.values()])
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    involved = (X != 0).any(1)[:, :-1] | (X != 0).any(2)[:, :-1]
+    touched = torch.zeros(len(X), len(sizes)).index_add(1, owner, involved.float()) > 0
+    part = torch.from_numpy(
+        connected_components(csr_matrix((touched.float() @ touched.float().T).numpy()), directed=False)[1]
+    )
+    for one in part.unique():
+        mine = touched[part == one].any(0)
+        at = torch.nonzero(mine[owner])[:, 0]
+        into = torch.cat([at, torch.tensor([len(owner)])])
+        own = {name: tuple(shape) for k, (name, shape) in enumerate(shapes.items()) if bool(mine[k])}
+        yield Linear.of(own, X[part == one][:, at[:, None], into])
+
+
+def tangents(symmetries: Sequence[Symmetry], params: Params) -> Tensor:
+    """Return the tangents of all generators at parameters, columns (P, k) over all of them."""
+    made = [torch.zeros(sum(w.numel() for w in params.values()), 0, dtype=torch.float64)]
+    for each in symmetries:
+        E = torch.eye(math.prod(each.shape), dtype=torch.float64).view(-1, *each.shape)
+        along = each.tangent(params, each.algebra.project(E) if isinstance(each, Gauge) else E)
+        parts = [along.get(name, w.new_zeros(len(E), *w.shape)).reshape(len(E), -1) for name, w in params.items()]
+        made.append(torch.cat(parts, 1).T)
+    return torch.cat(made, 1)
+
+
+def spanned(D: Tensor) -> Tensor:
+    """Return orthonormal columns that span those of D, each taken at length 1."""
+    norms = D.norm(dim=0)
+    D = D[:, norms > _SAME * norms.max().clamp(1e-300)] if D.shape[1] else D
+    U, s, _ = torch.linalg.svd(D / D.norm(dim=0), full_matrices=False)
+    return U[:, s > _SAME]
+
+
+def beyond(D: Tensor, known: Tensor) -> Tensor:
+    """Return which columns of D, the fewest, span what all of them do beyond the columns of another matrix."""
+    Q, norms = spanned(known), D.norm(dim=0)
+    rest = torch.where(norms > _SAME * norms.max().clamp(1e-300), D / norms.clamp(1e-300), 0.0) if D.shape[1] else D
+    for _ in range(2):
+        rest = rest - Q @ (Q.T @ rest)
+    if not rest.shape[1]:
+        return torch.zeros(0, dtype=torch.long)
+    R, order = scipy.linalg.qr(rest.numpy(), mode="r", pivoting=True)
+    return torch.from_numpy(order[: int((np.abs(np.diagonal(R)) > _APART).sum())].astype(np.int64)).sort()[0]
