@@ -1,0 +1,267 @@
+"""Ask charges what holds, try one finite element of everything, and learn from the inputs on which that fails."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.frame import Frame
+from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.positions import vectors
+from quotient_manifolds.symmetries.charges.readings import Readings
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
+from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks
+from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.trace.record import Recording, movable
+
+CHANGE = 1e-9
+"""Relative: outputs that a finite element changes by more are not invariant."""
+_ROUNDS, _LESSONS = 3, 4
+_STEP = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Hold what leaves the outputs of a model as they are, on all inputs that were tried.
+
+    symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
+    a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
+    over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
+    change: the largest relative change of an output under a joint random element.
+    """
+
+    symmetries: tuple[Symmetry, ...]
+    stacks: tuple[Stack, ...]
+    refused: tuple[str, ...]
+    held: tuple[str, ...]
+    largest: float
+    smallest: float
+    change: float
+
+    @property
+    def every(self) -> tuple[Symmetry, ...]:
+        """Return all symmetries, translations first: they hold at the weights where they were found."""
+        return (*(stack.translation for stack in self.stacks), *self.symmetries)
+
+    @property
+    def together(self) -> tuple[tuple[Symmetry, ...], ...]:
+        """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
+        return _together(self.symmetries, self.stacks)
+
+
+class Finder(ABC):
+    """Hold what is made once, and the inputs that finite moves have failed on so far."""
+
+    def __init__(self, points: Points, generator: torch.Generator) -> None:
+        self.points, self.generator = points, generator
+        self.walk = Walk(self.recording)
+        self.frame = Frame(self.walk)
+        self.answers = points.answers()
+        known, parameters = self.answers.own, self.recording.parameters
+        self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
+        self.all_own = {**parameters, **self.own}
+        self.failed: list[int] = []
+        self.count = 0
+
+    @property
+    @abstractmethod
+    def recording(self) -> Recording:
+        """Return the recording that is walked through."""
+
+    @abstractmethod
+    def everywhere(self) -> Readings:
+        """Return what holds at all weights."""
+
+    @abstractmethod
+    def here(self) -> Stacks:
+        """Return what holds at the model's own weights."""
+
+    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+        """Return both with what neither has found, where that can be looked for."""
+        return read, stacks
+
+    def which(self) -> list[int] | None:
+        """Return where the next point is: after a failed move every other one is where it failed."""
+        self.count += 1
+        return [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
+
+    def tokens(self, points: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
+        """Yield samples with token vectors at generic points."""
+        for _ in range(points):
+            at, found = self.points.samples(losses, walk=self.walk, vectors=vectors(self.frame))
+            yield from ((at.weights, sample) for sample in found)
+
+    def found(self) -> Found:
+        """Solve, move, and solve again with what the move has taught."""
+        refused: list[str] = []
+        for _ in range(_ROUNDS):
+            read, stacks = self._read()
+            change, where = self.change(read.symmetries, stacks.found)
+            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
+            if change < CHANGE:
+                break
+            refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
+            if not [self._learned(index) for index in where[:_LESSONS]].count(True):
+                break
+        if not change < CHANGE:
+            kept = self._rest(kept, refused)
+            change, _ = self.change(*kept)
+        signed = tuple(self._with_reflections(kept[0]))
+        refused += [*read.refused, *stacks.refused]
+        gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
+        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+
+    def _read(self) -> tuple[Readings, Stacks]:
+        """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
+        try:
+            read = self.everywhere()
+        except Undecided as error:
+            read = Readings((), (str(error),), 0.0, float("inf"))
+        try:
+            stacks = self.here()
+        except Undecided as error:
+            stacks = Stacks((), (str(error),), 0.0, float("inf"))
+        failed = {k: why for k, each in enumerate(read.symmetries) if (why := self._unable(each))}
+        acting = tuple(each for k, each in enumerate(read.symmetries) if k not in failed)
+        read, stacks = (
+            replace(read, symmetries=acting, refused=(*read.refused, *failed.values())),
+            self.apart(acting, stacks),
+        )
+        try:
+            return self.completed(read, stacks)
+        except Undecided as error:
+            return replace(read, refused=(*read.refused, str(error))), stacks
+
+    def _unable(self, symmetry: Symmetry) -> str:
+        """Return why a symmetry does not act at the model's own weights, or nothing."""
+        try:
+            for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
+                slot.units(self.own)
+        except ValueError as error:
+            return f"{_named(symmetry)}: {error}"
+        return ""
+
+    def _rest(
+        self, kept: tuple[Sequence[Symmetry], Sequence[Stack]], refused: list[str]
+    ) -> tuple[Sequence[Symmetry], Sequence[Stack]]:
+        """Return those of which a finite element changes nothing; name the others."""
+        groups = self._bisected(list(_atoms(kept[0])), (), refused)
+        stacks = []
+        for outputs in (False, True):
+            some = [stack for stack in kept[1] if stack.outputs == outputs]
+            good = self._bisected([stack.translation for stack in some], groups, refused)
+            stacks += [stack for stack in some if any(stack.translation is each for each in good)]
+        return groups, stacks
+
+    def _learned(self, index: int) -> bool:
+        """Make a batch a source of points. Return whether that is possible."""
+        try:
+            self.failed.append(self.points.add(self.answers.batches[index]))
+        except (ValueError, RuntimeError):
+            return False
+        return True
+
+    # Finite moves
+
+    def _moved(self, symmetries: Iterable[Symmetry]) -> Params:
+        """Return the model's weights, in float64, acted on by a random element of each, one after another."""
+        params: Params = dict(self.own)
+        for symmetry in symmetries:
+            params = symmetry.act(params, self._element(symmetry, params))
+        return params
+
+    def _element(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(symmetry, Translation):
+            return symmetry.element(self.generator, _STEP)
+        size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
+        return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
+
+    def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output under joint random elements, and on which batches."""
+        changes = [self._change(each) for each in _together(symmetries, stacks)]
+        return max(changes, key=lambda each: each[0], default=(0.0, []))
+
+    def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
+        return self.answers.change(self.own, self._moved(symmetries))
+
+    def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
+        """Return those of which a finite element, with one of all that are kept beside, changes nothing."""
+        change = self._change((*atoms, *beside))[0] if atoms else 0.0
+        if change < CHANGE:
+            return [*atoms]
+        if len(atoms) == 1:
+            refused.append(f"{_named(atoms[0])} changed outputs by {change:.1e}")
+            return []
+        half = len(atoms) // 2
+        first = self._bisected(atoms[:half], beside, refused)
+        return first + self._bisected(atoms[half:], (*first, *beside), refused)
+
+    # Components
+
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        """Return the stacks without single directions along which a group moves: a scale is a ray, and no line."""
+        return stacks
+
+    def _with_reflections(self, symmetries: Sequence[Symmetry]) -> Iterator[Symmetry]:
+        """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
+        gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
+        flips = [(k, bit) for k, gauge in gauges.items() for bit in range(gauge.algebra.components)]
+        good = self._flips(gauges, flips)
+        for k, symmetry in enumerate(symmetries):
+            if isinstance(symmetry, Gauge) and bool((bits := _bits(symmetry, k, good)).any()):
+                yield replace(symmetry, reflections=bits)
+            else:
+                yield symmetry
+
+    def _flips(self, gauges: Mapping[int, Gauge], flips: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return which reflections change nothing, by bisection."""
+        if not flips:
+            return []
+        params: Params = dict(self.own)
+        for k in dict.fromkeys(k for k, _ in flips):
+            params = gauges[k].act(params, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
+        if self.answers.change(self.own, params)[0] < CHANGE:
+            return flips
+        if len(flips) == 1:
+            return []
+        half = len(flips) // 2
+        return self._flips(gauges, flips[:half]) + self._flips(gauges, flips[half:])
+
+
+def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
+    """Return which elements outside the identity component are meant by pairs of a gauge's number and theirs."""
+    own = {bit for number, bit in flips if number == k}
+    return torch.tensor([bit in own for bit in range(gauge.algebra.components)], dtype=torch.bool)
+
+
+def _together(symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[tuple[Symmetry, ...], ...]:
+    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
+    apart = [[s.translation for s in stacks if (s.outputs, s.apart) == key] for key in keys]
+    sets = [(*translations, *symmetries) for translations in apart if translations] or [tuple(symmetries)]
+    return tuple(each for each in sets if each)
+
+
+def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
+    """Yield symmetries that stand or fall on their own: each log-scale of a torus apart."""
+    for symmetry in symmetries:
+        if not isinstance(symmetry, Torus):
+            yield symmetry
+            continue
+        for k in range(symmetry.size):
+            slices = []
+            for each in symmetry.slices:
+                keep = each.index[1] == k
+                if bool(keep.any()):
+                    index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
+                    slices.append(replace(each, index=index, powers=each.powers[keep]))
+            yield Torus(tuple(slices), 1)
+
+
+def _named(symmetry: Symmetry) -> str:
+    kind = type(symmetry.algebra).__name__ if isinstance(symmetry, Gauge) else type(symmetry).__name__
+    return f"{kind} of {', '.join(symmetry.names)}"

@@ -1,0 +1,143 @@
+"""Find the symmetries of a net of few parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.finder import Finder
+from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
+from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.readings import Readings, read
+from quotient_manifolds.symmetries.charges.recognition import Recognition
+from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
+from quotient_manifolds.symmetries.charges.unfoldings import Unfoldings, read_rest, spanned, tangents
+from quotient_manifolds.symmetries.groups import Params, Symmetry, Translation
+from quotient_manifolds.symmetries.trace.record import Recording
+
+FEW = 200
+"""Parameters, up to which fields that no wire has are solved for, where something is missing."""
+_LOSSES = 16
+"""Random losses at a point, if there are as many outputs."""
+_ALONG = 1e-8
+"""Of unit vectors: parts below are rounding."""
+
+
+class Narrow(Finder):
+    """Find the symmetries of a net of few parameters by gradients of all of them; wires that are wide are read."""
+
+    @property
+    def recording(self) -> Recording:
+        return self.points.recordings[0]
+
+    def __init__(self, points: Points, generator: torch.Generator) -> None:
+        super().__init__(points, generator)
+        self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
+        outputs = (self.recording.values[number].numel() for number in self.recording.program.outputs)
+        self.losses = min(_LOSSES, 1 + sum(outputs))
+        self.theta = torch.cat([self.own[name].reshape(-1) for name in self.frame.entries.shapes])
+
+    @cached_property
+    def unknowns(self) -> Unknowns:
+        """Return all unknowns of narrow components."""
+        return Unknowns(self.frame)
+
+    def everywhere(self) -> Readings:
+        kernel = solve(self.unknowns, self.point)
+        known = Recognition(kernel, self.point(), self.generator)
+        wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
+        return Readings(
+            (*known.symmetries, *wide.symmetries),
+            (*known.refused, *wide.refused),
+            max(kernel.largest, wide.largest),
+            min(kernel.smallest, wide.smallest),
+        )
+
+    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+        if len(self.theta) > FEW:
+            return read, stacks
+        known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
+        missing = self._missing(known)
+        if not missing:
+            return read, stacks
+        rest = read_rest(Unfoldings(self.frame), self.point, self._flat, self.theta, missing, known, self.generator)
+        return rest.beside(read, stacks)
+
+    def _missing(self, known: Tensor) -> int:
+        """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here."""
+        size, rank, before, calm = len(self.theta), spanned(known).shape[1], -1, 0
+        G = torch.zeros(0, size, dtype=torch.float64)
+        while True:
+            G = torch.cat([G, *(self._flat(self.theta) for _ in range(2 + size // self.losses))])
+            idle = (G == 0).all(0) & self.touched
+            missing = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0].shape[1] - rank
+            calm = calm + 1 if missing == before else 0
+            if missing <= 0 or calm == 2:
+                return max(0, missing)
+            before = missing
+
+    def _flat(self, theta: Tensor) -> Tensor:
+        """Return gradients (losses, P) of length 1 at weights in a row."""
+        shapes = self.frame.entries.shapes
+        parts = zip(shapes.items(), theta.split([shape.numel() for shape in shapes.values()]), strict=True)
+        G = self._gradients({name: w.view(shape) for (name, shape), w in parts}, generic=False)[1]
+        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
+    def here(self) -> Stacks:
+        def at(weights: Mapping[str, Tensor]) -> Tensor:
+            return self._gradients(weights, generic=False)[1]
+
+        def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
+            return torch.cat([self._gradients(None)[1], self.touched[None].double()])
+
+        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
+
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        known, found = spanned(tangents(symmetries, self._ordered)), []
+        for stack in stacks.found if known.shape[1] else ():
+            T = tangents([stack.translation], self._ordered)
+            sizes = T.norm(dim=0)
+            if stack.translation.shape[1:] != (1,) or bool((sizes <= _ALONG * sizes.max()).any()):
+                found.append(stack)
+                continue
+            T = T / sizes
+            _, s, Vh = torch.linalg.svd(T - known @ (known.T @ T), full_matrices=False)
+            K = Vh[s > _ALONG].T
+            if K.shape[1] == len(K):
+                found.append(stack)
+            elif K.shape[1]:
+                K = K / sizes[:, None]
+                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)  # type: ignore[union-attr]
+                found.append(replace(stack, translation=Translation(tuple(parts))))
+        return replace(stacks, found=tuple(found)) if known.shape[1] else stacks
+
+    @property
+    def _ordered(self) -> Params:
+        """Return the model's weights in the order of theta."""
+        return {name: self.own[name] for name in self.frame.entries.shapes if name in self.own}
+
+    def point(self) -> Point:
+        """Return a fresh generic point."""
+        weights, gradients = self._gradients(None)
+        self.touched = self.touched | (gradients != 0).any(0)
+        entries = self.frame.entries
+        theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
+        return Point(theta, entries.read(weights.__getitem__), gradients)
+
+    def _gradients(
+        self, weights: Mapping[str, Tensor] | None, generic: bool = True
+    ) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
+        at, samples = self.points.samples(
+            self.losses, vectors=list(self.own), which=self.which(), weights=weights, generic=generic
+        )
+        gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
+        for name, w in self.own.items():
+            start = self.frame.entries.start[name]
+            every = torch.stack([sample.gradients[name] for sample in samples])
+            gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
+        return at.weights, gradients

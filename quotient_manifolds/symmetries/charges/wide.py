@@ -1,0 +1,80 @@
+"""Find the symmetries of a net of many parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.messages import first_line
+from quotient_manifolds.symmetries.charges.finder import Finder
+from quotient_manifolds.symmetries.charges.readings import Readings, read
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
+from quotient_manifolds.symmetries.charges.stacks import Stacks
+from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
+from quotient_manifolds.symmetries.trace.record import Recording, movable
+
+
+class Wide(Finder):
+    """Find the symmetries of a net of many parameters by token vectors: no gradient of a weight is formed."""
+
+    _shape = 0  # turn of the next sample of all uses
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Return the smallest recording of several examples."""
+        found = [self.points.recordings[place] for place in self.points.exercised()]
+        return min(found, key=lambda each: sum(each.values[n].numel() for n in each.program.inputs))
+
+    def everywhere(self) -> Readings:
+        every = torch.arange(len(self.frame.roots))
+        return read(self.frame, every, self.tokens, self.generator)
+
+    def here(self) -> Stacks:
+        def elsewhere(
+            weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
+        ) -> Sample:
+            drawn = self.points.weights()
+            try:  # of other signs, so that a unit that is off at all inputs is on at some
+                return self._dealt({name: self._signed(w) for name, w in drawn.items()}, count, names, some)
+            except Undecided:
+                return self._dealt(drawn, count, names, some)
+
+        return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
+
+    def _signed(self, w: Tensor) -> Tensor:
+        return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
+
+    @cached_property
+    def _sources(self) -> list[tuple[Recording, int]]:
+        """Return recordings and how many tokens a use has there, in the middle; those with few for one example first.
+
+        What has one token for each example, as a pooler, has enough of them soonest there.
+        """
+        recordings = [self.points.recordings[place] for place in self.points.places(self.walk.program)]
+        found = []
+        for recording in (*recordings, *self.points.shorter(self.recording)):
+            layouts, operations = recording.program.layouts, recording.program.operations
+            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in self.walk.uses]
+            rows = sorted(max(1, shape.numel() // max(1, outputs)) for shape, outputs in shapes)
+            found.append((recording, rows[len(rows) // 2], rows[0] / rows[len(rows) // 2]))
+        return [each[:2] for each in sorted(found, key=lambda each: -each[2])]
+
+    def _dealt(
+        self, weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
+    ) -> Sample:
+        """Return a sample of about so many tokens, to which all words are dealt; of the next shape if of all uses."""
+        first = self._shape if some is None else 0
+        self._shape += some is None
+        for k in range(len(self._sources)):
+            recording, rows = self._sources[(first + k) % len(self._sources)]
+            inputs = self.points.inputs(recording, stacked=(-(-count // rows),))
+            used = Uses(recording.program, self.walk.uses)
+            try:
+                return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)
+            except RUN_ERRORS as error:
+                why = first_line(error)
+        raise Undecided(f"The model must run on other inputs of the sizes it was recorded at. Found: {why}")
