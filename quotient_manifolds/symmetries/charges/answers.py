@@ -93,7 +93,8 @@ class Answers:
         except RUN_ERRORS:
             outputs = []
         self._known.append(outputs)
-        if outputs and all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs):
+        finite = all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs)
+        if outputs and finite and _size(outputs) >= _LEAST * _size(self._known[0]):  # less is what rounding left
             return left - size
         self._forget()
         return left
@@ -126,6 +127,11 @@ class Answers:
         if [y.shape for y in new] != [y.shape for y in old]:
             return inf
         return max(map(_relative, new, old), default=0.0)
+
+
+def _size(outputs: list[Tensor]) -> float:
+    """Return the largest finite absolute value."""
+    return max((float(y[torch.isfinite(y)].abs().max()) for y in outputs if y.numel()), default=0.0)
 
 
 def _relative(new: Tensor, old: Tensor) -> float:

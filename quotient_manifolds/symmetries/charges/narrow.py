@@ -39,7 +39,7 @@ class Narrow(Finder):
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
         outputs = (self.recording.values[number].numel() for number in self.recording.program.outputs)
         self.losses = min(_LOSSES, 1 + sum(outputs))
-        self.theta = torch.cat([self.own[name].reshape(-1) for name in self.frame.entries.shapes])
+        self.theta = torch.cat([self.all_own[name].double().reshape(-1) for name in self.frame.entries.shapes])
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -58,17 +58,25 @@ class Narrow(Finder):
         )
 
     def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
-        if len(self.theta) > FEW:
+        if len(self.theta) > FEW or len(self._ordered) < len(self.frame.entries.shapes):
             return read, stacks
         known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
-        missing = self._missing(known)
+        missing, idle = self._missing(known)
         if not missing:
             return read, stacks
         rest = read_rest(Unfoldings(self.frame), self.point, self._flat, self.theta, missing, known, self.generator)
-        return rest.beside(read, stacks)
+        held = tuple(name for name, flags in self._split(idle).items() if bool(flags.any()) and not bool(flags.all()))
+        kept = tuple(each for each in rest.symmetries if not {*each.names} & {*held})
+        if len(kept) < len(rest.symmetries):  # other lengths may exercise the other entries, in another way
+            why = f"fields that move {', '.join(held)}: some of its entries have no gradient here"
+            read = replace(read, refused=(*read.refused, why))
+        return replace(rest, symmetries=kept).beside(read, stacks)
 
-    def _missing(self, known: Tensor) -> int:
-        """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here."""
+    def _missing(self, known: Tensor) -> tuple[int, Tensor]:
+        """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here.
+
+        And which entries have no gradient here.
+        """
         size, rank, before, calm = len(self.theta), spanned(known).shape[1], -1, 0
         G = torch.zeros(0, size, dtype=torch.float64)
         while True:
@@ -77,15 +85,19 @@ class Narrow(Finder):
             missing = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0].shape[1] - rank
             calm = calm + 1 if missing == before else 0
             if missing <= 0 or calm == 2:
-                return max(0, missing)
+                return max(0, missing), (G == 0).all(0)
             before = missing
 
     def _flat(self, theta: Tensor) -> Tensor:
         """Return gradients (losses, P) of length 1 at weights in a row."""
+        G = self._gradients(self._split(theta), generic=False)[1]
+        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
+    def _split(self, theta: Tensor) -> Params:
+        """Return what a row of all entries is by parameter."""
         shapes = self.frame.entries.shapes
         parts = zip(shapes.items(), theta.split([shape.numel() for shape in shapes.values()]), strict=True)
-        G = self._gradients({name: w.view(shape) for (name, shape), w in parts}, generic=False)[1]
-        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        return {name: part.view(shape) for (name, shape), part in parts}
 
     def here(self) -> Stacks:
         def at(weights: Mapping[str, Tensor]) -> Tensor:
