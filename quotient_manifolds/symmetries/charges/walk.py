@@ -54,6 +54,7 @@ class Walk:
         self._labels: dict[int, Tensor] = {}
         self._data = {self.program.layouts[number].memory for number in self.program.inputs}
         self._origins: dict[int, set[int]] = {}
+        self._keep = keep
         self._zeros: set[int] = set()  # memories that are made as zeros: no weight is used where it reads them
         self._results: dict[int, int] = {}  # by memory of a product: its use
         self._generator = torch.Generator().manual_seed(7)
@@ -432,7 +433,8 @@ class Walk:
     ) -> Tensor:
         """Return the labels of a linear result: what it sums is one wire, in other units where it is multiplied."""
         shape = self.program.layouts[out].shape
-        sums = operation.name in ("sum", "mean", "mm", "bmm") and len(labels) == 1 and not bool(nodes.any())
+        weighted = () if self._keep else ("mm", "bmm")  # of experts, which are units that may change places
+        sums = operation.name in ("sum", "mean", *weighted) and len(labels) == 1 and not bool(nodes.any())
         if sums and (summed := self._sums_apart(operation, labels[0], shape)) is not None:
             return summed
         label = nodes.amax(0)
