@@ -40,7 +40,7 @@ def kinds(found: Found) -> Counter[str]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", list(NETS)[::13])
+@pytest.mark.parametrize("name", ["short slice", *list(NETS)[::13]])
 def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
         ("prefix", 24),  # tokens of several writers are summed
         ("weighed twice", 118),  # of one weight, in two units
         ("two constants, attn", 208),  # columns that are the same
-        ("diagonal weight", 136),  # rows with entries in different columns, and entries that are multiplied by 0
+        ("diagonal weight", 80),  # rows with entries in different columns
         ("layer twice", 17),  # directions of a weight that is used twice
         ("Mamba 2", 14),
     ],

@@ -26,7 +26,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
+from quotient_manifolds.symmetries.charges.blocks import Block, Layout
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.samples import Undecided
@@ -165,21 +165,9 @@ def read_stacks(
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
             refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
-    free = still & ~idle
-    for block in blocks:
-        free[block.every if isinstance(block, Shifts) else block.entries] = False
-    found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *_unused(frame, free))
+    found = tuple(Bases.of(layout, (null.basis for null in nulls)).stacks())
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)
-
-
-def _unused(frame: Frame, free: Tensor) -> Iterator[Stack]:
-    """Yield entries of parameters that are multiplied by 0, or not used."""
-    for name, start in frame.entries.start.items():
-        shape = frame.entries.shapes[name]
-        at = torch.nonzero(free[start : start + shape.numel()])
-        if len(at):
-            yield Stack(Translation((Part(Rows.at(name, tuple(shape), at)),)), "unread", False)
 
 
 def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
