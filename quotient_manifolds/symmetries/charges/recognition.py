@@ -128,8 +128,9 @@ class Recognition:
                 tables = (Table.of(each[index, None]) for each in (gain.entries, gain.places))
                 port = Port(-1, gain.memory, True, False, index, ends, ends, *tables)
                 try:
-                    for own in self._owners(port):
-                        for piece in _once(port.at(torch.nonzero(own)[:, 0])):
+                    owner = frame.owners(port.entries[:, 0])
+                    for one in owner.unique():
+                        for piece in _once(port.at(torch.nonzero(owner == one)[:, 0])):
                             share = frame.shares[piece.entries[:, 0]]
                             add(frame.rows(piece), E[piece.rows] / share[:, None])
                 except ValueError as error:
@@ -149,12 +150,6 @@ class Recognition:
                 dead = by_slice if bool(by_slice.any()) else ~dead
                 self.refused.append(str(error))
         return self.torus(scales[:, ~dead]) if not bool(dead.all()) else None
-
-    def _owners(self, port: Port) -> Iterator[Tensor]:
-        """Yield which rows of single entries are of one parameter, for each."""
-        owner = torch.bucketize(port.entries[:, 0].contiguous(), self.frame._starts, right=True)
-        for one in owner.unique():
-            yield owner == one
 
     def _shared(self, port: Port, E: Tensor) -> Iterator[tuple[Rows, Tensor]]:
         """Yield rows with their exponents, divided among the uses of each entry."""

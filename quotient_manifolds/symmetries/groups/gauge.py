@@ -27,8 +27,8 @@ class Gauge(Symmetry):
     Gains between the wire and its slots are fixed (see `Wire`).
 
     wire, algebra: of the same number n of channels. reflections: bool (algebra.components,), which elements outside
-    the identity component (a sign, a reflection) are symmetries as well; no others if it is None. So GL is told from
-    GL+, O from SO. ValueError for an algebra that would mix channels which a slot covers with some that it does not.
+    the identity component (a sign, a reflection) are symmetries as well (default: none). This tells GL from GL+
+    and O from SO. ValueError for an algebra that would mix channels which a slot covers with some that it does not.
     """
 
     wire: Wire
