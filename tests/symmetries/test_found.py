@@ -136,6 +136,9 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("ln of tokens", False, 72),  # of two tokens outputs are 0 but for rounding
         ("tied table and head, norms alone", True, 162),  # one channel of a wire is no wire
         ("two writers of tokens by half", True, 204),  # mixed tokens of two maps are one wire
+        ("gate of numbers", False, 136),  # scales beside one that no group acts on
+        ("max1", True, 144),  # neurons that are off here take part in shifts
+        ("max pool", True, 96),
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
@@ -146,6 +149,7 @@ def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank:
 
 LINEAR = {
     "complex layers": 18,
+    "FiLM": 10,  # a multiple of one bias is added to another
     "S4 of planes": 9,
     "hypernetwork": 35,  # half of them are sums of rows that may be moved at these weights
 }
