@@ -71,9 +71,9 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
         place, size = torch.cat([torch.arange(len(rows)) for rows, _ in parts]), counts[number]
         near, same = narrow[:, None] & narrow, number[:, None] == number
         aligned = place[:, None] == place
-        mask = same & (near | aligned)
+        mask = same & (near | aligned) | aligned & (size[:, None] == size)
         if rest:
-            mask |= aligned & (size[:, None] == size) | ((size[:, None] == 1) | (size == 1)) & near
+            mask |= ((size[:, None] == 1) | (size == 1)) & near
         if int(near.sum()) <= _MOST:
             mask |= near
         if rest:
