@@ -38,7 +38,7 @@ Draw = Callable[[Mapping[str, Tensor]], Tensor]
 """Return gradients (losses, P) at these weights, of random losses at fresh inputs."""
 _FLOOR = 1e-6
 """Of a gradient's length: columns that are smaller may be rounding."""
-_ROUNDS = 60
+_ROUNDS, _WAKE = 60, 4
 TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -153,12 +153,14 @@ def read_stacks(
         drawn.append(at(theta))
     G = torch.cat(drawn)
     other = torch.cat([elsewhere(weights) for _ in range(6)])
-    idle = (G == 0).all(0) & ~(other == 0).all(0)
     still = (G == 0).all(0)
+    idle = still & ~(other == 0).all(0)
     nulls = []
     for block in blocks:
-        entries = block.entries
-        nulls.append(Null(block, block.vectors(G), still[entries].all(0) & idle[entries].any(0)))
+        entries, shifts = block.entries, block is layout.shifts
+        rows = torch.cat([G, *map(at, _woken(theta, idle & layout.leaves, generator))]) if shifts else G
+        none = (rows == 0).all(0)
+        nulls.append(Null(block, block.vectors(rows), none[entries].all(0) & idle[entries].any(0)))
     largest = confirm(nulls, theta, at, generator)
     refused = dict(layout.refused)
     for name, start in frame.entries.start.items():
@@ -168,6 +170,12 @@ def read_stacks(
     found = tuple(Bases.of(layout, (null.basis for null in nulls)).stacks())
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)
+
+
+def _woken(theta: Tensor, idle: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield weights at which idle biases are larger: they switch their units on, and how others shift these is seen."""
+    for size in (1.0, 3.0, 10.0, 30.0) * _WAKE if bool(idle.any()) else ():
+        yield theta + size * idle * torch.randn(len(theta), generator=generator, dtype=torch.float64)
 
 
 def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
