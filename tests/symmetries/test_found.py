@@ -90,7 +90,7 @@ def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
         ("prefix", 24),  # tokens of several writers are summed
         ("weighed twice", 118),  # of one weight, in two units
         ("two constants, attn", 208),  # columns that are the same
-        ("diagonal weight", 80),  # rows with entries in different columns
+        ("diagonal weight", 136),  # rows with entries in different columns, and entries that are multiplied by 0
         ("layer twice", 17),  # directions of a weight that is used twice
         ("Mamba 2", 14),
     ],
@@ -139,6 +139,8 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("gate of numbers", False, 136),  # scales beside one that no group acts on
         ("max1", True, 144),  # neurons that are off here take part in shifts
         ("max pool", True, 96),
+        ("positions twice", True, 152),  # a table that is used twice
+        ("wide scores of halves", True, 207),  # shifts beside moves that hold to first order
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
