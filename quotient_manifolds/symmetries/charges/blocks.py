@@ -245,10 +245,10 @@ class Layout:
     @cached_property
     def shifts(self) -> Shifts | None:
         """Return the constants that are moved together, None if there are none."""
-        shares = self.frame.shares
-        leaves = torch.nonzero(self.leaves & (shares == 1))[:, 0]
+        alone = torch.ones_like(self.leaves) if self._first is not None else self.frame.shares == 1
+        leaves = torch.nonzero(self.leaves & alone)[:, 0]
         tables = [self.walk.uses[n].entries[..., 0] for n in self.tables if n in self.outputs]
-        tables = [e for e in tables if bool((e >= 0).all()) and bool((shares[e] == 1).all())]
+        tables = [e for e in tables if bool((e >= 0).all()) and bool(alone[e].all())]
         sizes = [1] * len(leaves) + [e.shape[1] for e in tables for _ in range(len(e))]
         flat = torch.cat([leaves, *(e.reshape(-1) for e in tables)])
         return Shifts(flat, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))) if sizes else None
