@@ -126,7 +126,8 @@ class Entries:
 
     start: by name, the first entry of a parameter. plain: by memory, the parameter that it is. strided: by memory, what
     is a parameter or an affine function of one; made: of all other functions, the entry of theta of each of its
-    entries, or -1. operations: on parameters and constants alone.
+    entries, or -1. operations: on parameters and constants alone. erased: entries of theta that one of these, entry by
+    entry, does not depend on, as it multiplies by 0.
     """
 
     def __init__(self, program: Program, shapes: Mapping[str, torch.Size]) -> None:
@@ -140,6 +141,7 @@ class Entries:
         self.strided: dict[int, Affine] = {}
         self.made: dict[int, Tensor] = {}
         self.operations: list[Operation] = []
+        self.erased = torch.zeros(self.size, dtype=torch.bool)
         theta = grid(self.size)
         for number, name in program.parameters.items():
             count, layout = shapes[name].numel(), program.layouts[number]
@@ -216,6 +218,9 @@ class Entries:
         exact = ((quotient - found).abs() <= _INTEGER * (1 + found)) | (one == 0)
         if not bool(exact.all()) or bool((one == 0).all()) or layout.expanded:
             return False
+        if torch.Tag.pointwise in operation.func.tags:
+            for e in entries:
+                self.erased[e[(e >= 0) & ~torch.isin(e, found[one != 0])]] = True
         memory = torch.full((layout.room,), -1)
         layout.write(memory, torch.where(one == 0, -1, found))
         self.made[layout.memory] = memory

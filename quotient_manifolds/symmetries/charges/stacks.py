@@ -167,9 +167,19 @@ def read_stacks(
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
             refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
-    found = tuple(Bases.of(layout, (null.basis for null in nulls)).stacks())
+    unused = _unused(frame, frame.entries.erased & still & (other == 0).all(0))
+    found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *unused)
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)
+
+
+def _unused(frame: Frame, free: Tensor) -> Iterator[Stack]:
+    """Yield entries of parameters that are multiplied by 0, as of a weight that is pruned."""
+    for name, start in frame.entries.start.items():
+        shape = frame.entries.shapes[name]
+        at = torch.nonzero(free[start : start + shape.numel()])
+        if len(at):
+            yield Stack(Translation((Part(Rows.at(name, tuple(shape), at)),)), "unread", False)
 
 
 def _woken(theta: Tensor, idle: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
@@ -179,23 +189,32 @@ def _woken(theta: Tensor, idle: Tensor, generator: torch.Generator) -> Iterator[
 
 
 def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
-    """Add rows at these weights and at weights moved along all that is held, until two rounds break nothing."""
+    """Add rows at these weights and at weights moved along all that is held, until two rounds break nothing.
+
+    What a joint move breaks is moved alone first: what cannot even be moved alone says nothing about the others.
+    """
     calm, largest = 0, 0.0
+
+    def broken(some: Sequence[Null], movers: Sequence[Null]) -> bool:
+        """Add rows at weights moved along some to those that they break. Return whether there are any."""
+        nonlocal largest
+        moved = sum((null.block.moved(theta, null.basis, generator) - theta for null in movers), theta)
+        G, bad = at(moved) if some else theta[None], []
+        for null in some:
+            rows = null.block.vectors(G)
+            change = null.broken(rows)
+            bad += [(null, rows)] if change > NOISE else []
+            largest = max(largest, change if change <= NOISE else 0.0)
+        if not (bad and len(movers) > 1 and any([broken([null], [null]) for null in movers])):
+            for null, rows in bad:
+                null.add(rows)
+        return bool(bad)
+
     for _ in range(_ROUNDS):
-        worst = 0.0
-        for outputs in (None, False, True):
-            some = [null for null in nulls if null and outputs in (None, null.block.outputs)]
-            moved = theta
-            for null in some if outputs is not None else ():
-                moved = moved + (null.block.moved(theta, null.basis, generator) - theta)
-            G = at(moved) if some else theta[None]
-            for null in some:
-                rows = null.block.vectors(G)
-                if (change := null.broken(rows)) > NOISE:
-                    null.add(rows)
-                    worst = max(worst, change)
-                else:
-                    largest = max(largest, change)
+        worst = broken([null for null in nulls if null], [])
+        for outputs in (False, True):
+            some = [null for null in nulls if null and null.block.outputs == outputs]
+            worst |= broken(some, some)
         calm = 0 if worst else calm + 1
         if calm == 2:
             return largest
