@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Gauge, Linear, Symmetry
+from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Symmetry
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
@@ -171,6 +172,26 @@ def test_fields_that_no_wire_has_are_found(name: str) -> None:
             assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
+CHARTED = {
+    "DoRA, two maps": 44,  # a weight that is normed by hand, between two maps
+    "hypernetwork of two layers": 31,  # any two codes make any weights of two layers
+    "prefix of a network, heads": 53,
+}
+
+
+@pytest.mark.parametrize("name", CHARTED)
+def test_functions_of_parameters_are_as_good_as_parameters(name: str) -> None:
+    model, x = other.net(name)
+    found = find(model, x[:4])
+    assert finders.rank(found.every, finders.weights(model)) == CHARTED[name] == other.KINDS[name].kernel
+    assert not any("dimensions" in each for each in found.refused)
+    (charted,) = [symmetries for symmetries in found.together if any(isinstance(each, Charted) for each in symmetries)]
+    charted = pickle.loads(pickle.dumps(charted))
+    with torch.no_grad():
+        before, after = model(x), torch.func.functional_call(model, moved(model, charted), (x,))
+        assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
 def test_what_no_group_has_is_counted() -> None:
-    model, x = other.net("DoRA, two maps")
-    assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)
+    model, x = other.net("Fourier features of a map")
+    assert any("3 dimensions: of no group" in each for each in find(model, x[:4]).refused)
