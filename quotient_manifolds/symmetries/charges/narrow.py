@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.finder import Finder
+from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
+from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
-from quotient_manifolds.symmetries.charges.unfoldings import Unfoldings, read_rest, spanned, tangents
+from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
@@ -64,7 +66,18 @@ class Narrow(Finder):
         missing, idle = self._missing(known)
         if not missing:
             return read, stacks
-        rest = read_rest(Unfoldings(self.frame), self.point, self._flat, self.theta, missing, known, self.generator)
+        shapes, rest = self.frame.entries.shapes, Rest((), (), missing, 0.0, float("inf"))
+        for chart in charts(self.walk, self._ordered):
+            try:
+                more = read_charted(chart, shapes, self.point, self.theta, rest.missing, known, self.generator)
+            except Undecided as error:
+                read = replace(read, refused=(*read.refused, str(error)))
+                continue
+            rest, known = rest.and_(more), torch.cat([known, tangents(more.every, self._ordered)], 1)
+        if rest.missing:
+            every = Unfoldings(shapes)
+            more = read_rest(every, self.point, self._flat, self.theta, rest.missing, known, self.generator)
+            rest = rest.and_(more)
         held = tuple(name for name, flags in self._split(idle).items() if bool(flags.any()) and not bool(flags.all()))
         kept = tuple(each for each in rest.symmetries if not {*each.names} & {*held})
         if len(kept) < len(rest.symmetries):  # other lengths may exercise the other entries, in another way

@@ -6,9 +6,10 @@
 | `Torus` | log-scales of slices of parameters | exponents |
 | `Translation` | directions that are added | factors of low rank |
 | `Linear` | linear fields on a few parameters, where no wire has them | sparse matrices |
+| `Charted` | linear fields on functions of parameters, as of a weight that is normed by hand | a `Chart` |
 | `Permutation` | exchanges of channels | a `Wire` |
 
-The first four have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
+All but the last have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
 Parameters are dicts of tensors by name. They are never changed, algebra is done in float64, results are cast once.
 
 >>> x = {"W": torch.randn(3, 5), "R": torch.randn(2, 3)}  # y = R W x, three channels between
@@ -40,6 +41,7 @@ from quotient_manifolds.symmetries.groups.algebras import (
     diagonal,
     planes,
 )
+from quotient_manifolds.symmetries.groups.charted import Chart, Charted
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
@@ -55,6 +57,8 @@ __all__ = [
     "Algebra",
     "CenteredSO",
     "Charge",
+    "Chart",
+    "Charted",
     "Complex",
     "DirectSum",
     "FromSum",
