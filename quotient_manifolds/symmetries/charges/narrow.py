@@ -21,8 +21,8 @@ from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, r
 from quotient_manifolds.symmetries.groups import Params, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
-FEW = 200
-"""Parameters, up to which fields that no wire has are solved for, where something is missing."""
+FEW, FEW_MORE = 200, 500
+"""Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
 _ALONG = 1e-8
@@ -60,21 +60,23 @@ class Narrow(Finder):
         )
 
     def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
-        if len(self.theta) > FEW or len(self._ordered) < len(self.frame.entries.shapes):
+        size, shapes = len(self.theta), self.frame.entries.shapes
+        of_functions = [*charts(self.walk, self._ordered)] if size <= FEW_MORE else []
+        if (size > FEW and not of_functions) or len(self._ordered) < len(shapes):
             return read, stacks
         known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
         missing, idle = self._missing(known)
         if not missing:
             return read, stacks
-        shapes, rest = self.frame.entries.shapes, Rest((), (), missing, 0.0, float("inf"))
-        for chart in charts(self.walk, self._ordered):
+        rest = Rest((), (), missing, 0.0, float("inf"))
+        for chart in of_functions:
             try:
                 more = read_charted(chart, shapes, self.point, self.theta, rest.missing, known, self.generator)
             except Undecided as error:
                 read = replace(read, refused=(*read.refused, str(error)))
                 continue
             rest, known = rest.and_(more), torch.cat([known, tangents(more.every, self._ordered)], 1)
-        if rest.missing:
+        if rest.missing and size <= FEW:
             every = Unfoldings(shapes)
             more = read_rest(every, self.point, self._flat, self.theta, rest.missing, known, self.generator)
             rest = rest.and_(more)

@@ -310,7 +310,9 @@ def closed(X: Tensor, generator: torch.Generator) -> Tensor:
         if not calm:
             X = torch.cat([X, bracket.view(1, *X.shape[1:])])
     flat = X.flatten(1).T
-    return sparse(flat, flat).T.view(-1, *X.shape[1:])
+    some = flat.any(1)
+    left = sparse(flat[some], flat[some])
+    return X.new_zeros(left.shape[1], len(flat)).T.index_put((some,), left).T.reshape(-1, *X.shape[1:])
 
 
 def by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
