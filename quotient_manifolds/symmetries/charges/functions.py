@@ -1,8 +1,8 @@
 """Take functions of parameters alone for parameters: a weight normed by hand, or weights that a network makes.
 
-What a model computes of parameters depends on them by these values only. If their derivative has full rank, gradients by
-the values follow from those by the parameters; with coordinates that the values leave open they are a chart, in
-which fields are linear again.
+What a model computes of these parameters depends on them by the values only. If their derivative has full rank,
+gradients by the values follow from those by the parameters; with coordinates that the values leave open they are a
+chart, in which fields are linear again.
 """
 
 from __future__ import annotations

@@ -205,9 +205,9 @@ def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor]
             change = null.broken(rows)
             bad += [(null, rows)] if change > NOISE else []
             largest = max(largest, change if change <= NOISE else 0.0)
-        if not (bad and len(movers) > 1 and any([broken([null], [null]) for null in movers])):
-            for null, rows in bad:
-                null.add(rows)
+        alone = [broken([null], [null]) for null in movers] if bad and len(movers) > 1 else []
+        for null, rows in bad if not any(alone) else ():
+            null.add(rows)
         return bool(bad)
 
     for _ in range(_ROUNDS):
