@@ -20,6 +20,8 @@ from quotient_manifolds.symmetries.groups import (
     SO,
     Algebra,
     CenteredSO,
+    Chart,
+    Charted,
     Complex,
     DirectSum,
     FromSum,
@@ -597,6 +599,30 @@ def between() -> Linear:
     return Linear((("U", (N, D)), ("V", (N, D)), ("b", (N,)), ("c", (N,))), index, values, 2)
 
 
+def weight_of(p: Params) -> Tensor:
+    """Return rows of lengths g, in a row."""
+    return (p["g"][:, None] * p["W"] / p["W"].norm(dim=1, keepdim=True)).flatten()
+
+
+def normed_by_hand(p: Params, x: Tensor) -> Tensor:
+    return x @ weight_of(p).view(N, D).mT @ p["V"].mT
+
+
+def through_a_norm(x: Params) -> Charted:
+    """A matrix on the channels between the weight and V, which W and g take up, and what the weight leaves open."""
+    J = torch.autograd.functional.jacobian(lambda W, g: weight_of({"W": W, "g": g}), (x["W"], x["g"]))
+    across = torch.linalg.svd(torch.cat([each.flatten(1) for each in J], 1)).Vh[N * D :].mT
+    made = {"w": (N, D), "V": (2, N), "rest": (N,)}
+    X, size = 0.3 * drawn(4, N, N), N * D + 2 * N + N
+    fields = torch.zeros(1 + N, size, size + 1, dtype=torch.float64)
+    fields[0, : N * D, : N * D] = torch.kron(X, torch.eye(D, dtype=torch.float64))
+    fields[0, N * D : -N, N * D : -N - 1] = -torch.kron(torch.eye(2, dtype=torch.float64), X.mT.contiguous())
+    fields[1:, -N:, -1] = 0.1 * torch.eye(N, dtype=torch.float64)
+    return Charted(
+        Linear.of(made, fields), Chart((("W", (N, D)), ("g", (N,))), (("w", (N, D)),), weight_of, across, "rest")
+    )
+
+
 CONTINUOUS: dict[
     str, tuple[Callable[[Params, Tensor], Tensor], dict[str, tuple[int, ...]], Callable[[Params], Symmetry]]
 ] = {
@@ -604,6 +630,7 @@ CONTINUOUS: dict[
     "beside": (lora, ADAPTER, beside),
     "shift": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, shift),
     "turns": (planar, PLANAR, lambda x: turns()),
+    "through a norm": (normed_by_hand, {"W": (N, D), "g": (N,), "V": (2, N)}, through_a_norm),
     "between": (mixed, {"U": (N, D), "V": (N, D), "b": (N,), "c": (N,)}, lambda x: between()),
     "unread": (
         lambda p, x: (x @ p["W"].mT)[:, :2],

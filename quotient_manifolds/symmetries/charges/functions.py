@@ -26,7 +26,8 @@ from quotient_manifolds.symmetries.charges.unfoldings import (
 )
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Chart, Charted, Linear, Params
-from quotient_manifolds.symmetries.trace.program import Layout, Operation, substituted
+from quotient_manifolds.symmetries.groups.rows import Record
+from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, substituted
 from quotient_manifolds.symmetries.trace.replay import lifted, wide
 
 _TRIED = 3
@@ -36,37 +37,36 @@ _RANGE = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class Function(Record):
     """Compute values of a program from parameters by name, in a row.
 
-    operations: in order, the function as a name, so that it pickles. leaves: layout and name of parameters by number.
+    operations: in order, (name of the function, args, kwargs, outs), which pickle. leaves: (number, layout, name) of
+    parameters. constants: (number, values).
     """
 
-    operations: tuple[tuple[str, Operation], ...]
-    leaves: Mapping[int, tuple[Layout, str]]
-    constants: Mapping[int, Tensor]
+    operations: tuple[tuple[str, Any, Any, tuple[int, ...]], ...]
+    leaves: tuple[tuple[int, Layout, str], ...]
+    constants: tuple[tuple[int, Tensor], ...]
     outs: tuple[int, ...]
 
     @classmethod
-    def of(cls, walk: Walk, operations: Sequence[Operation], outs: Sequence[int]) -> Function:
+    def of(cls, program: Program, operations: Sequence[Operation], outs: Sequence[int]) -> Function:
         """Return the function that some operations make of parameters."""
-        program = walk.program
         taken = {n for each in operations for n in each.ins}
-        leaves = {n: (program.layouts[n], name) for n, name in program.parameters.items() if n in taken}
-        constants = {n: wide(t) for n, t in program.constants.items() if n in taken}
-        named = tuple((str(each.func), replace(each, func=None)) for each in operations)
+        leaves = tuple((n, program.layouts[n], name) for n, name in program.parameters.items() if n in taken)
+        constants = tuple((n, wide(t)) for n, t in program.constants.items() if n in taken)
+        named = tuple((str(each.func), each.args, dict(each.kwargs), each.outs) for each in operations)
         return cls(named, leaves, constants, tuple(outs))
 
     def __call__(self, params: Params) -> Tensor:
         known = dict(self.constants)
-        known |= {n: layout.of(params[name].reshape(-1)) for n, (layout, name) in self.leaves.items()}
-        for name, operation in self.operations:
-            each = replace(operation, func=_named(name))
-            args, kwargs = substituted((each.args, dict(each.kwargs)), known.__getitem__)
-            args, kwargs = lifted(each, args, kwargs, generic=False)
-            made = args[0] if each.func is torch.ops.aten.detach.default else each.func(*args, **kwargs)
+        known |= {n: layout.of(params[name].reshape(-1)) for n, layout, name in self.leaves}
+        for name, args, kwargs, outs in self.operations:
+            each = Operation(_named(name), args, kwargs, outs)
+            given = lifted(each, *substituted((args, kwargs), known.__getitem__), generic=False)
+            made = given[0][0] if each.func is torch.ops.aten.detach.default else each.func(*given[0], **given[1])
             parts = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
-            known.update(zip(each.outs, parts, strict=True))
+            known.update(zip(outs, parts, strict=True))
         return torch.cat([known[n].reshape(-1) for n in self.outs])
 
 
@@ -129,7 +129,9 @@ def _chart(
     title = ", ".join(names)
     values = tuple((f"value {k} of {title}", layout.shape) for k, layout in enumerate(layouts))
     size = sum(own[name].numel() for name in names)
-    chart = Chart(shapes, values, Function.of(walk, needed, outs), torch.zeros(size, 0).double(), f"rest of {title}")
+    chart = Chart(
+        shapes, values, Function.of(walk.program, needed, outs), torch.zeros(size, 0).double(), f"rest of {title}"
+    )
     J = chart.slope(chart.row(own))
     N, _ = null_space(J)
     return replace(chart, across=N) if N.shape[1] == size - len(J) else None
