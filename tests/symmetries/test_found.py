@@ -193,6 +193,27 @@ def test_functions_of_parameters_are_as_good_as_parameters(name: str) -> None:
             assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
-def test_what_no_group_has_is_counted() -> None:
-    model, x = other.net("Fourier features of a map")
-    assert any("3 dimensions: of no group" in each for each in find(model, x[:4]).refused)
+@pytest.mark.parametrize("name", other.MISSING)
+def test_what_no_group_has_is_counted(name: str) -> None:
+    model, x = other.net(name)
+    assert any(f"{other.MISSING[name][0]} dimensions: of no group" in each for each in find(model, x[:4]).refused)
+
+
+class Halved(nn.Module):
+    """Use the positive entries of a weight, or those under a mask."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.w, self.masked = nn.Parameter(torch.randn(3, 4)), masked
+        self.register_buffer("mask", torch.tensor([1.0, 0, 0, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (self.w * (self.mask if self.masked else (self.w > 0).to(x)))).tanh()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_entries_under_a_mask_are_free_and_those_that_are_negative_are_not(masked: bool) -> None:
+    torch.manual_seed(0)
+    model = Halved(masked).double().eval()
+    found = find(model, torch.randn(4, 3, dtype=torch.float64))
+    assert rank([stack.translation for stack in found.stacks], weights(model)) == 6 * masked

@@ -187,7 +187,11 @@ class Finder(ABC):
         return max(changes, key=lambda each: each[0], default=(0.0, []))
 
     def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
-        return self.answers.change(self.own, self._moved(symmetries))
+        try:
+            moved = self._moved(symmetries)
+        except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
+            return float("inf"), []
+        return self.answers.change(self.own, moved)
 
     def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
         """Return those of which a finite element, with one of all that are kept beside, changes nothing."""

@@ -100,6 +100,7 @@ def charts(walk: Walk, own: Mapping[str, Tensor]) -> Iterator[Chart]:
         if of.get(n) and memory in first and not walk.entries.known(n):
             roots[memory] = n if layouts[n].dense else roots.get(memory, first[memory])
     left = {*roots.values()}
+    directly = frozenset[str]().union(*(of.get(n, ()) for n in used if layouts[n].memory not in roots))
     while left:
         some, names = {left.pop()}, frozenset[str]()
         while some:  # all that have parameters in common
@@ -109,7 +110,8 @@ def charts(walk: Walk, own: Mapping[str, Tensor]) -> Iterator[Chart]:
                 break
             left -= together
             some |= together
-        if (chart := _chart(walk, made, sorted(some), sorted(names), own)) is not None:
+        chart = None if names & directly else _chart(walk, made, sorted(some), sorted(names), own)
+        if chart is not None:
             yield chart
 
 

@@ -309,6 +309,8 @@ def closed(X: Tensor, generator: torch.Generator) -> Tensor:
         calm = calm + 1 if float(rest.norm()) < _APART else 0
         if not calm:
             X = torch.cat([X, bracket.view(1, *X.shape[1:])])
+    if not len(X):
+        return X
     flat = X.flatten(1).T
     some = flat.any(1)
     left = sparse(flat[some], flat[some])
