@@ -63,8 +63,9 @@ class Function(Record):
         known |= {n: layout.of(params[name].reshape(-1)) for n, layout, name in self.leaves}
         for name, args, kwargs, outs in self.operations:
             each = Operation(_named(name), args, kwargs, outs)
-            given = lifted(each, *substituted((args, kwargs), known.__getitem__), generic=False)
-            made = given[0][0] if each.func is torch.ops.aten.detach.default else each.func(*given[0], **given[1])
+            args, kwargs = (substituted(given, known.__getitem__) for given in (args, kwargs))
+            args, kwargs = lifted(each, args, kwargs, generic=False)
+            made = args[0] if each.func is torch.ops.aten.detach.default else each.func(*args, **kwargs)
             parts = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             known.update(zip(outs, parts, strict=True))
         return torch.cat([known[n].reshape(-1) for n in self.outs])
