@@ -245,12 +245,18 @@ class Layout:
     @cached_property
     def shifts(self) -> Shifts | None:
         """Return the constants that are moved together, None if there are none."""
-        alone = torch.ones_like(self.leaves) if self._first is not None else self.frame.shares == 1
-        leaves = torch.nonzero(self.leaves & alone)[:, 0]
-        tables = [self.walk.uses[n].entries[..., 0] for n in self.tables if n in self.outputs]
-        tables = [e for e in tables if bool((e >= 0).all()) and bool(alone[e].all())]
-        sizes = [1] * len(leaves) + [e.shape[1] for e in tables for _ in range(len(e))]
-        flat = torch.cat([leaves, *(e.reshape(-1) for e in tables)])
+        shares, first, tables = self.frame.shares, self._first, list[Tensor]()
+        alone = shares == 1 if first is None else torch.ones_like(self.leaves)
+        leaves = self.leaves & alone
+        for n in self.tables:
+            e = self.walk.uses[n].entries[..., 0]
+            mine = alone[e] if first is None else first[e] == n
+            if n in self.outputs and bool((e >= 0).all()) and bool(mine.all()):
+                tables.append(e)
+                leaves[e] = False
+        free = torch.nonzero(leaves)[:, 0]
+        sizes = [1] * len(free) + [e.shape[1] for e in tables for _ in range(len(e))]
+        flat = torch.cat([free, *(e.reshape(-1) for e in tables)])
         return Shifts(flat, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))) if sizes else None
 
     @property
