@@ -156,7 +156,7 @@ class Stock:
         self.silent = size == 0
         size = size.clamp(min=NOISE * float(size.max()) + 1e-300)
         rows /= size
-        pivots = torch.linalg.lu_factor_ex(rows[: self.columns])[0].diagonal().abs()
+        pivots = torch.linalg.lu_factor_ex(rows[: self.columns].T)[0].diagonal().abs()  # as LAPACK has it
         if float(pivots.min()) > _FULL * float(pivots.max()):
             self.basis = torch.zeros(self.columns, 0, dtype=torch.float64)
             self.smallest = float(pivots.min() / pivots.max())
