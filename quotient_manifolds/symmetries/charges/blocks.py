@@ -116,7 +116,6 @@ class Layout:
         """Take entries that several uses have as entries of the first of them if they are `tied`, else of none."""
         self.frame, self.walk = frame, frame.walk
         self._first = self._first_uses() if tied else None
-        self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
         self.reading = frame.entries.read(weights.__getitem__)
         self.units = frame.units(self.reading)
         self.starts = torch.tensor(list(frame.entries.start.values()), dtype=torch.long)

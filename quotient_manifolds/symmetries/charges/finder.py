@@ -51,7 +51,7 @@ class Found:
     @property
     def together(self) -> tuple[tuple[Symmetry, ...], ...]:
         """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
-        return _together(self.symmetries, self.stacks)
+        return tuple(each for part in _apart(self.stacks) or [()] if (each := (*part, *self.symmetries)))
 
 
 class Finder(ABC):
@@ -101,20 +101,25 @@ class Finder(ABC):
         refused: list[str] = []
         for _ in range(_ROUNDS):
             read, stacks = self._read()
-            change, where = self.change(read.symmetries, stacks.found)
-            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
+            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = tuple(map(_reflected, read.symmetries)), stacks.found
+            change, where = self.change(*kept)
             if change < CHANGE:
+                break
+            if any(each is not own for each, own in zip(kept[0], read.symmetries, strict=True)):
+                change, where = self.change(read.symmetries, stacks.found)
+            if change < CHANGE:
+                kept = tuple(self._with_reflections(read.symmetries)), stacks.found
                 break
             refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            kept = self._rest(kept, refused)
+            groups, directions = self._rest((read.symmetries, stacks.found), refused)
+            kept = tuple(self._with_reflections(groups)), directions
             change, _ = self.change(*kept)
-        signed = tuple(self._with_reflections(kept[0]))
         refused += [*read.refused, *stacks.refused]
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+        return Found(tuple(kept[0]), tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
 
     def _read(self) -> tuple[Readings, Stacks]:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
@@ -176,14 +181,21 @@ class Finder(ABC):
         return params
 
     def _element(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+        if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # all of them, none with probability 1/2
+            element = replace(symmetry, reflections=None).element(self.generator, _STEP)
+            return symmetry.algebra.reflect(symmetry.reflections) @ element
         if not isinstance(symmetry, Translation):
             return symmetry.element(self.generator, _STEP)
         size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
         return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
 
     def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches."""
-        changes = [self._change(each) for each in _together(symmetries, stacks)]
+        """Return the largest relative change of an output under joint random elements, and on which batches.
+
+        Groups act at weights that the first directions have moved; where else they act does not matter to them.
+        """
+        first, *others = _apart(stacks) or [()]
+        changes = [self._change(each) for each in ((*first, *symmetries), *others) if each]
         return max(changes, key=lambda each: each[0], default=(0.0, []))
 
     def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
@@ -243,11 +255,17 @@ def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
     return torch.tensor([bit in own for bit in range(gauge.algebra.components)], dtype=torch.bool)
 
 
-def _together(symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[tuple[Symmetry, ...], ...]:
+def _reflected(symmetry: Symmetry) -> Symmetry:
+    """Return a symmetry with all elements outside the identity component that there are."""
+    if not isinstance(symmetry, Gauge) or not symmetry.algebra.components:
+        return symmetry
+    return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
+
+
+def _apart(stacks: Sequence[Stack]) -> list[tuple[Symmetry, ...]]:
+    """Return the directions by which may be moved in one element."""
     keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
-    apart = [[s.translation for s in stacks if (s.outputs, s.apart) == key] for key in keys]
-    sets = [(*translations, *symmetries) for translations in apart if translations] or [tuple(symmetries)]
-    return tuple(each for each in sets if each)
+    return [tuple(s.translation for s in stacks if (s.outputs, s.apart) == key) for key in keys]
 
 
 def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:

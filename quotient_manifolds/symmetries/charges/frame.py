@@ -181,7 +181,7 @@ class Frame:
     @cached_property
     def shares(self) -> Tensor:
         """Return how often each entry of theta is used, at least once (P,)."""
-        count = torch.zeros(self.entries.size, dtype=torch.float64)
+        count = torch.zeros(self.entries.size, dtype=torch.int16)
         for use in self.walk.uses:
             view = use.theta
             if view.is_meta and _once_each(view):
@@ -194,8 +194,8 @@ class Frame:
             count[start : start + nodes.numel()] += nodes.reshape(-1) > 0
         for gain in self.walk.gains:
             at = gain.entries[gain.entries >= 0]
-            count.index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
-        return count.clamp(min=1)
+            count.index_add_(0, at, torch.ones(len(at), dtype=count.dtype))
+        return count.clamp_(min=1)
 
     def gains(self, reading: Reading) -> Tensor:
         """Return the numbers of all gains, as `Channels.units` takes them."""

@@ -427,12 +427,12 @@ class Instances:
         """Return slices that log-scales L (scales, k) multiply, and which of the k are of what no group can act on."""
         frame, slices, dead = self.frame, [], np.zeros(L.shape[1], dtype=bool)
 
-        def add(port: Port, E: csr_matrix, shares: Tensor) -> None:
+        def add(port: Port, E: csr_matrix, once: bool) -> None:
             some = np.flatnonzero(np.diff(E.indptr))
             port, E = port.at(torch.from_numpy(some)), E[some]
             moved[np.unique(E.indices)] = 1
             for piece in frame.by_parameter(replace(port, rows=torch.arange(len(some)))):
-                share = shares[piece.entries[:, 0]].numpy()
+                share = np.ones(1) if once else frame.shares[piece.entries[:, 0]].double().numpy()
                 part = E[piece.rows.numpy()].multiply(1 / share[:, None]).tocoo()
                 try:
                     index = torch.from_numpy(np.stack([part.row, part.col]).astype(np.int64))
@@ -448,8 +448,8 @@ class Instances:
                 E = L[at.numpy()].multiply(way.numpy()[:, None]).tocsr()
                 E.eliminate_zeros()
                 if E.nnz:
-                    add(port, E, frame.shares)
-        known, once = torch.zeros(frame.entries.size, dtype=torch.bool), torch.ones_like(frame.shares)
+                    add(port, E, once=False)
+        known = torch.zeros(frame.entries.size, dtype=torch.bool)
         for gain, (ids, ways) in zip(frame.walk.gains, self.gains, strict=True):
             new = (gain.entries >= 0) & ~known[gain.entries.clamp(0)] & (ways != 0).any(1)
             at = torch.nonzero(new)[:, 0]
@@ -461,7 +461,7 @@ class Instances:
             if E.nnz:
                 none = torch.zeros(len(at), dtype=torch.long)
                 tables = Table.of(gain.entries[at][:, None]), Table.of(gain.places[at][:, None])
-                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E, once)
+                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E, once=True)
         return slices, dead
 
 

@@ -137,7 +137,7 @@ def read_stacks(
     moved along all of it.
     """
     layout = Layout(frame, weights, tied=True)
-    theta = layout.theta
+    theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
     blocks = layout.every
     if not blocks:
         return Stacks((), tuple(layout.refused), 0.0, float("inf"))
@@ -325,7 +325,7 @@ class Bases:
         shifts = self.layout.shifts if N.shape[1] else None
         if shifts is None:
             return
-        of = torch.full((len(self.layout.theta),), -1)
+        of = torch.full((self.layout.frame.entries.size,), -1)
         of[shifts.every] = shifts.of
         tables = [n for n in self.layout.tables if n in self.unread]
         ways = [of[self.layout.walk.uses[n].entries[:, 0, 0]] for n in tables]

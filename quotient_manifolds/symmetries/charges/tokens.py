@@ -15,7 +15,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
-from quotient_manifolds.symmetries.charges.samples import Sample, Side, Undecided, Used, as_leaves, samples
+from quotient_manifolds.symmetries.charges.samples import Leaves, Sample, Side, Undecided, Used, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
 from quotient_manifolds.symmetries.charges.taps import cuts
@@ -84,7 +84,7 @@ def _at_once(
     some: Collection[int] | None,
 ) -> Sample:
     watch = {use.operation: use.tokens.place for use in walk.uses}
-    leaves = as_leaves(weights, vectors)
+    leaves = Leaves(weights, vectors)
     replay, places = Replay(walk.program), list[tuple[int, int]]()
 
     def one(*inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -156,7 +156,7 @@ class Stock:
         self.silent = size == 0
         size = size.clamp(min=NOISE * float(size.max()) + 1e-300)
         rows /= size
-        pivots = torch.linalg.lu_factor_ex(rows[: self.columns])[0].diagonal().abs()
+        pivots = torch.linalg.lu_factor_ex(rows[: self.columns].T)[0].diagonal().abs()  # as LAPACK has it
         if float(pivots.min()) > _FULL * float(pivots.max()):
             self.basis = torch.zeros(self.columns, 0, dtype=torch.float64)
             self.smallest = float(pivots.min() / pivots.max())

@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Use
 from quotient_manifolds.symmetries.charges.stacks import Stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
-from quotient_manifolds.symmetries.trace.record import Recording, movable
+from quotient_manifolds.symmetries.trace.record import Recording
 
 
 class Wide(Finder):
@@ -37,16 +37,12 @@ class Wide(Finder):
         def elsewhere(
             weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
         ) -> Sample:
-            drawn = self.points.weights()
             try:  # of other signs, so that a unit that is off at all inputs is on at some
-                return self._dealt({name: self._signed(w) for name, w in drawn.items()}, count, names, some)
+                return self._dealt(self.points.weights(signed=True), count, names, some)
             except Undecided:
-                return self._dealt(drawn, count, names, some)
+                return self._dealt(self.points.weights(), count, names, some)
 
         return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
-
-    def _signed(self, w: Tensor) -> Tensor:
-        return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
 
     @cached_property
     def _sources(self) -> list[tuple[Recording, int]]:
