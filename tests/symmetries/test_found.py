@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -136,6 +137,9 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("ln of tokens", False, 72),  # of two tokens outputs are 0 but for rounding
         ("tied table and head, norms alone", True, 162),  # one channel of a wire is no wire
         ("two writers of tokens by half", True, 204),  # mixed tokens of two maps are one wire
+        ("bn lin", True, 232),  # matrices move the mean that a norm subtracts, and a bias takes that up
+        ("bn narrow", False, 214),  # as much as the gain between says
+        ("bn twice", True, 160),  # two means, two biases
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
@@ -163,6 +167,59 @@ def test_fields_that_no_wire_has_are_found(name: str) -> None:
         for symmetries in found.together:
             after = torch.func.functional_call(model, moved(model, symmetries), (x,))
             assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
+class Residual(nn.Module):
+    """Convolutions without biases, each in front of a norm; the first two in a residual block."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, width, 3, padding=1, bias=False), nn.Linear(width, 3)
+        self.second, self.third = (nn.Conv2d(width, width, size, padding=size // 2, bias=False) for size in (3, 1))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        x = (x + self.norms[1](self.second(x))).relu()
+        return self.last(self.norms[2](self.third(x)).tanh().mean((2, 3)))
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    draw = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.5, generator=draw)
+            module.running_var.uniform_(0.5, 1.5, generator=draw)
+            module.weight.data.uniform_(0.5, 1.5, generator=draw)
+            module.bias.data.normal_(0, 0.5, generator=draw)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Residual, {"Torus64": 1}),  # of three convolutions, and of the stream
+        (  # linear, but for the gains between
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 20, 3, bias=False), nn.BatchNorm2d(20), nn.Conv2d(20, 20, 2, padding=1), nn.Tanh()
+            ),
+            {"GL20": 1, "Torus20": 1},
+        ),
+    ],
+)
+def test_biases_of_wide_nets_take_up_what_norms_subtract(
+    model: Callable[[], nn.Module], expected: dict[str, int]
+) -> None:
+    torch.manual_seed(0)
+    net = with_statistics(model())
+    found = find(net, torch.randn(4, 2, 9, 9, dtype=torch.float64))
+    assert kinds(found) == Counter(expected)
+    assert sum(each.dimension(weights(net)) for each in found.symmetries) == (64 if "Torus64" in expected else 420)
+    x = torch.randn(6, 2, 11, 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = net(x)
+        after = torch.func.functional_call(net, moved(net, found.symmetries), (x,))
+        assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
 def test_what_no_group_has_is_counted() -> None:
