@@ -79,6 +79,11 @@ class Replay:
         }
         self._tables = set(program.parameters) - others - set(program.outputs)
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
+        varies, self._varying = {*program.parameters, *program.inputs}, set[int]()
+        for place, each in enumerate(program.operations):
+            if not varies.isdisjoint(each.ins):
+                varies.update(each.outs)
+                self._varying.add(place)
 
     def _is_real(self, operation: Operation) -> bool:
         """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
@@ -118,7 +123,7 @@ class Replay:
             if not operation.outs:
                 continue
             args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
-            args, kwargs = lifted(operation, args, kwargs, generic)
+            args, kwargs = lifted(operation, args, kwargs, generic and place in self._varying)
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
