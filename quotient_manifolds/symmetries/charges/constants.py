@@ -71,7 +71,7 @@ def _events(walk: Walk) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 def _biases(walk: Walk, shares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield numbers of parameters, entries that are biases, their nodes, and the operations that take them."""
-    yield tuple(torch.zeros(4, 0, dtype=torch.long))  # type: ignore[misc]
+    yield tuple(torch.zeros(4, 0, dtype=torch.long))
     for number, (name, nodes) in enumerate(walk.leaves.items()):
         alone = (nodes > 0) & (walk.taken[name] >= 0) & (shares[walk.entries.start[name] :][: len(nodes)] == 1)
         at = torch.nonzero(alone)[:, 0]
@@ -81,7 +81,7 @@ def _biases(walk: Walk, shares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor
 
 
 def _nearest(known: Tensor, at: Tensor, wanted: Tensor, places: Tensor) -> Tensor:
-    """Return for each of those wanted which of the same name is at the nearest place, the earlier of two; -1 if none."""
+    """Return which of those of a wanted name is at the nearest place, the earlier of two; -1 if there are none."""
     many = 1 + max(int(each.max()) if len(each) else 0 for each in (at, places))
     key, sought = known * many + at, wanted * many + places
     order = torch.argsort(key)

@@ -40,7 +40,7 @@ class Walk:
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
     that have no derivative, by name, with the reason. constants: numbers that are added to channels, as (operation,
-    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 if several do.
+    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 of several.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:

@@ -20,8 +20,8 @@ from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Row
 class Gain(Record):
     """Raise one entry of a parameter per row to a power: entries.read(params)[at] ** power. Rows may share entries.
 
-    entries: the distinct entries, (k, 1). at: int64, (rows,), the row of `entries` for each row of the slot, -1 for rows
-    that have none: their gain is 1.
+    entries: the distinct entries, (k, 1). at: int64, (rows,), the row of `entries` for each row of the slot, -1 where
+    there is none: the gain is 1.
     """
 
     entries: Rows
