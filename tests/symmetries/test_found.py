@@ -222,6 +222,32 @@ def test_biases_of_wide_nets_take_up_what_norms_subtract(
         assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
+class Fused(nn.Module):
+    """Attention by one weight that reads a norm."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.fused, self.last = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.fused(self.norm(self.first(x))).chunk(3, -1)
+        return self.last((a @ b.mT).softmax(-1) @ c)
+
+
+def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
+    torch.manual_seed(0)
+    model = Fused().double().eval()
+    model.norm.bias.data.normal_()
+    found = find(model, torch.randn(4, 5, 24, dtype=torch.float64))
+    families = Counter[tuple[str, bool]]()
+    for stack in found.stacks:
+        families[stack.family, stack.outputs] += stack.translation.dimension(weights(model))
+    assert families["constant", False] == 3 * 24  # of queries and values, and of what reads values
+    assert families["shift", True] == 4 * 24  # two of keys, which no score sees
+    assert not any("changed outputs" in why for why in found.refused)
+
+
 def test_what_no_group_has_is_counted() -> None:
     model, x = other.net("DoRA, two maps")
     assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)
