@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -142,6 +143,9 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("max pool", True, 96),
         ("positions twice", True, 152),  # a table that is used twice
         ("wide scores of halves", True, 207),  # shifts beside moves that hold to first order
+        ("bn lin", True, 232),  # matrices move the mean that a norm subtracts, and a bias takes that up
+        ("bn narrow", False, 214),  # as much as the gain between says
+        ("bn twice", True, 160),  # two means, two biases
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
@@ -217,3 +221,87 @@ def test_entries_under_a_mask_are_free_and_those_that_are_negative_are_not(maske
     model = Halved(masked).double().eval()
     found = find(model, torch.randn(4, 3, dtype=torch.float64))
     assert rank([stack.translation for stack in found.stacks], weights(model)) == 6 * masked
+
+
+class Residual(nn.Module):
+    """Convolutions without biases, each in front of a norm; the first two in a residual block."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, width, 3, padding=1, bias=False), nn.Linear(width, 3)
+        self.second, self.third = (nn.Conv2d(width, width, size, padding=size // 2, bias=False) for size in (3, 1))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        x = (x + self.norms[1](self.second(x))).relu()
+        return self.last(self.norms[2](self.third(x)).tanh().mean((2, 3)))
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    draw = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.5, generator=draw)
+            module.running_var.uniform_(0.5, 1.5, generator=draw)
+            module.weight.data.uniform_(0.5, 1.5, generator=draw)
+            module.bias.data.normal_(0, 0.5, generator=draw)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Residual, {"Torus64": 1}),  # of three convolutions, and of the stream
+        (  # linear, but for the gains between
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 20, 3, bias=False), nn.BatchNorm2d(20), nn.Conv2d(20, 20, 2, padding=1), nn.Tanh()
+            ),
+            {"GL20": 1, "Torus20": 1},
+        ),
+    ],
+)
+def test_biases_of_wide_nets_take_up_what_norms_subtract(
+    model: Callable[[], nn.Module], expected: dict[str, int]
+) -> None:
+    torch.manual_seed(0)
+    net = with_statistics(model())
+    found = find(net, torch.randn(4, 2, 9, 9, dtype=torch.float64))
+    assert kinds(found) == Counter(expected)
+    assert sum(each.dimension(weights(net)) for each in found.symmetries) == (64 if "Torus64" in expected else 420)
+    x = torch.randn(6, 2, 11, 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = net(x)
+        after = torch.func.functional_call(net, moved(net, found.symmetries), (x,))
+        assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
+class Fused(nn.Module):
+    """Attention by one weight that reads a norm."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.fused, self.last = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.fused(self.norm(self.first(x))).chunk(3, -1)
+        return self.last((a @ b.mT).softmax(-1) @ c)
+
+
+def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
+    torch.manual_seed(0)
+    model = Fused().double().eval()
+    model.norm.bias.data.normal_()
+    found = find(model, torch.randn(4, 5, 24, dtype=torch.float64))
+    families = Counter[tuple[str, bool]]()
+    for stack in found.stacks:
+        families[stack.family, stack.outputs] += stack.translation.dimension(weights(model))
+    assert families["constant", False] == 3 * 24  # of queries and values, and of what reads values
+    assert families["shift", True] == 4 * 24  # two of keys, which no score sees
+    assert not any("changed outputs" in why for why in found.refused)
+
+
+def test_what_no_group_has_is_counted() -> None:
+    model, x = other.net("DoRA, two maps")
+    assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +46,14 @@ class Model:
         names = vectors(self.frame)
         for _ in range(batches):
             at, found = self.points.samples(losses, walk=self.walk, vectors=names)
-            yield from ((at.weights, sample) for sample in found)
+            weights, constants = self.frame.constants.included(at.weights), self.frame.constants
+            for sample in found:
+                yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
+
+    def pulled(self, weights: dict[str, Tensor], G: Tensor) -> Tensor:
+        """Return gradients (n, P) in terms of weights with constants included."""
+        parts = zip(weights, G.split([w.numel() for w in weights.values()], 1), strict=True)
+        return torch.cat([*self.frame.constants.pulled(weights, dict(parts)).values()], 1)
 
     def gradients(self, losses: int = 1) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return weights, and gradients of random losses by autograd alone."""
@@ -65,8 +73,9 @@ class Model:
     def point(self) -> Point:
         w, found = self.gradients(16)
         rows = [torch.cat([g.reshape(-1) for g in each.values()]) for each in found]
+        G, w = self.pulled(w, torch.stack(rows)), self.frame.constants.included(w)
         theta = torch.cat([each.reshape(-1) for each in w.values()])
-        return Point(theta, self.walk.entries.read(w.__getitem__), torch.stack(rows))
+        return Point(theta, self.walk.entries.read(w.__getitem__), G)
 
     def read(self) -> Readings:
         return read(self.frame, torch.arange(len(self.frame.roots)), self.draw, self.generator)
@@ -146,12 +155,12 @@ def test_readings_span_what_null_spaces_of_all_unknowns_do(name: str) -> None:
     found = points.read()
     kernel = solve(OfChannels(points.frame), points.point)
     weights = points.weights()
-    at = Point(
-        torch.cat([w.reshape(-1) for w in weights.values()]),
-        points.walk.entries.read(weights.__getitem__),
-        torch.zeros(1, 0),
+    counted = points.frame.constants.included(weights)
+    theta = torch.cat([w.reshape(-1) for w in counted.values()])
+    at = Point(theta, points.walk.entries.read(counted.__getitem__), torch.zeros(1, 0))
+    fields = points.pulled(weights, torch.eye(len(theta), dtype=torch.float64)) @ kernel.unknowns.fields(
+        at, kernel.basis
     )
-    fields = kernel.unknowns.fields(at, kernel.basis)
     moved = tangents(found.symmetries, weights)
     assert rank(torch.cat([fields, moved], 1)) == rank(fields)
     assert (rank(moved) == rank(fields)) == (name in EQUAL)

@@ -91,10 +91,13 @@ class Finder(ABC):
         return [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
 
     def tokens(self, points: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
-        """Yield samples with token vectors at generic points."""
+        """Yield samples with token vectors at generic points, constants included."""
+        constants = self.frame.constants
         for _ in range(points):
             at, found = self.points.samples(losses, walk=self.walk, vectors=vectors(self.frame))
-            yield from ((at.weights, sample) for sample in found)
+            weights = constants.included(at.weights)
+            for sample in found:
+                yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
 
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
@@ -281,7 +284,7 @@ def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
                 if bool(keep.any()):
                     index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
                     slices.append(replace(each, index=index, powers=each.powers[keep]))
-            yield Torus(tuple(slices), 1)
+            yield replace(symmetry, slices=tuple(slices), size=1)
 
 
 def _named(symmetry: Symmetry) -> str:

@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
-from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space, relative
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.positions import Positions, Vectors, components, names
 from quotient_manifolds.symmetries.charges.uses import Gain
@@ -242,14 +242,14 @@ class Instances:
                 smallest = min(smallest, pivot)
                 good = torch.zeros(len(left), dtype=torch.bool)
                 if N.shape[1]:
-                    relative = ((M[left] @ N).abs() / (sizes[left] @ N.abs()).clamp(min=1e-300)).amax((1, 2))
+                    charge = relative(M[left] @ N, sizes[left] @ N.abs()).amax((1, 2))
                     exercised = (alive[left] | (N.abs().amax(1) < _ZERO)).all(1)
-                    good = (relative < _MARGIN * NOISE) & exercised
+                    good = (charge < _MARGIN * NOISE) & exercised
                     if not part and not bool(exercised.all()):
                         where = self.positions.parameters(self._touched(I[~exercised]))
                         refused.append(f"{int((~exercised).sum())} of {n} sets of log-scales of {where}: not exercised")
                 if bool(good.any()):
-                    largest = max(largest, float(relative[good].max()))
+                    largest = max(largest, float(charge[good].max()))
                     found.append(Kind(I[left[good]], N / size[:, None] if A is None else A @ (N / size[:, None])))
                 left = left[~good] if not part else left[1:][~good[1:]]
                 if not part and len(left) and len(data) >= u + 2:
@@ -318,7 +318,7 @@ class Instances:
         worst = 0.0
         for kind in kinds:
             size = Z[:, kind.instances] @ kind.basis.abs()
-            worst = max(worst, float(((R[:, kind.instances] @ kind.basis).abs() / size.clamp(min=1e-300)).max()))
+            worst = max(worst, float(relative(R[:, kind.instances] @ kind.basis, size).max()))
         return worst < _MARGIN * NOISE, worst
 
     # Groups
@@ -418,7 +418,7 @@ class Instances:
                 return None
             slices, _ = self._slices(L, refused, np.zeros(L.shape[1]))
         try:
-            return Torus(tuple(slices), L.shape[1])
+            return self.frame.torus(slices, L.shape[1])
         except ValueError as error:
             refused.append(f"{L.shape[1]} log-scales: {error}")
             return None

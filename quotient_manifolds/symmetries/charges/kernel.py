@@ -341,7 +341,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     while calm < 2 and any(part.shape[1] for part in parts):
         basis = torch.cat(parts, 1)
         total, size = more(1)
-        worst = _relative(total @ basis, size @ basis.abs())
+        worst = relative(total @ basis, size @ basis.abs())
         if float(worst.max()) <= NOISE:
             calm, largest = calm + 1, max(largest, float(worst.max()))
             continue
@@ -353,7 +353,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     return Kernel(unknowns, tuple(parts), largest, smallest, points)
 
 
-def _relative(charge: Tensor, size: Tensor) -> Tensor:
+def relative(charge: Tensor, size: Tensor) -> Tensor:
     """Return |charge| / size where a size is no rounding of others, else 0."""
     floor = _FLOOR * size.amax(dim=-1, keepdim=True).clamp(min=1e-300)
     return charge.abs() / torch.maximum(size, floor)

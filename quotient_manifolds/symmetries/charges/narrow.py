@@ -49,8 +49,8 @@ class Narrow(Finder):
         return Unknowns(self.frame)
 
     def everywhere(self) -> Readings:
-        kernel = solve(self.unknowns, self.point)
-        known = Recognition(kernel, self.point(), self.generator)
+        kernel = solve(self.unknowns, self.counted)
+        known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         return Readings(
             (*known.symmetries, *wide.symmetries),
@@ -149,7 +149,17 @@ class Narrow(Finder):
 
     def point(self) -> Point:
         """Return a fresh generic point."""
+        return self._point(*self._gradients(None))
+
+    def counted(self) -> Point:
+        """Return a fresh generic point with constants included in biases."""
         weights, gradients = self._gradients(None)
+        every, constants = self.frame.entries.start, self.frame.constants
+        parts = gradients.split([shape.numel() for shape in self.frame.entries.shapes.values()], 1)
+        pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
+        return self._point(constants.included(weights), torch.cat([pulled[name] for name in every], 1))
+
+    def _point(self, weights: Mapping[str, Tensor], gradients: Tensor) -> Point:
         self.touched = self.touched | (gradients != 0).any(0)
         entries = self.frame.entries
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])

@@ -144,7 +144,7 @@ class Recognition:
                 add(Rows.along(name, tuple(shape), axis), E)
         if not unable:
             try:
-                return Torus(tuple(slices), scales.shape[1])
+                return frame.torus(slices, scales.shape[1])
             except ValueError as error:
                 by_slice = scales[unknowns.first_slice :]
                 unable.append(by_slice if bool(by_slice.any()) else scales)

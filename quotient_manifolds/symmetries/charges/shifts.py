@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.groups.translation import Part, Translation
 
 _APART = 64
 """Columns of a bias, as positions, up to which each is a way of its own."""
-_FLOOR, _SPARE = 1e-3, 2
+_FLOOR, _SPARE, _PIVOT = 1e-3, 2, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,10 @@ class WideShifts:
         for ways, shifts in found:
             for v in shifts.T:
                 if (made := self._translation(ways, v)) is not None:
-                    yield Stack(made, "shift", True)
+                    some = [way for way, c in zip(ways, v, strict=True) if c != 0]
+                    still = len(some) > 1 and all(way.bias is None for way in some)
+                    constant = still and any(way.right is not None for way in some)  # it is one for these inputs
+                    yield Stack(made, "constant" if constant else "shift", not constant)
 
     def _of_channels(self, ports: Sequence[Port], units: Sequence[Tensor]) -> tuple[list[Way], Tensor]:
         """Return ways and what combines them, and take note of biases of which something is unread, but not all."""
@@ -206,13 +209,19 @@ class WideShifts:
 
 
 def _combined(ways: Sequence[Way], top: float) -> Tensor:
-    """Return combinations (ways, k) with sum of c g = 0, of few ways each. top: the size of sums on the wire."""
+    """Return combinations (ways, k) with sum of c g = 0, of few ways each. top: the size of sums on the wire.
+
+    Each weight that acts as a bias is in one of them: it does so for inputs that shifts of others change.
+    """
     rows = torch.stack([way.g for way in ways], 2).flatten(0, 1)
     size = torch.stack([way.size for way in ways], 2).amax((0, 1))
     size = size.clamp(min=_FLOOR * max(top, float(size.max())) + 1e-300)
     N = null_space(rows / size / len(rows) ** 0.5, scale=1.0)[0] / size[:, None]
+    weights = torch.tensor([way.right is not None for way in ways])
     for k in range(N.shape[1]):
-        at = int((N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs().argmax())
+        left = (N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs()
+        of_weights = left * weights[:, None]
+        at = int((of_weights if float(of_weights.max()) > _PIVOT else left).argmax())
         row, column = at // (N.shape[1] - k), at % (N.shape[1] - k) + k
         N[:, [k, column]] = N[:, [column, k]]
         N[:, k] = N[:, k] / N[row, k]

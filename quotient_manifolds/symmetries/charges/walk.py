@@ -26,6 +26,8 @@ from quotient_manifolds.symmetries.trace.replay import lifted, wide
 
 _INTEGER = 1e-10
 """How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
+_EPS = 1e-4
+"""Below which a positive number that is added keeps a root off 0 (see `lifted`)."""
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
@@ -37,7 +39,8 @@ class Walk:
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason.
+    that have no derivative, by name, with the reason. constants: numbers that are added to channels, as (operation,
+    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 of several.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -49,6 +52,8 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
+        self.taken: dict[str, Tensor] = {}
+        self.constants: list[tuple[int, Tensor, Tensor]] = []
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -113,6 +118,9 @@ class Walk:
             nodes = self.leaves.setdefault(name, torch.zeros(size, dtype=torch.long))
             fresh = fresh[nodes[fresh] == 0]
             nodes[fresh] = self.nodes.add(len(fresh), one_tensor=False)
+            taken = self.taken.setdefault(name, torch.zeros(size, dtype=torch.long))
+            taken[own[taken[own] != self._place]] = -1
+            taken[fresh] = self._place
             found[inside] = nodes[own]
         return found
 
@@ -283,7 +291,7 @@ class Walk:
         alone = not any(self._memory(n) in self._data for n in others)
         scaled = affine(operation, self._constant)
         if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
-            self._put(outs[0], labels[0])
+            self._put(outs[0], self._shifted(labels[0], *scaled[1:]))
             self._leave_origins(outs[0])
             return
         along = self._derivative(operation, live)
@@ -299,8 +307,11 @@ class Walk:
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if linear:
-                self._put(out, self._passed(operation, out, nodes, along, here, labels, j, alone))
+                passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
+                self._put(out, passed)
                 self._leave_origins(out)
+                if others and alone and len(outs) == 1:
+                    self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
                 self._put(out, nodes[1].view(self.program.layouts[out].shape))  # of two indices a label says one
             elif bool(nodes.any()):
@@ -328,6 +339,40 @@ class Walk:
         memory = self._memory(number)
         varies = memory in self._data or memory in self._labels or self.entries.known(number)
         return None if varies else self._value(number)
+
+    def _shifted(self, label: Tensor, scale: float, offset: float) -> Tensor:
+        """Return the labels of scale * x + offset: the same, or those of other units."""
+        names, place = torch.unique(label, return_inverse=True)
+        if scale != 1:
+            new = self.nodes.add(len(names))
+            self.nodes.join(names, new, const=scale)
+            label = torch.where(names > 0, new, 0)[place]
+        if not 0 <= offset < _EPS:
+            self._note_constants(label, torch.full(label.shape, offset, dtype=torch.float64))
+        return label
+
+    def _at_zero(self, operation: Operation, live: Sequence[int]) -> Tensor:
+        """Return the result of an operation on zeros in place of values that vary, and on constants as they are."""
+
+        def at(number: int) -> Tensor:
+            return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
+
+        args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
+        made: Tensor = operation.func(*args, **kwargs)
+        return made
+
+    def _note_constants(self, label: Tensor, added: Tensor) -> None:
+        """Take note of numbers that are added to channels, one to each."""
+        flat, added = label.reshape(-1), added.expand(label.shape).reshape(-1)
+        at = torch.nonzero(flat > 0)[:, 0]
+        if not bool(added[at].any()):
+            return
+        names, place = torch.unique(flat[at], return_inverse=True)
+        values = added[at[firsts(place, len(names))]]
+        apart = torch.zeros(len(names), dtype=torch.bool)
+        apart[place[added[at] != values[place]]] = True
+        keep = ~apart & torch.isfinite(values) & (values != 0)
+        self.constants.append((self._place, names[keep], values[keep]))
 
     def _note_bias(self, operation: Operation) -> None:
         """Take note of a parameter that is added to the result of one use, one entry to each channel."""
@@ -452,10 +497,10 @@ class Walk:
         elif alone:
             size = along(here, [(labels[0] > 0).double()])[j].reshape(-1)
             at = torch.nonzero((label > 0) & (size != 0))[:, 0]
-            if len(at) and not _close(size[at], size[at[:1]].expand(len(at))):
+            if len(at) and bool(((size[at] - 1).abs() > _INTEGER).any()):
                 names, place = torch.unique(label[at], return_inverse=True)
                 units = size[at[firsts(place, len(names))]]
-                if not torch.allclose(units, units[:1].expand_as(units)):
+                if bool(((units - 1).abs() > _INTEGER).any()):
                     new = self.nodes.add(len(names))
                     self.nodes.join(names, new, const=units)
                     label[at] = new[place]

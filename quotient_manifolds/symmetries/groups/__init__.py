@@ -42,6 +42,7 @@ from quotient_manifolds.symmetries.groups.algebras import (
     planes,
 )
 from quotient_manifolds.symmetries.groups.charted import Chart, Charted
+from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
@@ -49,7 +50,7 @@ from quotient_manifolds.symmetries.groups.rows import Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
-from quotient_manifolds.symmetries.groups.wire import Charge, Gain, Slot, Wire
+from quotient_manifolds.symmetries.groups.wire import Charge, Slot, Wire
 
 __all__ = [
     "GL",
@@ -60,6 +61,8 @@ __all__ = [
     "Chart",
     "Charted",
     "Complex",
+    "Constant",
+    "Constants",
     "DirectSum",
     "FromSum",
     "Gain",

@@ -92,6 +92,11 @@ class Replay:
             for memory in {program.layouts[n].memory for n in (*operation.ins, *operation.outs)} & set(rooms):
                 self._ends[place].append(memory)
                 del rooms[memory]
+        varies, self._varying = {*program.parameters, *program.inputs}, set[int]()
+        for place, each in enumerate(program.operations):
+            if not varies.isdisjoint(each.ins):
+                varies.update(each.outs)
+                self._varying.add(place)
 
     def _is_real(self, operation: Operation) -> bool:
         """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
@@ -134,7 +139,7 @@ class Replay:
             if not operation.outs:
                 continue
             args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
-            args, kwargs = lifted(operation, args, kwargs, generic)
+            args, kwargs = lifted(operation, args, kwargs, generic and place in self._varying)
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
