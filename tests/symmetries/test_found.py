@@ -102,6 +102,31 @@ def test_as_many_dimensions_are_found(name: str, expected: int) -> None:
     assert found.change < CHANGE
 
 
+class Positions(nn.Module):
+    """Add positions, as many as there are tokens, and remember the shortest that was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.positions = nn.Linear(8, 32), nn.Parameter(torch.randn(1, 6, 32))
+        self.norm, self.b, self.c = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.seen = 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = min(self.seen, x.shape[1])
+        x = self.a(x) + self.positions[:, : x.shape[1]]
+        return self.c(self.b(self.norm(x)).relu() * self.seen)
+
+
+@pytest.mark.parametrize("length", [6, 5])
+def test_positions_that_other_lengths_have_are_rotated_too(length: int) -> None:
+    """Where a part of a table is the whole, there is no operation that takes it."""
+    torch.manual_seed(0)
+    model = Positions().double().eval()
+    found = find(model, torch.randn(4, length, 8, dtype=torch.float64))
+    assert kinds(found)["CenteredSO32"] == 1
+    assert model.seen == 100
+
+
 class Unread(nn.Module):
     """Take a maximum over tokens, and indices of it that lead nowhere."""
 
