@@ -304,11 +304,13 @@ class Tokens:
         return torch.cat(parts, 1)
 
 
-def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Mapping[str, Tensor]) -> Stacks:
+def read_wide(
+    frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Mapping[str, Tensor], shapes: int = 1
+) -> Stacks:
     """Return directions at these weights by token vectors, for wide nets.
 
-    draw: at the weights it is given. elsewhere: at generic ones; channels that are 0 here for all tokens but not there
-    are idle, and not free. Not asked are inputs of convolutions with taps, and what several uses have in common unless
+    draw: at the weights it is given, of so many `shapes` in turn. elsewhere: at generic ones; channels that are 0 here
+    for all tokens but not there are idle, and not free. Not asked are inputs of convolutions with taps, and what several uses have in common unless
     their tokens are equal.
     """
     layout = Layout(frame, weights)
@@ -337,7 +339,7 @@ def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Ma
     refused |= {**layout.refused, **tokens.refused}
     _without_idle(tokens, stocks, lambda: elsewhere(weights, FRESH, (), None), refused)
     calm, drawn = 0, list[Sample]()
-    while calm < 2:
+    while calm < max(2, shapes):  # a position may occur in one shape alone
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
         drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
         broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.basis.shape[1]]  # type: ignore[union-attr]

@@ -43,7 +43,8 @@ class Wide(Finder):
             except Undecided:
                 return self._dealt(drawn, count, names, some)
 
-        return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
+        self.__dict__.pop("_sources", None)  # a failed move may have added some
+        return read_wide(self.frame, self._dealt, elsewhere, self.all_own, len(self._sources))
 
     def _signed(self, w: Tensor) -> Tensor:
         return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
@@ -58,7 +59,8 @@ class Wide(Finder):
         found = []
         for recording in (*recordings, *self.points.shorter(self.recording)):
             layouts, operations = recording.program.layouts, recording.program.operations
-            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in self.walk.uses]
+            uses = Uses.along(self.walk, recording.program).uses
+            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in uses]
             rows = sorted(max(1, shape.numel() // max(1, outputs)) for shape, outputs in shapes)
             found.append((recording, rows[len(rows) // 2], rows[0] / rows[len(rows) // 2]))
         return [each[:2] for each in sorted(found, key=lambda each: -each[2])]
@@ -72,9 +74,10 @@ class Wide(Finder):
         for k in range(len(self._sources)):
             recording, rows = self._sources[(first + k) % len(self._sources)]
             inputs = self.points.inputs(recording, stacked=(-(-count // rows),))
-            used = Uses(recording.program, self.walk.uses)
+            used = Uses.along(self.walk, recording.program)
             try:
                 return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)
             except RUN_ERRORS as error:
                 why = first_line(error)
         raise Undecided(f"The model must run on other inputs of the sizes it was recorded at. Found: {why}")
+
