@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -125,6 +126,53 @@ def test_positions_that_other_lengths_have_are_rotated_too(length: int) -> None:
     found = find(model, torch.randn(4, length, 8, dtype=torch.float64))
     assert kinds(found)["CenteredSO32"] == 1
     assert model.seen == 100
+
+
+class Fused(nn.Module):
+    """Attention by one map without a bias, behind a norm with one: sums of what the map reads are known."""
+
+    def __init__(self, d: int, head: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(d), nn.Linear(d, 3 * head, bias=False), nn.Linear(head, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return self.out((q @ k.mT).softmax(-1) @ v)
+
+
+class Residual(nn.Module):
+    """Read what a norm gives, without a bias, and add to it."""
+
+    def __init__(self, d: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(d), nn.Linear(d, hidden, bias=False), nn.Linear(hidden, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x + self.b(self.a(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        # two GL(3), gains; keys, values with a bias, and shifts of the norm's that leave the sum
+        (lambda: Fused(20, 3), 20, 9 + 9 + 20 + 3 + 3 + 19),
+        (lambda: Fused(64, 12), 64, 144 + 144 + 64 + 12 + 12 + 63),
+        (lambda: Residual(14, 10), 14, 13),
+        (lambda: Residual(48, 30), 48, 47),
+    ],
+)
+def test_weights_whose_inputs_have_a_known_sum_take_constants(
+    make: Callable[[], nn.Module], d: int, expected: int
+) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.2 * torch.randn_like(w)
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    assert rank(found.every, weights(model)) == expected
+    assert found.change < CHANGE
 
 
 class Unread(nn.Module):
