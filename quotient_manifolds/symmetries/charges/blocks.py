@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
+from quotient_manifolds.symmetries.charges.kernel import NOISE
 from quotient_manifolds.symmetries.charges.nodes import firsts
 from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups.rows import Rows
@@ -80,26 +81,38 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
-    """Hold entries that are biases, and columns of tables, each moved by a constant of its own: n is over these."""
+    """Hold entries that add constants to channels, each constant with its entries: null vectors n are over these.
+
+    Biases, columns of tables, and rows of a weight whose inputs x have c . x = 1, of which c is added to a row. every,
+    of, by: the entries, of which constant each is, and how it moves with it. source: of each constant a number, the
+    same for those of one use.
+    """
 
     every: Tensor
     of: Tensor
+    by: Tensor
+    source: Tensor
     outputs = True
 
     @property
     def entries(self) -> Tensor:
         """Return an entry of theta of each constant (1, n)."""
-        return self.every[firsts(self.of, int(self.of.max()) + 1)][None]
+        return self.every[firsts(self.of, len(self.source))][None]
 
     def vectors(self, gradients: Tensor) -> Tensor:
         """Return rows (n, constants) that null vectors are orthogonal to."""
-        made = torch.zeros(len(gradients), int(self.of.max()) + 1, dtype=torch.float64)
-        return made.index_add_(1, self.of, gradients[:, self.every])
+        made = torch.zeros(len(gradients), len(self.source), dtype=torch.float64)
+        return made.index_add_(1, self.of, gradients[:, self.every] * self.by)
+
+    def idle(self, source: int, gradients: Tensor) -> bool:
+        """Return whether nothing depends on any of the constants of a source."""
+        made, size = self.vectors(gradients), replace(self, by=self.by.abs()).vectors(gradients.abs())
+        return bool((made.abs() <= NOISE * size)[:, self.source == source].all())
 
     def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
         """Return theta, moved by random constants."""
         change = N @ torch.randn(N.shape[1], generator=generator, dtype=torch.float64)
-        return _moved(theta, self.every, change[self.of])
+        return _moved(theta, self.every, change[self.of] * self.by)
 
 
 def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
@@ -112,8 +125,18 @@ def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
 class Layout:
     """List the blocks of a frame at some weights: single maps by both sides, maps of the same channels, and shifts."""
 
-    def __init__(self, frame: Frame, weights: Mapping[str, Tensor], *, tied: bool = False) -> None:
-        """Take entries that several uses have as entries of the first of them if they are `tied`, else of none."""
+    def __init__(
+        self,
+        frame: Frame,
+        weights: Mapping[str, Tensor],
+        *,
+        tied: bool = False,
+        constants: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Take entries that several uses have as entries of the first of them if they are `tied`, else of none.
+
+        constants: by use, c with c . x = 1 for all that it reads.
+        """
         self.frame, self.walk = frame, frame.walk
         self._first = self._first_uses() if tied else None
         self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
@@ -129,6 +152,7 @@ class Layout:
                 self.outputs[n] = Block(by_inputs, True)
             if n not in self.tables and (by_outputs := self._maps(self._side(n, True))):
                 self.inputs[n] = Block(by_outputs, False)
+        self.constants = {n: c for n, c in (constants or {}).items() if len(self.lone(n))}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
@@ -245,13 +269,33 @@ class Layout:
     @cached_property
     def shifts(self) -> Shifts | None:
         """Return the constants that are moved together, None if there are none."""
-        shares = self.frame.shares
-        leaves = torch.nonzero(self.leaves & (shares == 1))[:, 0]
-        tables = [self.walk.uses[n].entries[..., 0] for n in self.tables if n in self.outputs]
-        tables = [e for e in tables if bool((e >= 0).all()) and bool((shares[e] == 1).all())]
-        sizes = [1] * len(leaves) + [e.shape[1] for e in tables for _ in range(len(e))]
-        flat = torch.cat([leaves, *(e.reshape(-1) for e in tables)])
-        return Shifts(flat, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))) if sizes else None
+        shares, uses = self.frame.shares, self.walk.uses
+        leaves = torch.nonzero(self.leaves & (shares == 1))[:, :, None]
+        tables = [(n, uses[n].entries[..., 0]) for n in sorted(self.tables) if n in self.outputs]
+        parts = [(len(uses), leaves[:, 0], torch.ones(1).double())]
+        parts += [(n, e, torch.ones(1).double()) for n, e in tables if bool((e >= 0).all() and (shares[e] == 1).all())]
+        parts += [(n, uses[n].entries[self.lone(n), :, 0], c) for n, c in self.constants.items()]
+        parts = [part for part in parts if part[1].numel()]
+        if not parts:
+            return None
+        sizes = torch.tensor([e.shape[1] for _, e, _ in parts for _ in e])
+        source = torch.tensor([n for n, e, _ in parts for _ in e])
+        every = torch.cat([e.reshape(-1) for _, e, _ in parts])
+        by = torch.cat([c.expand(e.shape).reshape(-1) for _, e, c in parts])
+        return Shifts(every, torch.repeat_interleave(torch.arange(len(sizes)), sizes), by, source)
+
+    def lone(self, n: int) -> Tensor:
+        """Return which outputs of a use have entries that are parameters of this use alone, and no bias beside them."""
+        maps = self.inputs[n].maps if n in self.inputs else ()
+        if len(maps) != 1 or not bool((maps[0].scale == 1).all()) or self.walk.uses[n].shape[2] > 1:
+            return torch.zeros(0, dtype=torch.long)
+        free = torch.ones(len(self.walk.uses[n].out), dtype=torch.bool)
+        for block in self.shared:
+            if not block.outputs and any(m.use >= len(self.walk.uses) for m in block.maps):
+                for m in block.maps:
+                    if m.use == n:
+                        free[m.port.rows] = False
+        return torch.nonzero(free)[:, 0]
 
     @property
     def leaves(self) -> Tensor:

@@ -31,7 +31,8 @@ class Way:
     """Hold one way to add constants to channels: g (n,) of each sample, and the sum of its absolute summands.
 
     port: the entries, one row per channel; of a reader those of its matrix, and `bias` those that take constants back.
-    right: the constant inputs of a weight that acts as a bias, else 1. free: z of which this way alone makes nothing.
+    right: c with c . x = 1 for the inputs of a weight that acts as a bias, or as that of a reader which has none; else
+    1. free: z of which this way alone makes nothing.
     """
 
     port: Port
@@ -135,12 +136,14 @@ class WideShifts:
         return [Way(port.at(every, k), u, g[..., k].sum(2), g[..., k].abs().sum(2)) for k in columns]
 
     def _reader(self, port: Port, u: Tensor) -> Way | None:
-        """Return a reader whose bias takes constants back, if that is its own and it has one tap."""
-        bias, use = self.biases.get(port.use), self.walk.uses[port.use]
-        if bias is None or use.shape[2] > 1:
+        """Return a reader of one tap that takes constants back: by a bias of its own, or by inputs of a known sum."""
+        bias, c, use = self.biases.get(port.use), self.constants.get(port.use), self.walk.uses[port.use]
+        if use.shape[2] > 1 or (bias is None and c is None):
             return None
         g, size = self._summed([s.read[port.use].slopes[:, port.rows] * u for s in self.drawn])
-        return Way(port, u, g, size, bias=bias) if float(g.norm()) > NOISE * float(size.norm()) else None
+        if float(g.norm()) <= NOISE * float(size.norm()):
+            return None
+        return Way(port, u, g, size, bias=bias, right=c[None] if bias is None else None)  # type: ignore[index]
 
     def _top(self, port: Port, u: Tensor) -> float:
         """Return how large sums over tokens are on this side of a use, before anything cancels."""
@@ -158,12 +161,15 @@ class WideShifts:
         return Map(self.layout.frame, port, slopes / u[:, None], torch.arange(len(port.theta.steps)), u)
 
     def _translation(self, ways: Sequence[Way], v: Tensor) -> Translation | None:
-        """Return z -> c u z in each way, without z of which each way alone makes nothing."""
+        """Return z -> c u z in each way, without z of which each way alone makes nothing.
+
+        Nor such as change the sum of inputs by which a reader takes them back.
+        """
         some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
-        matrices = {k: self._matrix(way) for k, (way, _) in enumerate(some) if way.bias is not None}
+        matrices = {k: self._matrix(way) for k, (way, _) in enumerate(some) if not way.port.writes}
         idle: Tensor | None = None
         for way, _ in some:
-            if way.bias is None:
+            if way.port.writes:
                 free = self.free[way.port.use][2] if way.port.use in self.free else way.free
                 free = torch.zeros(len(way.units), 0, dtype=torch.float64) if free is None else free
                 idle = free if idle is None else _both(idle, free)
@@ -171,11 +177,19 @@ class WideShifts:
             if idle is not None and idle.shape[1]:
                 K = self._of_bias(some[k][0].bias)
                 taken = M @ idle
-                idle = idle @ null_space(taken - K @ (K.T @ taken), TINY, scale=float(M.norm()))[0]
-        z = None if idle is None or not idle.shape[1] else null_space(idle.T)[0]
+                taken = taken - K @ (K.T @ taken) if K.shape[1] else taken
+                idle = idle @ null_space(taken, TINY, scale=float(M.norm()))[0]
+        kept = [some[k][0] for k in matrices if some[k][0].right is not None]
+        rows = [(way.right[:, way.port.rows] * way.units) for way in kept]  # type: ignore[index]
+        rows = rows if idle is None or not idle.shape[1] else [idle.T, *rows]
+        z = null_space(torch.cat(rows))[0] if rows else None
         parts, back = [], dict[tuple[int, ...], Tensor]()
         for k, (way, c) in enumerate(some):
-            if way.bias is None:
+            if not way.port.writes and way.bias is None:
+                left = c * (matrices[k] if z is None else matrices[k] @ z)
+                name, at = self.layout.owner(self.walk.uses[way.port.use].entries[..., 0])
+                parts.append(Part(Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), at), left, way.right))
+            elif way.port.writes:
                 one = torch.ones(1, len(way.port.theta.steps), dtype=torch.float64)
                 one = one if way.right is None else way.right
                 parts.append(Part(self._map(way.port, c * way.units).rows, z, one))
@@ -189,8 +203,9 @@ class WideShifts:
         return Translation(tuple(parts)) if apart and (z is None or z.shape[1]) else None
 
     def _of_bias(self, bias: Tensor | None) -> Tensor:
-        """Return what is unread of a bias, orthonormal, by its entries."""
-        assert bias is not None
+        """Return what is unread of a bias, orthonormal, by its entries; nothing of none."""
+        if bias is None:
+            return torch.zeros(0, 0, dtype=torch.float64)
         for port, u, free in self.free.values():
             at = torch.searchsorted(bias, port.entries[:, 0]).clamp(max=len(bias) - 1)
             if port.entries.shape[1] == 1 and torch.equal(bias[at], port.entries[:, 0]):

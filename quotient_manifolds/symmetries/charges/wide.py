@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -14,6 +15,7 @@ from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
+from quotient_manifolds.symmetries.groups import FromSum, Gauge, Symmetry
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
@@ -45,6 +47,12 @@ class Wide(Finder):
 
         self.__dict__.pop("_sources", None)  # a failed move may have added some
         return read_wide(self.frame, self._dealt, elsewhere, self.all_own, len(self._sources))
+
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        sums = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
+        moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
+        kept = (s for s in stacks.found if s.family != "shift" or not moved.intersection(s.translation.names))
+        return replace(stacks, found=tuple(kept))
 
     def _signed(self, w: Tensor) -> Tensor:
         return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
@@ -80,4 +88,3 @@ class Wide(Finder):
             except RUN_ERRORS as error:
                 why = first_line(error)
         raise Undecided(f"The model must run on other inputs of the sizes it was recorded at. Found: {why}")
-
