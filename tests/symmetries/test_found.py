@@ -175,6 +175,57 @@ def test_weights_whose_inputs_have_a_known_sum_take_constants(
     assert found.change < CHANGE
 
 
+class Relative(nn.Module):
+    """Add a number for each distance to the scores of attention without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.distances, self.out = (
+            nn.Linear(20, 9, bias=False),
+            nn.Embedding(3, 1),
+            nn.Linear(3, 5, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT + self.distances((place[:, None] - place) % 3)[..., 0]
+        return self.out(scores.softmax(-1) @ v)
+
+
+class Classified(nn.Module):
+    """Put a token before the others, and add positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.cls, self.positions = (
+            nn.Linear(8, 32),
+            nn.Parameter(torch.randn(1, 1, 32)),
+            nn.Embedding(9, 32),
+        )
+        self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.cls.expand(len(x), -1, -1), self.a(x)], 1) + self.positions(torch.arange(1 + x.shape[1]))
+        return self.c(self.b(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        (Relative, 20, 1),
+        (Classified, 8, 3 * 32),  # the token with the first position, maps with the others, and all with the reader
+    ],
+)
+def test_shifts_of_single_positions_and_of_all(make: Callable[[], nn.Module], d: int, expected: int) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    shifts = [stack.translation for stack in found.stacks if stack.family == "shift"]
+    assert rank(shifts, weights(model)) == expected
+    assert found.change < CHANGE
+
+
 class Unread(nn.Module):
     """Take a maximum over tokens, and indices of it that lead nowhere."""
 
