@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -100,14 +100,16 @@ class Shifts:
         return self.every[firsts(self.of, len(self.source))][None]
 
     def vectors(self, gradients: Tensor) -> Tensor:
-        """Return rows (n, constants) that null vectors are orthogonal to."""
-        made = torch.zeros(len(gradients), len(self.source), dtype=torch.float64)
-        return made.index_add_(1, self.of, gradients[:, self.every] * self.by)
+        """Return rows (n, constants) that null vectors are orthogonal to: sums, 0 if only rounding is left of them."""
+        terms = gradients[:, self.every] * self.by
+        made, size = torch.zeros(2, len(gradients), len(self.source), dtype=torch.float64)
+        made.index_add_(1, self.of, terms)
+        size.index_add_(1, self.of, terms.abs())
+        return torch.where(made.abs() > NOISE * size, made, 0.0)
 
     def idle(self, source: int, gradients: Tensor) -> bool:
         """Return whether nothing depends on any of the constants of a source."""
-        made, size = self.vectors(gradients), replace(self, by=self.by.abs()).vectors(gradients.abs())
-        return bool((made.abs() <= NOISE * size)[:, self.source == source].all())
+        return not bool(self.vectors(gradients)[:, self.source == source].any())
 
     def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
         """Return theta, moved by random constants."""

@@ -21,8 +21,8 @@ from quotient_manifolds.symmetries.charges.stacks import TINY, Stack, within
 from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
 
-_APART = 64
-"""Columns of a bias, as positions, up to which each is a way of its own."""
+_APART = 1024
+"""Columns of a bias or a table, as positions, up to which each is a way of its own if there are enough samples."""
 _FLOOR, _SPARE = 1e-3, 2
 
 
@@ -82,8 +82,11 @@ class WideShifts:
     def _of_channels(self, ports: Sequence[Port], units: Sequence[Tensor]) -> tuple[list[Way], Tensor]:
         """Return ways and what combines them, and take note of biases of which something is unread, but not all."""
         known = [k for p, u in zip(ports, units, strict=True) if (k := self._known(p, u)) is not None]
-        ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, known)]
-        if not ways or len(self.drawn) * len(units[0]) < len(ways) + _SPARE:
+        for apart in (True, False):
+            ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, known, apart)]
+            if ways and len(self.drawn) * len(units[0]) >= len(ways) + _SPARE:
+                break
+        else:
             return [], torch.zeros(0, 0, dtype=torch.float64)
         shifts = _combined(ways, max(self._top(p, u) for p, u in zip(ports, units, strict=True)))
         alone = {ways[int(v.abs().argmax())].port.use for v in shifts.T if int((v != 0).sum()) == 1}
@@ -100,8 +103,8 @@ class WideShifts:
         some[port.rows] = True
         return within(K, some)[port.rows] / u[:, None]
 
-    def _ways(self, port: Port, u: Tensor, known: Sequence[Tensor]) -> list[Way]:
-        """Return the ways of one port; take note of what is unread of a bias, or of a table without tokens."""
+    def _ways(self, port: Port, u: Tensor, known: Sequence[Tensor], apart: bool) -> list[Way]:
+        """Return the ways of one port, one for each position if they are `apart`; take note of what is unread of it."""
         uses, layout = self.walk.uses, self.layout
         if not port.writes:
             made = self._reader(port, u)
@@ -116,24 +119,24 @@ class WideShifts:
             port.use < len(uses) and port.use not in layout.outputs
         ):
             return []
-        if port.use in self.unread and self.unread[port.use].shape[1]:
-            g, size = self._summed([s.written[port.use].slopes[:, port.rows] * u for s in self.drawn])
-            return [Way(port, u, g, size, free=self._known(port, u))]
-        name = layout.frame.name_of(port)
+        name, own = layout.frame.name_of(port), self._known(port, u)
         if name not in self.drawn[0].gradients:
-            return []
+            if own is None:
+                return []
+            g, size = self._summed([s.written[port.use].slopes[:, port.rows] * u for s in self.drawn])
+            return [Way(port, u, g, size, free=own)]
         at = port.entries - layout.frame.entries.start[name]
         g = torch.stack([s.gradients[name].reshape(-1)[at] * u[:, None] for s in self.drawn])  # (samples, n, columns)
         rows = g.transpose(1, 2).flatten(0, 1)
         spaces = [K for K in known if float((rows @ K).norm()) <= NOISE * float(rows.norm() * K.norm())]
-        if spaces:
+        if spaces and own is None:
             both = torch.cat(spaces, 1)
             free = torch.linalg.qr(both @ null_space(null_space(both)[0].T)[0])[0]
             self.free[port.use] = port, u, free
-        own = port.use < len(uses) or g.shape[2] > _APART
-        columns = [torch.arange(g.shape[2])] if own else [torch.tensor([t]) for t in range(g.shape[2])]
+        part = _parts_of(g) if apart else torch.zeros(g.shape[2], dtype=torch.long)
+        columns = [torch.nonzero(part == k)[:, 0] for k in part.unique().tolist()]
         every = torch.arange(len(u))
-        return [Way(port.at(every, k), u, g[..., k].sum(2), g[..., k].abs().sum(2)) for k in columns]
+        return [Way(port.at(every, k), u, g[..., k].sum(2), g[..., k].abs().sum(2), free=own) for k in columns]
 
     def _reader(self, port: Port, u: Tensor) -> Way | None:
         """Return a reader of one tap that takes constants back: by a bias of its own, or by inputs of a known sum."""
@@ -218,6 +221,16 @@ class WideShifts:
         """Return the matrix of a reader in units of the channels (outputs, n)."""
         use = self.walk.uses[way.port.use]
         return self.layout.reading.at(use.memory, use.places[:, way.port.rows, 0])[0] * way.units
+
+
+def _parts_of(g: Tensor) -> Tensor:
+    """Return the number of the part of each column of g (samples, n, columns).
+
+    Each column is a part if there are few; what no sample has, as of longer inputs, is of the same as the last before.
+    """
+    if g.shape[2] > _APART:
+        return torch.zeros(g.shape[2], dtype=torch.long)
+    return (g != 0).any(0).any(0).long().cumsum(0).clamp(min=1)
 
 
 def _combined(ways: Sequence[Way], top: float) -> Tensor:
