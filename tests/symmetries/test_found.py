@@ -181,7 +181,7 @@ class Relative(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.distances, self.out = (
-            nn.Linear(20, 9, bias=False),
+            nn.Linear(40, 9, bias=False),
             nn.Embedding(3, 1),
             nn.Linear(3, 5, bias=False),
         )
@@ -213,7 +213,7 @@ class Classified(nn.Module):
 @pytest.mark.parametrize(
     ("make", "d", "expected"),
     [
-        (Relative, 20, 1),
+        (Relative, 40, 1),
         (Classified, 8, 3 * 32),  # the token with the first position, maps with the others, and all with the reader
     ],
 )

@@ -16,6 +16,8 @@ from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups.rows import Rows
 
 _STEP = 0.5
+_FLOOR = 1e-6
+"""Of a gradient's largest entry: sums of smaller ones may be rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,7 @@ class Shifts:
         made, size = torch.zeros(2, len(gradients), len(self.source), dtype=torch.float64)
         made.index_add_(1, self.of, terms)
         size.index_add_(1, self.of, terms.abs())
+        size = torch.maximum(size, _FLOOR * gradients.abs().amax(1, keepdim=True))
         return torch.where(made.abs() > NOISE * size, made, 0.0)
 
     def idle(self, source: int, gradients: Tensor) -> bool:

@@ -98,7 +98,8 @@ class Null:
     def __init__(self, block: Side, first: Tensor, idle: Tensor) -> None:
         self.block, self.idle = block, idle
         size = first.square().mean(0).sqrt()
-        self.size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()) + 1e-300)
+        size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()))
+        self.size = torch.where(size > 0, size, 1.0)  # where all are 0
         self.rows = torch.zeros(0, int((~idle).sum()), dtype=torch.float64)
         self.smallest = float("inf")
         self.add(first)
