@@ -346,7 +346,7 @@ def read_wide(
     calm, drawn = 0, list[Sample]()
     while calm < max(2, shapes):  # a position may occur in one shape alone
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
-        drawn = [*drawn[1 - max(2, shapes) :], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
+        drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
         broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.basis.shape[1]]  # type: ignore[union-attr]
         calm = 0 if any(broken) else calm + 1
     bases = tokens.bases(stocks)
