@@ -134,8 +134,8 @@ def read_stacks(
     elsewhere: Draw,
     weights: Mapping[str, Tensor],
     generator: torch.Generator,
-    constants: Mapping[int, Tensor],
-    kept: Callable[[Mapping[int, Tensor]], Tensor],
+    constants: Mapping[int, Tensor] | None = None,
+    kept: Callable[[Mapping[int, Tensor]], Tensor] | None = None,
 ) -> Stacks:
     """Return all directions at these weights by gradients of all parameters, for small nets.
 
@@ -167,7 +167,9 @@ def read_stacks(
     for block in blocks:
         entries = block.entries
         nulls.append(Null(block, block.vectors(G), still[entries].all(0) & idle[entries].any(0)))
-        if isinstance(block, Shifts) and (read := {n: c for n, c in layout.constants.items() if not block.idle(n, G)}):
+        read = layout.constants if isinstance(block, Shifts) else {}
+        read = {n: c for n, c in read.items() if not block.idle(n, G)}  # type: ignore[union-attr]
+        if read and kept is not None:
             nulls[-1].add(block.vectors(kept(read)))
     largest = confirm(nulls, theta, at, generator)
     refused = dict(layout.refused)
