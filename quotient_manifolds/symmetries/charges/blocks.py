@@ -306,9 +306,9 @@ class Layout:
     def leaves(self) -> Tensor:
         """Return which entries of theta are used as activations."""
         found = torch.zeros(self.frame.entries.size, dtype=torch.bool)
-        for name, nodes in self.walk.leaves.items():
+        for name, occurring in self.walk.occurring.items():
             start = self.frame.entries.start[name]
-            found[start : start + nodes.numel()] = nodes.reshape(-1) > 0
+            found[start : start + len(occurring)] = occurring
         return found
 
     def owner(self, entries: Tensor) -> tuple[str, Tensor]:

@@ -49,6 +49,9 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
+        self.occurring: dict[
+            str, Tensor
+        ] = {}  # which entries of leaves are used here: the others may be in longer inputs
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -120,6 +123,7 @@ class Walk:
     def _lengthen(self) -> None:
         """Take entries that nothing here uses for what others along an axis are: positions of longer inputs."""
         partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
+        self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
         used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
         for each in (*self.uses, *self.gains) if partial else ():
             used[each.entries.reshape(-1)] = True
