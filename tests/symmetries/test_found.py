@@ -104,6 +104,129 @@ def test_as_many_dimensions_are_found(name: str, expected: int) -> None:
     assert found.change < CHANGE
 
 
+class Positions(nn.Module):
+    """Add positions, as many as there are tokens, and remember the shortest that was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.positions = nn.Linear(8, 32), nn.Parameter(torch.randn(1, 6, 32))
+        self.norm, self.b, self.c = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.seen = 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = min(self.seen, x.shape[1])
+        x = self.a(x) + self.positions[:, : x.shape[1]]
+        return self.c(self.b(self.norm(x)).relu() * self.seen)
+
+
+@pytest.mark.parametrize("length", [6, 5])
+def test_positions_that_other_lengths_have_are_rotated_too(length: int) -> None:
+    """Where a part of a table is the whole, there is no operation that takes it."""
+    torch.manual_seed(0)
+    model = Positions().double().eval()
+    found = find(model, torch.randn(4, length, 8, dtype=torch.float64))
+    assert kinds(found)["CenteredSO32"] == 1
+    assert model.seen == 100
+
+
+class Fused(nn.Module):
+    """Attention by one map without a bias, behind a norm with one: sums of what the map reads are known."""
+
+    def __init__(self, d: int, head: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(d), nn.Linear(d, 3 * head, bias=False), nn.Linear(head, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return self.out((q @ k.mT).softmax(-1) @ v)
+
+
+class Residual(nn.Module):
+    """Read what a norm gives, without a bias, and add to it."""
+
+    def __init__(self, d: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(d), nn.Linear(d, hidden, bias=False), nn.Linear(hidden, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x + self.b(self.a(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        # two GL(3), gains; keys, values with a bias, and shifts of the norm's that leave the sum
+        (lambda: Fused(20, 3), 20, 9 + 9 + 20 + 3 + 3 + 19),
+        (lambda: Fused(64, 12), 64, 144 + 144 + 64 + 12 + 12 + 63),
+        (lambda: Residual(14, 10), 14, 13),
+        (lambda: Residual(48, 30), 48, 47),
+    ],
+)
+def test_weights_whose_inputs_have_a_known_sum_take_constants(
+    make: Callable[[], nn.Module], d: int, expected: int
+) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.2 * torch.randn_like(w)
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    assert rank(found.every, weights(model)) == expected
+    assert found.change < CHANGE
+
+
+class Relative(nn.Module):
+    """Add a number for each distance to the scores of attention without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.distances, self.out = (
+            nn.Linear(40, 9, bias=False),
+            nn.Embedding(3, 1),
+            nn.Linear(3, 5, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT + self.distances((place[:, None] - place) % 3)[..., 0]
+        return self.out(scores.softmax(-1) @ v)
+
+
+class Classified(nn.Module):
+    """Put a token before the others, and add positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.cls, self.positions = (
+            nn.Linear(8, 32),
+            nn.Parameter(torch.randn(1, 1, 32)),
+            nn.Embedding(9, 32),
+        )
+        self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.cls.expand(len(x), -1, -1), self.a(x)], 1) + self.positions(torch.arange(1 + x.shape[1]))
+        return self.c(self.b(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        (Relative, 40, 1),
+        (Classified, 8, 3 * 32),  # the token with the first position, maps with the others, and all with the reader
+    ],
+)
+def test_shifts_of_single_positions_and_of_all(make: Callable[[], nn.Module], d: int, expected: int) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    shifts = [stack.translation for stack in found.stacks if stack.family == "shift"]
+    assert rank(shifts, weights(model)) == expected
+    assert found.change < CHANGE
+
+
 class Unread(nn.Module):
     """Take a maximum over tokens, and indices of it that lead nowhere."""
 
@@ -223,7 +346,7 @@ def test_entries_under_a_mask_are_free_and_those_that_are_negative_are_not(maske
     assert rank([stack.translation for stack in found.stacks], weights(model)) == 6 * masked
 
 
-class Residual(nn.Module):
+class Convolved(nn.Module):
     """Convolutions without biases, each in front of a norm; the first two in a residual block."""
 
     def __init__(self, width: int = 16) -> None:
@@ -276,7 +399,7 @@ def test_biases_of_wide_nets_take_up_what_norms_subtract(
         assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
-class Fused(nn.Module):
+class Biased(nn.Module):
     """Attention by one weight that reads a norm."""
 
     def __init__(self, width: int = 24) -> None:
@@ -291,7 +414,7 @@ class Fused(nn.Module):
 
 def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
     torch.manual_seed(0)
-    model = Fused().double().eval()
+    model = Biased().double().eval()
     model.norm.bias.data.normal_()
     found = find(model, torch.randn(4, 5, 24, dtype=torch.float64))
     families = Counter[tuple[str, bool]]()
@@ -300,8 +423,3 @@ def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
     assert families["constant", False] == 3 * 24  # of queries and values, and of what reads values
     assert families["shift", True] == 4 * 24  # two of keys, which no score sees
     assert not any("changed outputs" in why for why in found.refused)
-
-
-def test_what_no_group_has_is_counted() -> None:
-    model, x = other.net("DoRA, two maps")
-    assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)

@@ -229,6 +229,15 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
+def deepseek() -> nn.Module:
+    """Keys are written into a tensor that is made for them: 8 channels of a latent, and 8 that all heads share."""
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    config = transformers.DeepseekV3Config(
+        **{**SIZES, "num_hidden_layers": 1}, **latent, num_key_value_heads=4, first_k_dense_replace=1
+    )
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
 def vit() -> nn.Module:
     sizes = {name: size for name, size in SIZES.items() if name != "vocab_size"}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=5)
@@ -250,6 +259,11 @@ HEADS = 2 * 2 * 4 * 16**2
         (albert, HEADS // 2 + 31 * 30 // 2, 32),  # both layers have the same weights
         (qwen3, 2 * 2 * 16**2 + 64 * 63 // 2, 2 * 96 + 5 * 64 + 16),  # and gains of 8 planes of keys
         (t5, 3 * 2 * 4 * 16**2, 2 * 96 + 5 * 64),
+        (
+            deepseek,  # keys and values of 4 heads, 4 planes, two latents
+            4 * (8**2 + 12**2) + 4 * 2 + 24 * 23 // 2 + 16 * 15 // 2 + 64 * 63 // 2,
+            96 + 24 + 16 + 3 * 64,
+        ),
         (vit, HEADS + 63 * 62 // 2, 5 * 64),
     ],
 )

@@ -185,7 +185,7 @@ class Points:
         for axes in variations.axes:
             if not axes.leads and axes.size > _FEW:
                 try:
-                    made = record(self.model, variations.made({axes: _FEW}, "normal"), self.evaluate)
+                    made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
                     continue
                 found += [made] if _names(made.program) == _names(recording.program) else []
@@ -283,7 +283,8 @@ class Points:
             place = self._next(which)
             try:
                 point = self._at(place, weights)
-                used = Uses(point.recording.program, () if walk is None else walk.uses)
+                program = point.recording.program
+                used = Uses(program) if walk is None else Uses.along(walk, program)
                 drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
                 made = list(drawn)
             except RUN_ERRORS as error:
@@ -305,9 +306,11 @@ class Points:
 
 
 def _names(program: Program) -> list[Any]:
-    """Return what programs with the same operations have in common, at whatever sizes."""
+    """Return what programs with the same operations but for views have in common, at whatever sizes."""
     views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
-    return [views, *((each.func, each.ins, each.outs) for each in program.operations)]
+    memory = [layout.memory for layout in program.layouts]
+    computing = [program.operations[place] for place in program.computing]
+    return [views, *((each.func, *([memory[n] for n in some] for some in (each.ins, each.outs))) for each in computing)]
 
 
 def _entries(recording: Recording) -> int:

@@ -8,7 +8,7 @@ activations gives the charges of all wires, and no gradient of a weight is forme
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -66,6 +66,14 @@ class Uses:
 
     program: Program
     uses: Sequence[Use] = ()
+
+    @classmethod
+    def along(cls, walk: Used, program: Program) -> Uses:
+        """Return the uses that a walk has found, in a program with the same operations but for views."""
+        if program is walk.program:
+            return cls(program, walk.uses)
+        places = dict(zip(walk.program.computing, program.computing, strict=True))
+        return cls(program, [replace(use, operation=places[use.operation]) for use in walk.uses])
 
 
 def samples(

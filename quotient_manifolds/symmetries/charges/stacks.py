@@ -26,7 +26,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.blocks import Block, Layout
+from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.samples import Undecided
@@ -98,7 +98,8 @@ class Null:
     def __init__(self, block: Side, first: Tensor, idle: Tensor) -> None:
         self.block, self.idle = block, idle
         size = first.square().mean(0).sqrt()
-        self.size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()) + 1e-300)
+        size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()))
+        self.size = torch.where(size > 0, size, 1.0)  # where all are 0
         self.rows = torch.zeros(0, int((~idle).sum()), dtype=torch.float64)
         self.smallest = float("inf")
         self.add(first)
@@ -128,15 +129,22 @@ class Null:
 
 
 def read_stacks(
-    frame: Frame, draw: Draw, elsewhere: Draw, weights: Mapping[str, Tensor], generator: torch.Generator
+    frame: Frame,
+    draw: Draw,
+    elsewhere: Draw,
+    weights: Mapping[str, Tensor],
+    generator: torch.Generator,
+    constants: Mapping[int, Tensor] | None = None,
+    kept: Callable[[Mapping[int, Tensor]], Tensor] | None = None,
 ) -> Stacks:
     """Return all directions at these weights by gradients of all parameters, for small nets.
 
     draw: gradients at weights near those given. elsewhere: gradients at generic weights; entries that have one there
     and none here are idle, as a unit that is never on, and not free. What is found is confirmed at weights that are
-    moved along all of it.
+    moved along all of it. constants: as of a Layout. kept: gradients (n, P) of some sums of c . x, which shifts have to
+    leave as they are: what another has to move by would change with it.
     """
-    layout = Layout(frame, weights, tied=True)
+    layout = Layout(frame, weights, tied=True, constants=constants)
     theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
     blocks = layout.every
     if not blocks:
@@ -161,6 +169,10 @@ def read_stacks(
         rows = torch.cat([G, *map(at, _woken(theta, idle & layout.leaves, generator))]) if shifts else G
         none = (rows == 0).all(0)
         nulls.append(Null(block, block.vectors(rows), none[entries].all(0) & idle[entries].any(0)))
+        read = layout.constants if isinstance(block, Shifts) else {}
+        read = {n: c for n, c in read.items() if not block.idle(n, G)}  # type: ignore[union-attr]
+        if read and kept is not None:
+            nulls[-1].add(block.vectors(kept(read)))
     largest = confirm(nulls, theta, at, generator)
     refused = dict(layout.refused)
     for name, start in frame.entries.start.items():
@@ -338,18 +350,19 @@ class Bases:
         in_table = torch.zeros(len(N), dtype=torch.bool)
         in_table[torch.cat([part[:0].long(), *ways])] = True
         owner = torch.bucketize(shifts.entries[0].contiguous(), starts, right=True) - 1
+        pairs = torch.stack([owner, shifts.source])
         for k in part.unique().tolist():
             some = within(N, part == k)
             if not some.shape[1]:
                 continue
             moved = (part == k) & (some.abs().amax(1) > TINY)
             parts = []
-            for o in owner[moved].unique().tolist():
+            for o, source in torch.unique(pairs[:, moved], dim=1).T.tolist():
                 name = list(self.layout.frame.entries.start)[o]
-                mine = torch.nonzero(moved & (owner == o))[:, 0]
+                mine = torch.nonzero(moved & (owner == o) & (shifts.source == source))[:, 0]
                 entries = torch.stack([shifts.every[shifts.of == way] for way in mine.tolist()]) - starts[o]
                 rows = Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), entries)
-                right = torch.ones(1, rows.columns, dtype=torch.float64)
+                right = shifts.by[shifts.of == mine[0]][None]
                 parts.append(Part(rows, some[mine], right if rows.columns > 1 else None))
             yield Stack(Translation(tuple(parts)), "shift", True)
 

@@ -54,6 +54,8 @@ class Walk:
         self.leaves: dict[str, Tensor] = {}
         self.taken: dict[str, Tensor] = {}
         self.constants: list[tuple[int, Tensor, Tensor]] = []
+        self.occurring: dict[str, Tensor] = {}
+        """Which entries of leaves are used here: the others may be in longer inputs."""
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -79,6 +81,7 @@ class Walk:
             for memory in {self._memory(n) for n in (*operation.ins, *operation.outs)} - kept:
                 if last[memory] == place:
                     self._labels.pop(memory, None)
+        self._lengthen()
         self.joins: list[Joins] = list(self.nodes.joins) if keep else []
         self.channels: Channels = self.nodes.settled()
 
@@ -124,6 +127,24 @@ class Walk:
             found[inside] = nodes[own]
         return found
 
+    def _lengthen(self) -> None:
+        """Take entries that nothing here uses for what others along an axis are: positions of longer inputs."""
+        partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
+        self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
+        used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
+        for each in (*self.uses, *self.gains) if partial else ():
+            used[each.entries.reshape(-1)] = True
+        for name, nodes in partial.items():
+            shape, start = self.entries.shapes[name], self.entries.start[name]
+            if bool(used[start : start + len(nodes)].any()):
+                continue
+            for axis in range(len(shape)):
+                lines = nodes.view(shape).movedim(axis, 0)
+                known = lines.amax(0, keepdim=True)
+                wires = self.nodes.wires.eldest(torch.where(lines > 0, lines, known).reshape(-1)).view(lines.shape)
+                if bool((lines > 0).any(0).all()) and bool((wires == wires[:1]).all()):
+                    lines.copy_(torch.where(lines > 0, lines, known))
+
     def _put(self, number: int, labels: Tensor) -> None:
         layout = self.program.layouts[number]
         layout.write(self._labels.setdefault(layout.memory, torch.zeros(layout.room, dtype=torch.long)), labels)
@@ -151,6 +172,8 @@ class Walk:
         parameters = [n for n in ins if self.entries.known(n)]
         if not touched:
             self.entries.operations.append(operation)
+        if _of_shape_alone(operation.name):
+            ins, parameters = [], []
         own = {self._memory(n) for n in ins}
         outs = [n for n in operation.outs if self._memory(n) not in own]  # views share their memory
         if not outs:
@@ -537,6 +560,11 @@ class Walk:
         one = torch.cat([a.reshape(-1), right.reshape(-1)])
         other = torch.cat([left.reshape(-1), b.reshape(-1)])
         self.nodes.join(one, other, dual=True)
+
+
+def _of_shape_alone(name: str) -> bool:
+    """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
+    return name.startswith("new_") or name.endswith("_like")
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
