@@ -375,7 +375,7 @@ def with_statistics(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (Residual, {"Torus64": 1}),  # of three convolutions, and of the stream
+        (Convolved, {"Torus64": 1}),  # of three convolutions, and of the stream
         (  # linear, but for the gains between
             lambda: nn.Sequential(
                 nn.Conv2d(2, 20, 3, bias=False), nn.BatchNorm2d(20), nn.Conv2d(20, 20, 2, padding=1), nn.Tanh()
