@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_s
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Undecided, Uses, as_leaves
+from quotient_manifolds.symmetries.charges.samples import Leaves, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
 from quotient_manifolds.symmetries.charges.tokens import Stock, constant
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
@@ -148,7 +148,7 @@ class Narrow(Finder):
         """Return gradients (n, P), of length 1, of random sums of c . x over what each of some uses reads."""
         rows = []
         for _ in range(_SUMS):
-            leaves = as_leaves(self.all_own, list(self.own))
+            leaves = Leaves(self.all_own, list(self.own))
             read = self._read_by_uses(leaves)
             for n, c in constants.items() if read else ():
                 terms = read[n] @ c * torch.randn(len(read[n]), generator=self.generator, dtype=torch.float64)

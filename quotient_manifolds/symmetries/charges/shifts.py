@@ -78,7 +78,7 @@ class WideShifts:
             for v in shifts.T:
                 if (made := self._translation(ways, v)) is not None:
                     some = [way for way, c in zip(ways, v, strict=True) if c != 0]
-                    still = len(some) > 1 and all(way.bias is None for way in some)
+                    still = len(some) > 1 and all(way.port.writes for way in some)
                     constant = still and any(way.right is not None for way in some)  # it is one for these inputs
                     yield Stack(made, "constant" if constant else "shift", not constant)
 
