@@ -132,8 +132,9 @@ class Walk:
         partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
         self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
         used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
-        for each in (*self.uses, *self.gains) if partial else ():
-            used[each.entries.reshape(-1)] = True
+        moved = [*(use.entries for use in self.uses), *(gain.entries for gain in self.gains)]
+        for entries in moved if partial else ():
+            used[entries.reshape(-1)] = True
         for name, nodes in partial.items():
             shape, start = self.entries.shapes[name], self.entries.start[name]
             if bool(used[start : start + len(nodes)].any()):
