@@ -186,9 +186,11 @@ class WideShifts:
                 taken = taken - K @ (K.T @ taken) if K.shape[1] else taken
                 idle = idle @ null_space(taken, TINY, scale=float(M.norm()))[0]
         kept = [some[k][0] for k in matrices if some[k][0].port.use in relied]
-        rows = [(self.constants[way.port.use][way.port.rows] * way.units)[None] for way in kept]
-        rows = rows if idle is None or not idle.shape[1] else [idle.T, *rows]
-        z = null_space(torch.cat(rows))[0] if rows else None
+        sums = [(self.constants[way.port.use][way.port.rows] * way.units)[None] for way in kept]
+        left = torch.cat([torch.zeros(0, len(some[0][0].units), dtype=torch.float64), *sums])
+        if idle is not None and idle.shape[1]:  # of what nothing depends on, only such as may be moved here
+            left = torch.cat([left, (idle @ null_space(left @ idle, TINY, scale=float(left.norm()))[0]).T])
+        z = null_space(left)[0] if len(left) else None
         parts, back = [], dict[tuple[int, ...], Tensor]()
         for k, (way, c) in enumerate(some):
             if way.port.writes:
