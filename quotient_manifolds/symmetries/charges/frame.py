@@ -287,6 +287,9 @@ class Frame:
 
     def by_parameter(self, port: Port) -> Iterator[Port]:
         """Yield the columns that are entries of one parameter each, of the rows in which they are."""
+        if self._of_one(port.theta):
+            yield port
+            return
         owner = self.owners(port.entries)
         every = torch.arange(len(port.rows))
         for one in owner.unique().tolist():
@@ -300,6 +303,14 @@ class Frame:
                     if bool(rows.any()):
                         yield port.at(every[rows], torch.nonzero(which == k)[:, 0])
 
+    def _of_one(self, table: Table) -> bool:
+        """Return whether a sum of starts and steps is of one parameter, by its ends."""
+        if table.starts.shape[1] != 1 or not table.starts.numel() or not table.steps.numel():
+            return False
+        (a, b), (c, d) = table.starts.aminmax(), table.steps.aminmax()
+        first, last = self.owners(torch.stack([a + c, b + d])).tolist()
+        return 0 < first == last
+
     def owners(self, entries: Tensor) -> Tensor:
         """Return the number of the parameter of each entry, from 1 on, 0 for constants."""
         return torch.bucketize(entries.contiguous(), self._starts, right=True)
@@ -311,12 +322,11 @@ class Frame:
     def rows(self, port: Port) -> Rows:
         """Return the entries of a port of one parameter (ValueError for a function of it that is not affine)."""
         name = self.name_of(port)
-        return Rows.at(
-            name,
-            tuple(self.entries.shapes[name]),
-            port.entries - self.entries.start[name],
-            **self._function(port.memory, port.places),
-        )
+        start, shape, steps = self.entries.start[name], tuple(self.entries.shapes[name]), port.theta.steps
+        function = self._function(port.memory, port.places)
+        if port.theta.starts.shape[1] == 1:
+            return Rows(name, shape, port.theta.starts + (steps[0] - start), steps - steps[0], **function)
+        return Rows.at(name, shape, port.entries - start, **function)
 
     def name_of(self, port: Port) -> str:
         """Return the parameter of a port's first entry."""

@@ -29,7 +29,7 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SPREAD = 8
+_SPREAD = 32
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""
@@ -38,6 +38,8 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+_UNIFORM = 3**0.5 / (1 << 15)
+"""Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
 
 
@@ -50,7 +52,7 @@ class Point(NamedTuple):
 
 
 class Drawn(Mapping[str, Tensor]):
-    """Give other weights: each times 1 + 0.3 N(0, 1), plus a tenth of the parameter's size times N(0, 1).
+    """Give other weights: each plus noise, uniform, as large as 0.3 of it and a tenth of the parameter's size.
 
     Those of a large model are drawn again, from a seed, each time one is asked for, and never held.
     """
@@ -78,14 +80,14 @@ class Drawn(Mapping[str, Tensor]):
         generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
         w = w.detach().contiguous()
         made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
-        size = torch.linalg.vector_norm(w, dtype=made.dtype) ** 2 / max(1, w.numel())
-        size = size.clamp(_LEAST**2)
+        size = torch.linalg.vector_norm(w, dtype=made.dtype) / max(1, w.numel()) ** 0.5
+        size = size.clamp(_LEAST)
         parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
         for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
-            normal = torch.randn(known.shape, generator=generator, dtype=torch.float32).to(new)
-            noise = known.to(new.dtype, copy=True)  # one normal number for the sum of two
-            noise.square_().mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
-            torch.addcmul(known.to(new.dtype), noise, normal, out=new)
+            words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
+            drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
+            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * size)
+            torch.addcmul(known.to(new.dtype), noise, drawn, out=new)
             if self._signed:
                 new *= 2 * torch.randint(2, known.shape, generator=generator).to(new) - 1
         return made

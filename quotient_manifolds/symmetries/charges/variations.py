@@ -135,7 +135,7 @@ def other_sizes(axes: Axes, small: bool) -> Iterator[int]:
     """Yield other sizes, larger ones first or rather `small` ones; where examples are counted, more than one."""
     size, least = axes.size, 2 if axes.leads else 1
     larger, smaller = [size + max(1, size // 2), 2 * size], [max(least, size // 2), size - 1]
-    few = [3 if axes.leads else 5, size // 4]
+    few = [3, 2] if axes.leads else [5, 4, size // 4]
     tried = [*(n for n in few if 1 < n < size // 2), *smaller, *larger] if small else [*larger, *smaller]
     yield from (n for n in dict.fromkeys(tried) if n >= least and n != size)
 
