@@ -128,6 +128,11 @@ class Stock:
         self.basis: Tensor | None = None
         self.silent = torch.ones(columns, dtype=torch.bool)
 
+    @property
+    def wants(self) -> bool:
+        """Return whether rows may change what is held."""
+        return self.basis is None or self.basis.shape[1] > 0
+
     def add(self, rows: Tensor) -> bool:
         """Take rows into account; return whether these break some of what was held."""
         if not bool((rows[:, 0] != 0).all()):
@@ -141,7 +146,7 @@ class Stock:
                 self.rows = None
             return True
         assert self.basis is not None
-        if not self.basis.shape[1] or not len(rows):
+        if not self.wants or not len(rows):
             return False
         left = rows @ self.basis / rows.square().sum(1).mean().sqrt()
         worst = float(left.abs().max())
@@ -325,12 +330,13 @@ def read_wide(
     count, vectors = TOKENS, _vectors(layout)
     left: dict[Key, Stock] = {}
     for turn in range(ROUNDS):
-        sample = draw(weights, count, (), tokens.derived(left)) if tokens else draw(weights, count, vectors, None)
+        some = tokens.derived(left) if tokens else None
+        sample = draw(weights, count, vectors if some is None else (), some)
         if tokens is None:
             tokens = Tokens(layout, sample)
             stocks = {key: Stock(columns) for key, columns in tokens.columns().items()}
         for key, stock in stocks.items():
-            if stock.rows is not None:
+            if stock.wants and (some is None or tokens.derived([key]) <= some):
                 stock.add(tokens.rows(key, sample))
         left = {key: stock for key, stock in stocks.items() if stock.rows is not None}
         for key in [k for k, s in left.items() if s.have < (turn + 1) * s.columns * _LEAST]:
@@ -347,7 +353,7 @@ def read_wide(
     while calm < max(2, shapes):  # a position may occur in one shape alone
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
         drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
-        broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.basis.shape[1]]  # type: ignore[union-attr]
+        broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.wants]
         calm = 0 if any(broken) else calm + 1
     bases = tokens.bases(stocks)
     others = {n for n in tokens.lead if n not in tokens.biased} - tokens.with_biases

@@ -133,6 +133,7 @@ class Replay:
         self, known: Values, watch: Mapping[int, int | None], generic: bool, tap: Tap | None
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         seen, kept, wanted = {}, {}, set(self.program.outputs)
+        graph = set[int]()  # what a derivative passes: under vmap tensors do not say so
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
@@ -140,15 +141,18 @@ class Replay:
                 continue
             args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
             args, kwargs = lifted(operation, args, kwargs, generic and place in self._varying)
-            own = watch.get(place, -1)
+            own, real = watch.get(place, -1), self._is_real(operation)
             if own is not None and own >= 0:
-                args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
+                in_graph = _of(operation.args[own]) in graph
+                args = tuple(_apart(each, in_graph) if k == own else each for k, each in enumerate(args))
+            with torch.set_grad_enabled(torch.is_grad_enabled() and real):
                 made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
                 made = wide(made) if operation.func is aten.embedding.default else made
             if place in watch:
-                made = made if made.requires_grad else _apart(made)
+                made = made if made.requires_grad or (own is not None and real) else _apart(made, False)
                 seen[place] = (None if own is None else args[own], made)
+            if place in watch or (real and not graph.isdisjoint(operation.ins)):
+                graph.update(operation.outs)
             outs = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             for number, value in zip(operation.outs, outs, strict=True):
                 known[number] = value
@@ -203,8 +207,8 @@ def _of(argument: Any) -> int | None:
     return argument.number if isinstance(argument, Ref) else None
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """Return the tensor as a node of the graph of its own."""
-    if tensor.requires_grad:
+def _apart(tensor: Tensor, in_graph: bool) -> Tensor:
+    """Return the tensor as a node of the graph of its own, a copy if there is no graph yet."""
+    if in_graph or tensor.requires_grad:
         return tensor.view_as(tensor)
     return tensor + torch.zeros((), dtype=tensor.dtype, requires_grad=True)
