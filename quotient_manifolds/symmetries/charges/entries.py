@@ -17,8 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref, substituted
-from quotient_manifolds.symmetries.trace.replay import Weights, lifted, wide
+from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
+from quotient_manifolds.symmetries.trace.replay import Weights, arguments, wide
 
 _GOLDEN = 0.6180339887498949
 _INTEGER = 1e-6
@@ -203,8 +203,7 @@ class Entries:
             def at(number: int) -> Tensor:
                 return given[where[number]] if number in where else wide(values(number))
 
-            args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
-            args, kwargs = lifted(operation, args, kwargs, generic=False)
+            args, kwargs = arguments(operation, at, generic=False)
             made: Tensor = operation.func(*args, **kwargs)
             return made
 
@@ -261,8 +260,7 @@ class Entries:
             known = {**{n: wide(t) for n, t in constants.items()}, **dict(zip(leaves, given, strict=True))}
             outs.clear()
             for operation in needed:
-                args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
-                args, kwargs = lifted(operation, args, kwargs, generic=False)
+                args, kwargs = arguments(operation, known.__getitem__, generic=False)
                 made = args[0] if operation.func is torch.ops.aten.detach.default else operation.func(*args, **kwargs)
                 parts = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 known.update(zip(operation.outs, parts, strict=True))

@@ -27,8 +27,8 @@ from quotient_manifolds.symmetries.charges.unfoldings import (
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Chart, Charted, Linear, Params
 from quotient_manifolds.symmetries.groups.rows import Record
-from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, substituted
-from quotient_manifolds.symmetries.trace.replay import lifted, wide
+from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program
+from quotient_manifolds.symmetries.trace.replay import arguments, wide
 
 _TRIED = 3
 """Points at which gradients must be functions of the values."""
@@ -63,8 +63,7 @@ class Function(Record):
         known |= {n: layout.of(params[name].reshape(-1)) for n, layout, name in self.leaves}
         for name, args, kwargs, outs in self.operations:
             each = Operation(_named(name), args, kwargs, outs)
-            args, kwargs = (substituted(given, known.__getitem__) for given in (args, kwargs))
-            args, kwargs = lifted(each, args, kwargs, generic=False)
+            args, kwargs = arguments(each, known.__getitem__, generic=False)
             made = args[0] if each.func is torch.ops.aten.detach.default else each.func(*args, **kwargs)
             parts = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             known.update(zip(outs, parts, strict=True))

@@ -90,7 +90,7 @@ def samples(
 
     The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name;
     inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
-    none. generic: whether norms have an eps at which near symmetries fail (see `lifted`). Nothing is yielded if an
+    none. generic: whether norms have an eps at which near symmetries fail (see `arguments`). Nothing is yielded if an
     output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
     depends on a weight.
     """

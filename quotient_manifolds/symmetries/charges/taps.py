@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.trace.program import Operation, Program, substituted
-from quotient_manifolds.symmetries.trace.replay import FLAT, lifted
+from quotient_manifolds.symmetries.trace.replay import FLAT, arguments
 
 _JUMPS = {"remainder", "fmod", "frac"}
 """Operations that have a derivative and are not continuous."""
@@ -93,8 +93,7 @@ class Taps:
             def changed(number: int) -> Tensor:
                 return change(at(number)) if number in live else at(number)
 
-            args, kwargs = substituted((operation.args, dict(operation.kwargs)), changed)
-            args, kwargs = lifted(operation, args, kwargs, True)
+            args, kwargs = arguments(operation, changed, generic=True)
             made = operation.func(*args, **kwargs)
             made = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             return made if operation.name in FLAT | _JUMPS else [t for t in made if not t.is_floating_point()]

@@ -22,12 +22,12 @@ from quotient_manifolds.symmetries.charges.nodes import Channels, Joins, Nodes, 
 from quotient_manifolds.symmetries.charges.uses import Gain, Lookup, Pixels, Product, Tokens, Use
 from quotient_manifolds.symmetries.trace.program import Operation, substituted
 from quotient_manifolds.symmetries.trace.record import Recording
-from quotient_manifolds.symmetries.trace.replay import lifted, wide
+from quotient_manifolds.symmetries.trace.replay import arguments, wide
 
 _INTEGER = 1e-10
 """How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
 _EPS = 1e-4
-"""Below which a positive number that is added keeps a root off 0 (see `lifted`)."""
+"""Below which a positive number that is added keeps a root off 0 (see `arguments`)."""
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
@@ -427,8 +427,7 @@ class Walk:
                 def at(number: int) -> Any:
                     return duals[where[number]] if number in where else others[number]
 
-                args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
-                args, kwargs = lifted(operation, args, kwargs, generic=True)
+                args, kwargs = arguments(operation, at, generic=True)
                 made = operation.func(*args, **kwargs)
                 parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_PLAIN = (int, float, type(None), torch.dtype)
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -84,6 +87,11 @@ class Operation:
         """Return the numbers of the values it takes, in order, each as often as it is taken."""
         return tuple(ref.number for ref in refs((self.args, self.kwargs)))
 
+    @cached_property
+    def in_double(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs, of which casts to fewer bits do nothing."""
+        return _widened(self.args), _widened(dict(self.kwargs))
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -138,5 +146,13 @@ def substituted(tree: Any, at: Callable[[int], Any]) -> Any:
     if isinstance(tree, Ref):
         return at(tree.number)
     if isinstance(tree, (list, tuple)):
-        return type(tree)(substituted(item, at) for item in tree)
+        return type(tree)([each if isinstance(each, _PLAIN) else substituted(each, at) for each in tree])
     return {key: substituted(item, at) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _widened(tree: Any) -> Any:
+    if isinstance(tree, torch.dtype):
+        return torch.float64 if tree in _NARROW else tree
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        return type(tree)(map(_widened, tree))
+    return {key: _widened(item) for key, item in tree.items()} if isinstance(tree, dict) else tree

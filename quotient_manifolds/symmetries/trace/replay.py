@@ -13,7 +13,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref, substituted
 
 aten = torch.ops.aten
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 HELD = 3e7
 """Up to so many entries weights are held; larger ones are drawn and widened where an operation takes them."""
 _NEAR = 0.1
@@ -39,13 +38,14 @@ class Tap(Protocol):
         """Take note of one."""
 
 
-def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple[Any, Any]:
+def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> tuple[Any, Any]:
     """Return arguments with which an operation computes in float64, and with which no symmetry nearly holds.
 
-    Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a small constant
-    (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if that is more.
+    at: gives values by number. Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a
+    small constant (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if
+    that is more.
     """
-    args, kwargs = _widened(args), _widened(kwargs)
+    args, kwargs = (substituted(given, at) for given in operation.in_double)
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
     if operation.func is aten.embedding.default:
@@ -54,14 +54,6 @@ def lifted(operation: Operation, args: Any, kwargs: Any, generic: bool) -> tuple
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
         args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
     return args, kwargs
-
-
-def _widened(tree: Any) -> Any:
-    if isinstance(tree, torch.dtype):
-        return torch.float64 if tree in _NARROW else tree
-    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
-        return type(tree)(map(_widened, tree))
-    return {key: _widened(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -133,26 +125,21 @@ class Replay:
         self, known: Values, watch: Mapping[int, int | None], generic: bool, tap: Tap | None
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         seen, kept, wanted = {}, {}, set(self.program.outputs)
-        graph = set[int]()  # what a derivative passes: under vmap tensors do not say so
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
             if not operation.outs:
                 continue
-            args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
-            args, kwargs = lifted(operation, args, kwargs, generic and place in self._varying)
-            own, real = watch.get(place, -1), self._is_real(operation)
+            args, kwargs = arguments(operation, known.__getitem__, generic and place in self._varying)
+            own = watch.get(place, -1)
             if own is not None and own >= 0:
-                in_graph = _of(operation.args[own]) in graph
-                args = tuple(_apart(each, in_graph) if k == own else each for k, each in enumerate(args))
-            with torch.set_grad_enabled(torch.is_grad_enabled() and real):
+                args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
                 made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
                 made = wide(made) if operation.func is aten.embedding.default else made
             if place in watch:
-                made = made if made.requires_grad or (own is not None and real) else _apart(made, False)
+                made = made if _in_graph(made) else _apart(made)
                 seen[place] = (None if own is None else args[own], made)
-            if place in watch or (real and not graph.isdisjoint(operation.ins)):
-                graph.update(operation.outs)
             outs = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             for number, value in zip(operation.outs, outs, strict=True):
                 known[number] = value
@@ -207,8 +194,15 @@ def _of(argument: Any) -> int | None:
     return argument.number if isinstance(argument, Ref) else None
 
 
-def _apart(tensor: Tensor, in_graph: bool) -> Tensor:
-    """Return the tensor as a node of the graph of its own, a copy if there is no graph yet."""
-    if in_graph or tensor.requires_grad:
+def _in_graph(tensor: Tensor) -> bool:
+    """Return whether a derivative passes: what vmap has wrapped does not say so itself."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """Return the tensor as a node of the graph of its own."""
+    if _in_graph(tensor):
         return tensor.view_as(tensor)
     return tensor + torch.zeros((), dtype=tensor.dtype, requires_grad=True)
