@@ -237,7 +237,7 @@ class Frame:
         return Torus(tuple(slices), size, self.constants.of([each.rows.name for each in slices]))
 
     def placed(self, channels: Tensor, positions: Tensor, flipped: Tensor) -> Iterator[Port]:
-        """Yield what ports have of some channels, with positions for channels, each once in a port.
+        """Yield what ports have of some channels, with positions for channels, each once in a port, in order.
 
         flipped: which channels are contragredients of their position. Such rows change whether they are dual. Channels
         of one position are of several wires, in the order in which they are given.
@@ -255,8 +255,8 @@ class Frame:
             inside = place[port.channels] >= 0
             for one in copy[port.channels[inside]].unique().tolist():
                 some = torch.nonzero(inside & (copy[port.channels] == one))[:, 0]
-                moved = replace(port.at(some), channels=place[port.channels[some]], dual=port.dual != bool(one % 2))
-                yield from self._pieces(moved)
+                at, order = place[port.channels[some]].sort()
+                yield replace(port.at(some[order]), channels=at, dual=port.dual != bool(one % 2))
 
     @cached_property
     def _holders(self) -> tuple[Tensor, list[list[int]]]:
