@@ -66,7 +66,7 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters.
+    Translations must hold at these parameters, and after one another: those of one set of `Found.together`.
 
     ValueError for a missing parameter, and one of another shape or kind, before anything is computed.
     """
