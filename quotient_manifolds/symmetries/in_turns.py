@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Params, Symmetry, Translation
-from quotient_manifolds.symmetries.groups.rows import Draft
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point
+from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Symmetry, Translation
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
@@ -93,7 +91,7 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, (GL, Complex)):
             continue
-        M, N = _moments(point.params, gauge, channels)
+        M, N = moments(point.params, gauge, channels)
         m = channels.shape[1]
         if isinstance(algebra, Complex):
             M, N = (torch.eye(2).double() * each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
@@ -104,7 +102,7 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
         channels, M, N = channels[alive], M[alive], N[alive]
         far = max(far, float(((M - N).flatten(1).norm(dim=1) / sizes[alive]).max()))
         A[channels[:, :, None], channels[:, None]] = _between(M, N, m)
-    return (point, 0.0) if far <= DONE else (_acted(point, gauge, A), far)
+    return (point, 0.0) if far <= DONE else (point.acted(gauge, A), far)
 
 
 def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
@@ -116,44 +114,6 @@ def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
     P = torch.linalg.solve(L.mT, (V * e.clamp(min=0).sqrt()[:, None]) @ V.mT) @ torch.linalg.inv(L)
     e, V = torch.linalg.eigh((P + P.mT) / 2)
     return (V * e.clamp(min=1e-300).sqrt()[:, None]) @ V.mT
-
-
-def _moments(params: Params, gauge: Gauge, channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the second moments (k, m, m) of blocks of channels, of slots in which A acts, and of others."""
-    k, m = channels.shape
-    found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
-    for slot in gauge.wire.slots:
-        V = slot.in_wire(params, params)[0]
-        place = torch.full((gauge.wire.channels,), -1)
-        place[slot.channels] = torch.arange(len(V))
-        at = place[channels]
-        inside = (at >= 0).all(1)
-        blocks = V[at[inside]]
-        found[not slot.covariant][inside] += blocks @ blocks.mT
-    return found[0], found[1]
-
-
-def _acted(point: Point, gauge: Gauge, A: Tensor) -> Point:
-    """Return the point after an element of a gauge, block by block."""
-    blocks = [(c, A[c[:, :, None], c[:, None]]) for c, _ in gauge.algebra.summands]
-    if any(c.shape[1] == gauge.wire.channels for c, _ in blocks) or len({s.name for s in gauge.wire.slots}) < len(
-        gauge.wire.slots
-    ):
-        return point.acted(gauge, A)
-    draft = Draft(point.params)
-    for slot in gauge.wire.slots:
-        s = slot.units(point.params)[:, None]
-        s = s if slot.writes else 1 / s
-        V = slot.rows.read(draft) / s
-        place = torch.full((gauge.wire.channels,), -1)
-        place[slot.channels] = torch.arange(len(V))
-        for channels, each in blocks:
-            at = place[channels]
-            inside = (at >= 0).all(1)
-            block = each[inside] if slot.covariant else torch.linalg.inv(each[inside]).mT
-            V[at[inside]] = block @ V[at[inside]]
-        draft.write(slot.rows, s * V)
-    return replace(point, params=draft.finished(), steps=(*point.steps, (gauge, A)))
 
 
 def _scaled(point: Point, free: Free) -> tuple[Point, float]:

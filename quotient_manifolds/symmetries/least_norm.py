@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Symmetry, Translation
+from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Slot, Symmetry, Translation
 
 DONE = 1e-13
 """Of the length of w: the part along the orbit that may be left."""
@@ -100,6 +100,27 @@ def moving(algebra: Algebra) -> Tensor:
             own[:, c[:, None], c] = B
         found.append(X.flatten(0, 1))
     return torch.cat(found)
+
+
+def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
+    """Return the rows (rows, columns) of a slot in the units of its wire."""
+    V, u = slot.rows.read(params), slot.units(params)[:, None]
+    return V / u if slot.writes else u * V
+
+
+def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the second moments (k, m, m) of sets of channels (k, m), of slots in which A acts, and of others."""
+    k, m = channels.shape
+    found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
+    for slot in gauge.wire.slots:
+        V = in_units(slot, params)
+        at = torch.full((gauge.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(V)))[channels]
+        inside = (at >= 0).any(1)
+        if bool((at[inside] < 0).any()):  # channels that it does not cover have rows of 0
+            V = torch.cat([V, V.new_zeros(1, V.shape[1])])
+        rows = V[at[inside]]
+        found[not slot.covariant][inside] += rows @ rows.mT
+    return found[0], found[1]
 
 
 @dataclass(frozen=True, eq=False)

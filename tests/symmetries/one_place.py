@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.charges.finder import Found
 from quotient_manifolds.symmetries.groups import Part, Rows, Symmetry, Translation
 from quotient_manifolds.symmetries.least_norm import carry
 from tests.symmetries.nets import NETS, net
@@ -58,10 +59,10 @@ def along(direction: Mapping[str, Tensor]) -> Translation:
     return Translation(tuple(parts))
 
 
-def line(name: str, bias: bool) -> str:
+def line(name: str, bias: bool, found: Found | None = None) -> str:
     """Return the largest relative distance of canonical points, and the largest change of outputs."""
     model, x = net(name, bias)
-    found = find(model, shown(name, x)[:4])
+    found = found or find(model, shown(name, x)[:4])
     several = [each.translation for each in found.stacks if each.outputs]
     symmetries = [*(several or (each.translation for each in found.stacks)), *found.symmetries]
     params = {key: w.detach() for key, w in model.named_parameters()}
