@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Rows, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, without_constants
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -72,6 +72,7 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     """
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
+    symmetries = joined(symmetries)
     point = _start(symmetries, params)
     wide = sum(each.numel() for each in point.zero.values()) > SMALL
     if wide:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Symmetry, Translation
+from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Part, Rows, Symmetry, Translation, Wire, blocks
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
@@ -18,33 +21,81 @@ _STEPS = 40
 
 def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
     """Return the point after translations, in turns, before anything else moves the weights they hold at."""
-    todo = list(translations)
-    for _ in range(_SWEEPS):
-        again: dict[str, None] = {}
-        for translation in todo:
-            point, change = _projected(point, translation)
-            again |= dict.fromkeys(translation.names if change > DONE else ())
-        shared = [name for name in again if sum(name in each.names for each in translations) > 1]
-        todo = [each for each in translations if {*each.names} & {*shared}]
-        if not todo:
-            break
+    names = [{*each.names} for each in translations]
+    todo, visits = dict.fromkeys(range(len(translations))), 0
+    while todo and visits < _SWEEPS * len(translations):
+        k, visits = next(iter(todo)), visits + 1
+        del todo[k]
+        point, change = _projected(point, translations[k])
+        if change > DONE:
+            todo |= dict.fromkeys(j for j in range(len(names)) if j != k and names[j] & names[k])
     return point
 
 
+def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
+    """Return symmetries with those gauges as one that are alike, but for which rows of the same parameters they have.
+
+    As the heads of a layer.
+    """
+    alike: dict[Any, list[Gauge]] = {}
+    result: list[Symmetry] = []
+    for each in symmetries:
+        slots = each.wire.slots if isinstance(each, Gauge) else ()
+        plain = isinstance(each, Gauge) and isinstance(each.algebra, GL) and not any(s.gains for s in slots)
+        if plain and all(s.constant is None and s.rows.plain for s in slots):
+            own = tuple((s.name, s.writes, s.dual, s.use, s.rows.columns, *s.channels.tolist()) for s in slots)
+            bits = () if each.reflections is None else tuple(each.reflections.tolist())
+            alike.setdefault((each.algebra.n, bits, own), []).append(each)
+        else:
+            result.append(each)
+    for gauges in alike.values():
+        result += [_beside(gauges)] if len(gauges) > 1 and _disjoint(gauges) else gauges
+    return result
+
+
+def _disjoint(gauges: Sequence[Gauge]) -> bool:
+    """Return whether no entry is in slots of two gauges."""
+    places: dict[str, list[Tensor]] = {}
+    for gauge in gauges:
+        own: dict[str, list[Tensor]] = {}
+        for slot in gauge.wire.slots:
+            own.setdefault(slot.name, []).append(slot.places.flatten())
+        for name, each in own.items():
+            places.setdefault(name, []).append(torch.cat(each).unique())
+    return all(int(torch.bincount(torch.cat(each)).max()) == 1 for each in places.values())
+
+
+def _beside(gauges: Sequence[Gauge]) -> Gauge:
+    """Return gauges of GL(n) on disjoint entries as one, of blocks."""
+    n, count = gauges[0].wire.channels, len(gauges)
+    slots = []
+    for same in zip(*(gauge.wire.slots for gauge in gauges), strict=True):
+        rows = Rows.at(same[0].name, same[0].rows.shape, torch.cat([slot.places for slot in same]))
+        channels = torch.cat([k * n + slot.channels for k, slot in enumerate(same)])
+        slots.append(replace(same[0], rows=rows, channels=channels))
+    flips = [gauge.reflections for gauge in gauges]
+    algebra = blocks(n * count, torch.arange(n * count).view(count, n))
+    return Gauge(Wire(tuple(slots), n * count), algebra, None if flips[0] is None else torch.cat(flips))
+
+
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left."""
-    left = 0.0
+    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left.
+
+    A group that shares no parameter with others is done after its turn.
+    """
+    counts = Counter(name for each in (*groups, *(free.symmetry for free in tori)) for name in each.names)
+    gauges = [each for each in groups if isinstance(each, Gauge)]
     for _ in range(_SWEEPS):
         left = 0.0
-        for each in groups:
-            if isinstance(each, Gauge):
-                point, change = _balanced(point, each)
-                left = max(left, change)
+        for each in gauges:
+            point, change = _balanced(point, each)
+            left = max(left, change)
         for log_scales in tori:
             point, change = _scaled(point, log_scales)
             left = max(left, change)
-        if left <= DONE:
-            break
+        gauges = [each for each in gauges if any(counts[name] > 1 for name in each.names)]
+        if left <= DONE or not (gauges or tori):
+            return point, 0.0
     return point, left
 
 
@@ -81,8 +132,14 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         )
     else:
         return point, 0.0
-    size = max(float(part.change(z).norm() / point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
+    size = max(_length(part, z) / float(point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
+
+
+def _length(part: Part, z: Tensor) -> float:
+    """Return the length of left @ z @ right, which is not formed."""
+    z = z if part.left is None else part.left @ z
+    return float(z.norm() if part.right is None else (torch.linalg.qr(part.right.mT, mode="r")[1] @ z.mT).norm())
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:

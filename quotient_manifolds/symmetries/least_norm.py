@@ -27,6 +27,8 @@ _FAR = 1.0
 """Largest coordinate of a generator in one step."""
 _STEPS, _PATIENCE, _PARTS = 100, 25, 30
 _SKEW = 1e-10
+_SLOW, _LONG = (0.5, 0.75), 8
+"""Of the part left before a step: what is left after steps of equal length in the group, e^-1/2; so many at once."""
 
 Step = tuple[Symmetry, Tensor]
 
@@ -149,7 +151,7 @@ class Free:
 def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
     """Return the point of least |w - zero|^2, and how much of the length of w is left along the orbit there."""
     target = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.target for each in free)])
-    best, since, left = float("inf"), 0, 0.0
+    best, since, left, ago, previous = float("inf"), 0, 0.0, float("inf"), torch.zeros(len(target)).double()
     for _ in range(_STEPS):
         J, second = _tangents(point, free)
         k, x = len(target), point.vector
@@ -172,7 +174,9 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
         if left <= DONE or since > _PATIENCE:
             break
         step = _newton(along, V, H, size, k)
-        taken = _taken(point, free, step, target)
+        slow, ago = _SLOW[0] < left / ago < _SLOW[1], left
+        taken = _taken(point, free, _farther(step, previous) if slow else step, target)
+        previous = step[:k]
         if taken is None:
             break
         point = taken
@@ -214,6 +218,14 @@ def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor
             if float(step[:k].abs().max()) <= _FAR:
                 break
     return step
+
+
+def _farther(step: Tensor, previous: Tensor) -> Tensor:
+    """Return a step that goes farther where it is as the previous one: to a limit that is no point of the orbit."""
+    share = float(step[: len(previous)] @ previous / previous.square().sum().clamp(min=1e-300))
+    if not len(previous) or abs(share - 1) > 0.2 or float(previous.abs().max()) < 0.05:
+        return step
+    return torch.cat([step[: len(previous)] + (_LONG - 1) * previous, step[len(previous) :]])
 
 
 def _taken(point: Point, free: Sequence[Free], step: Tensor, target: Tensor) -> Point | None:

@@ -67,14 +67,13 @@ def line(name: str, bias: bool, found: Found | None = None) -> str:
     symmetries = [*(several or (each.translation for each in found.stacks)), *found.symmetries]
     params = {key: w.detach() for key, w in model.named_parameters()}
     here, place = canonical(symmetries, params), 0.0
-    same = change(model, x, here.params)
+    same, size = change(model, x, here.params), max(float(at.abs().max()) for at in here.params.values())
     for seed, scale in enumerate(SCALES):
         w, every = moved(symmetries, params, seed, scale)
         there = canonical(every, w)
         same = max(same, change(model, x, there.params))
         for key, at in here.params.items():
-            far = float((there.params[key] - at).abs().max())
-            place = max(place, far / float(at.abs().max()) if far > 1e-12 else 0.0)
+            place = max(place, float((there.params[key] - at).abs().max()) / size)
     good = place < PLACE and same < SAME
     return f"{'one ' if good else 'MORE'} {name}, {bias}: {place:.0e}, outputs {same:.0e} {here.doubts or ''}"
 

@@ -158,7 +158,7 @@ class Rows(Record):
         ValueError if the parameter is missing, has another shape, or does not hold real floating-point numbers.
         """
         entries = self.entries(params)
-        if self._plain:
+        if self.plain:
             return entries
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
@@ -175,7 +175,7 @@ class Rows(Record):
 
     def written(self, flat: Tensor, values: Tensor) -> Tensor:
         """Return the parameter, flattened in float64, with these numbers (rows, columns) in place of `read`'s."""
-        if not self._plain:
+        if not self.plain:
             scale, offset = (
                 torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
             )
@@ -210,7 +210,8 @@ class Rows(Record):
         return self.starts[:, 0] if self.starts.shape[1] == 1 else None
 
     @property
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
+        """Return whether `read` returns the entries as they are stored."""
         return isinstance(self.scale, float) and self.scale == 1 and isinstance(self.offset, float) and not self.offset
 
     def _within(self, flat: Tensor) -> Tensor:
