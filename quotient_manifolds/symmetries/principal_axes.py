@@ -154,7 +154,7 @@ def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[
     if isinstance(algebra, DirectSum):
         for sets, part in algebra.parts:
             count = len(sets) * part.components
-            own, bits = bits[:, :count].reshape(-1, part.components), bits[:, count:]
+            own, bits = bits[:, :count].reshape(len(bits) * len(sets), part.components), bits[:, count:]
             yield from _blocks(part, channels[:, sets].flatten(0, 1), own)
     elif isinstance(algebra, Pattern):
         mixed = algebra.mask & algebra.mask.mT
