@@ -206,7 +206,7 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     )
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))
-    return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
+    return point, Free(torus, basis)
 
 
 def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:

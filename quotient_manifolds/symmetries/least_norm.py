@@ -19,8 +19,8 @@ from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, R
 
 DONE = 1e-13
 """Of the length of w: the part along the orbit that may be left."""
-_RANK = 1e-13
-"""Eigenvalues of the Gram matrix of tangents that count as 0, relative to the largest."""
+_RANK = 3e-7
+"""Singular values of unit tangents that count as 0."""
 _FLAT = 1e-9
 """Second derivatives per squared length of a tangent that count as 0."""
 _FAR = 1.0
@@ -127,11 +127,10 @@ def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tup
 
 @dataclass(frozen=True, eq=False)
 class Free:
-    """Hold a group with the generators (k, *shape) that may move, and the charges (k,) of the point looked for."""
+    """Hold a group with the generators (k, *shape) that may move."""
 
     symmetry: Symmetry
     basis: Tensor
-    target: Tensor
 
     @classmethod
     def of(cls, symmetry: Symmetry) -> Free:
@@ -140,7 +139,7 @@ class Free:
             basis = moving(symmetry.algebra)
         else:
             basis = torch.eye(symmetry.shape[0], dtype=torch.float64)
-        return cls(symmetry, basis, basis.new_zeros(len(basis)))
+        return cls(symmetry, basis)
 
     def moved(self, point: Point, coordinates: Tensor) -> Point:
         """Return the point after the element of a generator with these coordinates (k,)."""
@@ -149,34 +148,34 @@ class Free:
 
 
 def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point of least |w - zero|^2, and how much of the length of w is left along the orbit there."""
-    target = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.target for each in free)])
-    best, since, left, ago, previous = float("inf"), 0, 0.0, float("inf"), torch.zeros(len(target)).double()
+    """Return the point of least |w - zero|^2, and how much of the length of w is left along the orbit there.
+
+    Groups move with the translations that make their tangents orthogonal to all others, so that x and y below are
+    coordinates in which tangents are orthonormal.
+    """
+    best, since, left, ago, previous = float("inf"), 0, 0.0, float("inf"), None
     for _ in range(_STEPS):
-        J, second = _tangents(point, free)
-        k, x = len(target), point.vector
-        if not len(J):
-            return point, 0.0
-        size = J.norm(dim=1).clamp(min=1e-300)
-        J, second = J / size[:, None], second / size[:k, None]
-        H = torch.eye(len(J), dtype=torch.float64)
-        H[:k] = second @ J.mT
-        H[:k, :k] = (H[:k, :k] + H[:k, :k].mT) / 2
-        H[k:, :k] = H[:k, k:].mT
-        g = J @ x
-        g[:k] -= target / size[:k]
-        values, V = torch.linalg.eigh(J @ J.mT)
-        V = V[:, values > _RANK * values[-1]] / values[values > _RANK * values[-1]].sqrt()
-        along = V.mT @ g
-        left = float(along.norm() / x.norm().clamp(min=1e-300))
+        (J, S), D, w = _tangents(point, free), point.directions, point.vector
+        size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        J, S = J / size, S / size
+        C = J @ D.mT
+        U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)
+        V, Vh = U[:, s > _RANK] / s[s > _RANK], Vh[s > _RANK]
+        along = torch.cat([Vh @ w, D @ w])
+        F = V.mT @ ((S - J) @ D.mT)
+        K = V.mT @ S @ Vh.mT - F @ (C.mT @ V)
+        H = torch.eye(len(along), dtype=torch.float64)
+        H[: len(K), : len(K)], H[: len(K), len(K) :], H[len(K) :, : len(K)] = (K + K.mT) / 2, F, F.mT
+        left = float(along.norm() / w.norm().clamp(min=1e-300))
         since = 0 if left < 0.7 * best else since + 1
         best = min(best, left)
         if left <= DONE or since > _PATIENCE:
             break
-        step = _newton(along, V, H, size, k)
+        xy = _newton(along, H, V / size)
+        step, change = (V @ xy[: len(K)]) / size[:, 0], (xy[len(K) :] - C.mT @ (V @ xy[: len(K)])) @ D
         slow, ago = _SLOW[0] < left / ago < _SLOW[1], left
-        taken = _taken(point, free, _farther(step, previous) if slow else step, target)
-        previous = step[:k]
+        taken = _taken(point, free, _farther(step, previous) if slow and previous is not None else step, change)
+        previous = step
         if taken is None:
             break
         point = taken
@@ -184,7 +183,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
-    """Return tangents (k + translations, P), and (k, P) the derivatives of the charges at w, w along all entries."""
+    """Return tangents (k, P), and the derivatives of the charges at w, w along all entries."""
     T, S = [point.directions[:0]], [point.directions[:0]]
     for each in free:
         own, count = each.symmetry.names, len(each.basis)
@@ -197,7 +196,7 @@ def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
             parts = torch.autograd.grad(charge, wanted, seeds, is_grads_batched=True, allow_unused=True)
         T.append(_in_rows(point, dict(zip(own, parts, strict=False)), count))
         S.append(_in_rows(point, dict(zip(point.zero, parts[len(own) :], strict=True)), count))
-    return torch.cat([*T, point.directions]), torch.cat(T) + torch.cat(S)
+    return torch.cat(T), torch.cat(T) + torch.cat(S)
 
 
 def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Tensor:
@@ -206,42 +205,41 @@ def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Te
     return torch.cat([at.new_zeros(count, at.numel()) if w is None else w.flatten(1) for w, at in found], 1)
 
 
-def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor:
-    """Return coordinates of a step, no longer than is near in the group."""
-    curvature, Q = torch.linalg.eigh(V.mT @ H @ V)
+def _newton(along: Tensor, H: Tensor, W: Tensor) -> Tensor:
+    """Return coordinates of a step, no longer than is near in the group, on which the first ones act by W (k, r)."""
+    curvature, Q = torch.linalg.eigh(H)
     curvature = torch.where(curvature.abs() > _FLAT, curvature.abs(), 1.0)
-    step = -(V @ (Q @ ((Q.mT @ along) / curvature))) / size
-    if k and float(step[:k].abs().max()) > _FAR:
-        B, P = (Q * curvature) @ Q.mT, V[:k] / size[:k, None]
-        for damping in 10.0 ** torch.linspace(-8, 4, 25, dtype=torch.float64):
-            step = -(V @ torch.linalg.solve(B + damping * P.mT @ P, along)) / size
-            if float(step[:k].abs().max()) <= _FAR:
-                break
+    step, r = -(Q @ ((Q.mT @ along) / curvature)), W.shape[1]
+    if not W.numel() or float((W @ step[:r]).abs().max()) <= _FAR:
+        return step
+    B, P = (Q * curvature) @ Q.mT, torch.cat([W, W.new_zeros(len(W), len(H) - r)], 1)
+    for damping in 10.0 ** torch.linspace(-8, 4, 25, dtype=torch.float64):
+        step = -torch.linalg.solve(B + damping * P.mT @ P, along)
+        if float((W @ step[:r]).abs().max()) <= _FAR:
+            break
     return step
 
 
 def _farther(step: Tensor, previous: Tensor) -> Tensor:
     """Return a step that goes farther where it is as the previous one: to a limit that is no point of the orbit."""
-    share = float(step[: len(previous)] @ previous / previous.square().sum().clamp(min=1e-300))
-    if not len(previous) or abs(share - 1) > 0.2 or float(previous.abs().max()) < 0.05:
+    share = float(step @ previous / previous.square().sum().clamp(min=1e-300))
+    if not len(step) or abs(share - 1) > 0.2 or float(previous.abs().max()) < 0.05:
         return step
-    return torch.cat([step[: len(previous)] + (_LONG - 1) * previous, step[len(previous) :]])
+    return step + (_LONG - 1) * previous
 
 
-def _taken(point: Point, free: Sequence[Free], step: Tensor, target: Tensor) -> Point | None:
-    """Return the point after a step, or a part of it, that makes |w|^2 less; None if no part does."""
-    k, value = len(target), float(point.vector.square().sum())
-    share = 1.0
+def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> Point | None:
+    """Return the point after a step and a translation, or a part of them, that makes |w|^2 less; None if none does."""
+    value, share = float(point.vector.square().sum()), 1.0
     for _ in range(_PARTS):
         try:
-            moved = point.added(share * (step[k:] @ point.directions)) if len(step) > k else point
-            for each, own in zip(free, (share * step[:k]).split([len(each.basis) for each in free]), strict=True):
+            moved = point.added(share * change)
+            for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
         except ValueError:  # too far for a group to act
             share /= 4
             continue
-        now = float(moved.vector.square().sum()) - 2 * share * float(target @ step[:k])
-        if now <= value * (1 + 1e-13):
+        if float(moved.vector.square().sum()) <= value * (1 + 1e-13):
             return moved
         share /= 4
     return None
