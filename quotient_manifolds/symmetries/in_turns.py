@@ -17,10 +17,14 @@ _SWEEPS = 30
 _REGULAR = 1e-15
 """Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
 _STEPS = 40
+_ZERO = 1e-12
 
 
-def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
-    """Return the point after translations, in turns, before anything else moves the weights they hold at."""
+def without_constants(point: Point, translations: Sequence[Translation]) -> tuple[Point, dict[str, Tensor]]:
+    """Return the point after translations, in turns, before anything else moves the weights they hold at.
+
+    Also which entries are 0 there, by parameter.
+    """
     names = [{*each.names} for each in translations]
     todo, visits = dict.fromkeys(range(len(translations))), 0
     while todo and visits < _SWEEPS * len(translations):
@@ -29,7 +33,12 @@ def without_constants(point: Point, translations: Sequence[Translation]) -> Poin
         point, change = _projected(point, translations[k])
         if change > DONE:
             todo |= dict.fromkeys(j for j in range(len(names)) if j != k and names[j] & names[k])
-    return point
+    zeros: dict[str, Tensor] = {}
+    for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
+        name, at = part.rows.name, part.rows.places[:, 0]
+        if float((point.params[name].flatten()[at]).abs().max()) <= _ZERO:
+            zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
+    return point, zeros
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:

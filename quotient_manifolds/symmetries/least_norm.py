@@ -88,6 +88,41 @@ def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], cha
     return {**changes, **dict(zip(names, moved, strict=True))}
 
 
+def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mapping[str, Tensor]) -> list[Symmetry]:
+    """Return symmetries that hold at params (float64) as they hold after steps: translations are carried along.
+
+    steps: elements of the groups among the symmetries, or of translations of one set (see `Stack`).
+    """
+    result = []
+    for each in symmetries:
+        if isinstance(each, Translation):
+            w, D = {name: w.double() for name, w in params.items()}, directions(each, params)
+            for symmetry, element in steps:
+                D, w = carry(symmetry, element, w, D), symmetry.act(w, element)
+            each = along(D)
+        result.append(each)
+    return result
+
+
+def directions(translation: Translation, params: Mapping[str, Tensor]) -> Params:
+    """Return the directions (k, *shape) of a translation, of all parameters by name."""
+    k = translation.shape[0] * translation.shape[1]
+    D = translation.tangent(params, torch.eye(k, dtype=torch.float64).view(k, *translation.shape))
+    zero = {name: torch.zeros(k, *w.shape, dtype=torch.float64) for name, w in params.items() if name not in D}
+    return {**zero, **D}
+
+
+def along(D: Params) -> Translation:
+    """Return the translation with directions (k, *shape) by name."""
+    parts = []
+    for name, each in D.items():
+        flat = each.flatten(1)
+        at = torch.nonzero(flat.any(0))
+        if len(at):
+            parts.append(Part(Rows.at(name, tuple(each.shape[1:]), at), flat[:, at[:, 0]].mT))
+    return Translation(tuple(parts))
+
+
 def moving(algebra: Algebra) -> Tensor:
     """Return an orthonormal basis (k, n, n) of the part of an algebra that is orthogonal to its skew matrices."""
     found = [torch.zeros(0, algebra.n, algebra.n, dtype=torch.float64)]

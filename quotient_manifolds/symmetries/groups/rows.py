@@ -184,6 +184,8 @@ class Rows(Record):
             return flat.index_copy(0, self.places.flatten().to(flat.device), values.flatten())
         width, row, column, flipped = self._window
         values, whole = values.T if flipped else values, flat.reshape(-1, width)
+        if values.numel() == flat.numel():
+            return values.reshape(-1)
         if values.shape[1] < width:
             rows = whole[row : row + len(values)]
             values = rows.slice_scatter(values, 1, column, column + values.shape[1])
