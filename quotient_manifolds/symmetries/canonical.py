@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 import torch
+from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
@@ -37,6 +38,7 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
+_SEEN = 1e-6
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -123,7 +125,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        free = [replace(each, basis=each.basis.to_dense()) for each in free] + [Free.of(each) for each in others]
+        free = [_with_lengths(point, each.symmetry, each.basis.to_dense()) for each in free]
+        free += [Free.of(each) for each in others]
         point, left = least(point, [each for each in free if len(each.basis)])
     doubts = (
         [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
@@ -190,7 +193,7 @@ def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
     for each in torus.slices:
         if each.rows.name == rows.name:
             row = np.full(prod(rows.shape), -1)
-            row[each.rows.places.flatten()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+            row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
             own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
             inside = np.flatnonzero(row[at] >= 0)
             select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
@@ -232,7 +235,7 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     )
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))
-    return point, Free(torus, basis)
+    return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
 
 
 def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
@@ -273,7 +276,31 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    return replace(point, directions=_orthonormal(torch.cat([*D.values()], 1)))
+    left = torch.cat([*D.values()], 1)
+    return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
+
+
+def _with_lengths(point: Point, torus: Symmetry, basis: Tensor) -> Free:
+    """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
+
+    These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
+    """
+    assert isinstance(torus, Torus)
+    exponents = [np.zeros((0, len(basis)))]
+    for name in torus.names:
+        at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
+        if len(at):
+            rows = Rows.at(name, tuple(point.zero[name].shape), at)
+            exponents.append((_exponents(torus, rows) @ basis.mT.numpy()).round(12))
+    E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
+    target, (m, k) = basis.new_zeros(len(basis)), E.shape
+    if m and k:  # the most entries that one generator may make smaller while it makes none larger
+        bounds = [(None, None)] * k + [(0.0, 1.0)] * m
+        cost = np.concatenate([np.zeros(k), -np.ones(m)])
+        found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
+        alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
+        target = torch.from_numpy(E[alone].T @ counts[alone])
+    return Free(torus, basis, target)
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:

@@ -190,7 +190,7 @@ def _scaled(point: Point, free: Free) -> tuple[Point, float]:
     first = 0.0
     for step in range(_STEPS):
         value, size = torus.charge(point.params, point.params)
-        g = N @ value
+        g = N @ value - free.target
         far = float((g.abs() / (abs(N) @ size).clamp(min=1e-300)).max())
         first = max(first, far)
         if far <= DONE or step == _STEPS - 1:

@@ -162,10 +162,11 @@ def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tup
 
 @dataclass(frozen=True, eq=False)
 class Free:
-    """Hold a group with the generators (k, *shape) that may move."""
+    """Hold a group with the generators (k, *shape) that may move, and the charges (k,) of the point looked for."""
 
     symmetry: Symmetry
     basis: Tensor
+    target: Tensor
 
     @classmethod
     def of(cls, symmetry: Symmetry) -> Free:
@@ -174,7 +175,7 @@ class Free:
             basis = moving(symmetry.algebra)
         else:
             basis = torch.eye(symmetry.shape[0], dtype=torch.float64)
-        return cls(symmetry, basis)
+        return cls(symmetry, basis, basis.new_zeros(len(basis)))
 
     def moved(self, point: Point, coordinates: Tensor) -> Point:
         """Return the point after the element of a generator with these coordinates (k,)."""
@@ -183,12 +184,13 @@ class Free:
 
 
 def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point of least |w - zero|^2, and how much of the length of w is left along the orbit there.
+    """Return the point of least |w - zero|^2 / 2 - <target, x>, and how much of |w| is left along the orbit there.
 
     Groups move with the translations that make their tangents orthogonal to all others, so that x and y below are
     coordinates in which tangents are orthonormal.
     """
     best, since, left, ago, previous = float("inf"), 0, 0.0, float("inf"), None
+    target = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.target for each in free)])
     for _ in range(_STEPS):
         (J, S), D, w = _tangents(point, free), point.directions, point.vector
         size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
@@ -196,7 +198,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
         C = J @ D.mT
         U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)
         V, Vh = U[:, s > _RANK] / s[s > _RANK], Vh[s > _RANK]
-        along = torch.cat([Vh @ w, D @ w])
+        along = torch.cat([Vh @ w - V.mT @ (target / size[:, 0]), D @ w])
         F = V.mT @ ((S - J) @ D.mT)
         K = V.mT @ S @ Vh.mT - F @ (C.mT @ V)
         H = torch.eye(len(along), dtype=torch.float64)
@@ -265,7 +267,8 @@ def _farther(step: Tensor, previous: Tensor) -> Tensor:
 
 def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> Point | None:
     """Return the point after a step and a translation, or a part of them, that makes |w|^2 less; None if none does."""
-    value, share = float(point.vector.square().sum()), 1.0
+    share, size = 1.0, float(point.vector.square().sum())
+    target = torch.cat([step[:0], *(each.target for each in free)])
     for _ in range(_PARTS):
         try:
             moved = point.added(share * change)
@@ -274,7 +277,7 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
         except ValueError:  # too far for a group to act
             share /= 4
             continue
-        if float(moved.vector.square().sum()) <= value * (1 + 1e-13):
+        if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):
             return moved
         share /= 4
     return None
