@@ -152,8 +152,8 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
     """Return the point in float64, with what translations there are."""
     every = list(_every_rows(symmetries))
-    names = [name for name in params if any(rows.name == name for rows in every)]
-    w = {name: params[name].detach().double() for name in names}
+    moved = {rows.name for rows in every}
+    w = {name: each.detach().double() for name, each in params.items() if name in moved}
     zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
     for rows in every:
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
@@ -164,8 +164,8 @@ def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Poin
     if point.directions.shape[1] > SMALL:
         return point
     D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
-    rows = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
-    return replace(point, directions=_orthonormal(torch.cat([point.directions, *rows])))
+    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
+    return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
 
 
 def _orthonormal(D: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _orthonormal(D: Tensor) -> Tensor:
         return D
     size = D.norm(dim=1, keepdim=True)
     _, s, Vh = torch.linalg.svd(D[size[:, 0] > 0] / size[size[:, 0] > 0], full_matrices=False)
-    return Vh[s > _RANK * s[:1]]
+    return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
 
 
 def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:

@@ -50,8 +50,8 @@ def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     result: list[Symmetry] = []
     for each in symmetries:
         slots = each.wire.slots if isinstance(each, Gauge) else ()
-        plain = isinstance(each, Gauge) and isinstance(each.algebra, GL) and not any(s.gains for s in slots)
-        if plain and all(s.constant is None and s.rows.plain for s in slots):
+        plain = all(s.constant is None and not s.gains and s.rows.plain for s in slots)
+        if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain:
             own = tuple((s.name, s.writes, s.dual, s.use, s.rows.columns, *s.channels.tolist()) for s in slots)
             bits = () if each.reflections is None else tuple(each.reflections.tolist())
             alike.setdefault((each.algebra.n, bits, own), []).append(each)
@@ -82,9 +82,9 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
         rows = Rows.at(same[0].name, same[0].rows.shape, torch.cat([slot.places for slot in same]))
         channels = torch.cat([k * n + slot.channels for k, slot in enumerate(same)])
         slots.append(replace(same[0], rows=rows, channels=channels))
-    flips = [gauge.reflections for gauge in gauges]
+    flips = [gauge.reflections for gauge in gauges if gauge.reflections is not None]
     algebra = blocks(n * count, torch.arange(n * count).view(count, n))
-    return Gauge(Wire(tuple(slots), n * count), algebra, None if flips[0] is None else torch.cat(flips))
+    return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:

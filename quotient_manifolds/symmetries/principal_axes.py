@@ -129,7 +129,7 @@ def _by_axes(gauge: Gauge, params: Params, A: Tensor) -> tuple[list[Frame], bool
             continue
         r = E.shape[1]
         if r > 1 and not isinstance(algebra, Complex):
-            R, found = _turns(E, sum(moments(params, gauge, channels)))
+            R, found = _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
             A[channels[:, :, None], channels[:, None]] = R
             distinct &= found
         whole = torch.zeros(len(channels), n, r, dtype=torch.float64)
@@ -197,7 +197,7 @@ def _by_half_turns(gauge: Gauge, params: Params, A: Tensor) -> list[Frame]:
         if not len(K):
             continue
         P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
-        for c, M in zip(channels, sum(moments(params, gauge, channels)), strict=True):
+        for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
             own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
             R = _largest(K, own, order)
             A[c[:, None], c] = R
