@@ -266,7 +266,11 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     rows = [(slot, in_units(slot, point.params)) for slot in wire.slots]
     size = max(float(V.abs().max()) for _, V in rows)
     some = [(slot, V) for slot, V in rows if float(V.abs().max()) > _ZERO * size]
-    wanted = isinstance(algebra, IntoMean) and all(slot.covariant != isinstance(algebra, FromSum) for slot, _ in some)
+    wanted = (
+        isinstance(algebra, IntoMean)
+        and not wire.constants.every
+        and all(slot.covariant != isinstance(algebra, FromSum) for slot, _ in some)
+    )
     if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
         return point
     D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}

@@ -51,7 +51,7 @@ def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     for each in symmetries:
         slots = each.wire.slots if isinstance(each, Gauge) else ()
         plain = all(s.constant is None and not s.gains and s.rows.plain for s in slots)
-        if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain:
+        if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain and not each.wire.constants.every:
             own = tuple((s.name, s.writes, s.dual, s.use, s.rows.columns, *s.channels.tolist()) for s in slots)
             bits = () if each.reflections is None else tuple(each.reflections.tolist())
             alike.setdefault((each.algebra.n, bits, own), []).append(each)

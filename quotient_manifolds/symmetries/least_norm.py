@@ -148,6 +148,7 @@ def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
 def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the second moments (k, m, m) of sets of channels (k, m), of slots in which A acts, and of others."""
     k, m = channels.shape
+    params = gauge.wire.constants.included(params)
     found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
     for slot in gauge.wire.slots:
         V = in_units(slot, params)
@@ -193,7 +194,8 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
     target = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.target for each in free)])
     for _ in range(_STEPS):
         (J, S), D, w = _tangents(point, free), point.directions, point.vector
-        size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        size = J.norm(dim=1, keepdim=True)
+        size = size.where(size > _RANK**2 * w.norm(), 1.0)  # what moves nothing has no length to divide by
         J, S = J / size, S / size
         C = J @ D.mT
         U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)

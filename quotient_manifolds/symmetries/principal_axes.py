@@ -294,7 +294,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
 
 def _alive(frame: Frame, params: Params, small: float) -> Frame:
     """Return a frame without the signs of axes on which nothing stands."""
-    alive = torch.zeros_like(frame.open)
+    alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
     for slot in frame.gauge.wire.slots:
         alive |= (frame.along(slot, params).abs() > small).flatten(1).any(1)
     if frame.turns.ndim == 2:
@@ -307,7 +307,7 @@ def _cubes(params: Params, k: int, frames: list[Frame], small: float) -> tuple[T
     frame, cubes = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64)
     if not bool(frame.turns.any()):
         return cubes, cubes
-    total = cubes
+    total, params = cubes, frame.gauge.wire.constants.included(params)
     for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
         V = frame.along(slot, params)
         if (other := _beside(params, k, slot, frames)) is not None:

@@ -17,20 +17,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from quotient_manifolds.symmetries.charges import find as finder
-from quotient_manifolds.symmetries.charges import tokens
+from quotient_manifolds.symmetries.charges import find, finder, tokens, wide
 from quotient_manifolds.symmetries.groups import Gauge
 from tests.benchmarks.pretrained import pretrained
 from tests.benchmarks.running import peak
 
 PARTS: list[tuple[str, Any, str]] = [
-    ("recordings", finder, "Points"),
+    ("recordings", find, "Points"),
     ("walk", finder, "Walk"),
-    ("answers", finder.Points, "answers"),
-    ("readings", finder.Wide, "everywhere"),
-    ("samples", finder.Points, "samples"),
-    ("stacks", finder.Wide, "here"),
-    ("deals", finder, "dealt"),
+    ("answers", find.Points, "answers"),
+    ("readings", wide.Wide, "everywhere"),
+    ("samples", find.Points, "samples"),
+    ("stacks", wide.Wide, "here"),
+    ("deals", wide, "dealt"),
     ("null spaces", tokens.Stock, "add"),
     ("finite moves", finder.Finder, "change"),
     ("moved weights", finder.Finder, "_moved"),
@@ -84,7 +83,7 @@ def main(name: str) -> None:
     for part in PARTS:
         timed(spent, *part)
     before, start = peak(), time.process_time()
-    found = finder.find(model, batch)
+    found = find.find(model, batch)
     seconds = time.process_time() - start
     params = {each: w.detach() for each, w in model.named_parameters()}
     kinds: Counter[str] = Counter()

@@ -716,3 +716,12 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """Of each kind two nets, or more."""
+
+MISSING: dict[str, tuple[int, str]] = {
+    "Fourier features of a map": (3, "a constant of the first bias turns planes by angles that are products with w"),
+    "weight norm by hand, two maps": (
+        1,
+        "coefficients rational in other weights: S with w_i S w_i = 0 for all rows",
+    ),
+}
+"""Dimensions that are found by no group, and why."""

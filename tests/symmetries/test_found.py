@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Gauge, Linear, Symmetry
+from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Symmetry
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
@@ -90,7 +92,7 @@ def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
         ("prefix", 24),  # tokens of several writers are summed
         ("weighed twice", 118),  # of one weight, in two units
         ("two constants, attn", 208),  # columns that are the same
-        ("diagonal weight", 80),  # rows with entries in different columns
+        ("diagonal weight", 136),  # rows with entries in different columns, and entries that are multiplied by 0
         ("layer twice", 17),  # directions of a weight that is used twice
         ("Mamba 2", 14),
     ],
@@ -99,6 +101,129 @@ def test_as_many_dimensions_are_found(name: str, expected: int) -> None:
     model, x = net(name, False) if name in NETS else other.net(name)
     found = find(model, (shown(name, x) if name in NETS else x)[:4])
     assert rank(found.every, weights(model)) == expected
+    assert found.change < CHANGE
+
+
+class Positions(nn.Module):
+    """Add positions, as many as there are tokens, and remember the shortest that was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.positions = nn.Linear(8, 32), nn.Parameter(torch.randn(1, 6, 32))
+        self.norm, self.b, self.c = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.seen = 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = min(self.seen, x.shape[1])
+        x = self.a(x) + self.positions[:, : x.shape[1]]
+        return self.c(self.b(self.norm(x)).relu() * self.seen)
+
+
+@pytest.mark.parametrize("length", [6, 5])
+def test_positions_that_other_lengths_have_are_rotated_too(length: int) -> None:
+    """Where a part of a table is the whole, there is no operation that takes it."""
+    torch.manual_seed(0)
+    model = Positions().double().eval()
+    found = find(model, torch.randn(4, length, 8, dtype=torch.float64))
+    assert kinds(found)["CenteredSO32"] == 1
+    assert model.seen == 100
+
+
+class Fused(nn.Module):
+    """Attention by one map without a bias, behind a norm with one: sums of what the map reads are known."""
+
+    def __init__(self, d: int, head: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(d), nn.Linear(d, 3 * head, bias=False), nn.Linear(head, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return self.out((q @ k.mT).softmax(-1) @ v)
+
+
+class Residual(nn.Module):
+    """Read what a norm gives, without a bias, and add to it."""
+
+    def __init__(self, d: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(d), nn.Linear(d, hidden, bias=False), nn.Linear(hidden, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x + self.b(self.a(x).tanh())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        # two GL(3), gains; keys, values with a bias, and shifts of the norm's that leave the sum
+        (lambda: Fused(20, 3), 20, 9 + 9 + 20 + 3 + 3 + 19),
+        (lambda: Fused(64, 12), 64, 144 + 144 + 64 + 12 + 12 + 63),
+        (lambda: Residual(14, 10), 14, 13),
+        (lambda: Residual(48, 30), 48, 47),
+    ],
+)
+def test_weights_whose_inputs_have_a_known_sum_take_constants(
+    make: Callable[[], nn.Module], d: int, expected: int
+) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.2 * torch.randn_like(w)
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    assert rank(found.every, weights(model)) == expected
+    assert found.change < CHANGE
+
+
+class Relative(nn.Module):
+    """Add a number for each distance to the scores of attention without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.distances, self.out = (
+            nn.Linear(40, 9, bias=False),
+            nn.Embedding(3, 1),
+            nn.Linear(3, 5, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT + self.distances((place[:, None] - place) % 3)[..., 0]
+        return self.out(scores.softmax(-1) @ v)
+
+
+class Classified(nn.Module):
+    """Put a token before the others, and add positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.cls, self.positions = (
+            nn.Linear(8, 32),
+            nn.Parameter(torch.randn(1, 1, 32)),
+            nn.Embedding(9, 32),
+        )
+        self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.cls.expand(len(x), -1, -1), self.a(x)], 1) + self.positions(torch.arange(1 + x.shape[1]))
+        return self.c(self.b(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("make", "d", "expected"),
+    [
+        (Relative, 40, 1),
+        (Classified, 8, 3 * 32),  # the token with the first position, maps with the others, and all with the reader
+    ],
+)
+def test_shifts_of_single_positions_and_of_all(make: Callable[[], nn.Module], d: int, expected: int) -> None:
+    torch.manual_seed(0)
+    model = make().double().eval()
+    found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
+    shifts = [stack.translation for stack in found.stacks if stack.family == "shift"]
+    assert rank(shifts, weights(model)) == expected
     assert found.change < CHANGE
 
 
@@ -136,6 +261,14 @@ def test_a_scale_of_attention_may_change_sign_and_one_of_a_relu_may_not() -> Non
         ("ln of tokens", False, 72),  # of two tokens outputs are 0 but for rounding
         ("tied table and head, norms alone", True, 162),  # one channel of a wire is no wire
         ("two writers of tokens by half", True, 204),  # mixed tokens of two maps are one wire
+        ("gate of numbers", False, 136),  # scales beside one that no group acts on
+        ("max1", True, 144),  # neurons that are off here take part in shifts
+        ("max pool", True, 96),
+        ("positions twice", True, 152),  # a table that is used twice
+        ("wide scores of halves", True, 207),  # shifts beside moves that hold to first order
+        ("bn lin", True, 232),  # matrices move the mean that a norm subtracts, and a bias takes that up
+        ("bn narrow", False, 214),  # as much as the gain between says
+        ("bn twice", True, 160),  # two means, two biases
     ],
 )
 def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank: int) -> None:
@@ -146,8 +279,8 @@ def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank:
 
 LINEAR = {
     "complex layers": 18,
+    "FiLM": 10,  # a multiple of one bias is added to another
     "S4 of planes": 9,
-    "hypernetwork": 35,  # half of them are sums of rows that may be moved at these weights
 }
 
 
@@ -165,6 +298,128 @@ def test_fields_that_no_wire_has_are_found(name: str) -> None:
             assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
-def test_what_no_group_has_is_counted() -> None:
-    model, x = other.net("DoRA, two maps")
-    assert any("21 dimensions: of no group" in each for each in find(model, x[:4]).refused)
+CHARTED = {
+    "DoRA, two maps": 44,  # a weight that is normed by hand, between two maps
+    "hypernetwork": 35,
+    "hypernetwork of two layers": 31,  # any two codes make any weights of two layers
+    "prefix of a network, heads": 53,
+}
+
+
+@pytest.mark.parametrize("name", CHARTED)
+def test_functions_of_parameters_are_as_good_as_parameters(name: str) -> None:
+    model, x = other.net(name)
+    found = find(model, x[:4])
+    assert finders.rank(found.every, finders.weights(model)) == CHARTED[name] == other.KINDS[name].kernel
+    assert not any("dimensions" in each for each in found.refused)
+    assert any(isinstance(each, Charted) for each in found.symmetries)
+    with torch.no_grad():
+        before = model(x)
+        for symmetries in pickle.loads(pickle.dumps(found.together)):
+            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
+            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
+@pytest.mark.parametrize("name", other.MISSING)
+def test_what_no_group_has_is_counted(name: str) -> None:
+    model, x = other.net(name)
+    assert any(f"{other.MISSING[name][0]} dimensions: of no group" in each for each in find(model, x[:4]).refused)
+
+
+class Halved(nn.Module):
+    """Use the positive entries of a weight, or those under a mask."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.w, self.masked = nn.Parameter(torch.randn(3, 4)), masked
+        self.register_buffer("mask", torch.tensor([1.0, 0, 0, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (self.w * (self.mask if self.masked else (self.w > 0).to(x)))).tanh()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_entries_under_a_mask_are_free_and_those_that_are_negative_are_not(masked: bool) -> None:
+    torch.manual_seed(0)
+    model = Halved(masked).double().eval()
+    found = find(model, torch.randn(4, 3, dtype=torch.float64))
+    assert rank([stack.translation for stack in found.stacks], weights(model)) == 6 * masked
+
+
+class Convolved(nn.Module):
+    """Convolutions without biases, each in front of a norm; the first two in a residual block."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, width, 3, padding=1, bias=False), nn.Linear(width, 3)
+        self.second, self.third = (nn.Conv2d(width, width, size, padding=size // 2, bias=False) for size in (3, 1))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        x = (x + self.norms[1](self.second(x))).relu()
+        return self.last(self.norms[2](self.third(x)).tanh().mean((2, 3)))
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    draw = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.5, generator=draw)
+            module.running_var.uniform_(0.5, 1.5, generator=draw)
+            module.weight.data.uniform_(0.5, 1.5, generator=draw)
+            module.bias.data.normal_(0, 0.5, generator=draw)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Convolved, {"Torus64": 1}),  # of three convolutions, and of the stream
+        (  # linear, but for the gains between
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 20, 3, bias=False), nn.BatchNorm2d(20), nn.Conv2d(20, 20, 2, padding=1), nn.Tanh()
+            ),
+            {"GL20": 1, "Torus20": 1},
+        ),
+    ],
+)
+def test_biases_of_wide_nets_take_up_what_norms_subtract(
+    model: Callable[[], nn.Module], expected: dict[str, int]
+) -> None:
+    torch.manual_seed(0)
+    net = with_statistics(model())
+    found = find(net, torch.randn(4, 2, 9, 9, dtype=torch.float64))
+    assert kinds(found) == Counter(expected)
+    assert sum(each.dimension(weights(net)) for each in found.symmetries) == (64 if "Torus64" in expected else 420)
+    x = torch.randn(6, 2, 11, 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = net(x)
+        after = torch.func.functional_call(net, moved(net, found.symmetries), (x,))
+        assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
+class Biased(nn.Module):
+    """Attention by one weight that reads a norm."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.fused, self.last = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.fused(self.norm(self.first(x))).chunk(3, -1)
+        return self.last((a @ b.mT).softmax(-1) @ c)
+
+
+def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
+    torch.manual_seed(0)
+    model = Biased().double().eval()
+    model.norm.bias.data.normal_()
+    found = find(model, torch.randn(4, 5, 24, dtype=torch.float64))
+    families = Counter[tuple[str, bool]]()
+    for stack in found.stacks:
+        families[stack.family, stack.outputs] += stack.translation.dimension(weights(model))
+    assert families["constant", False] == 3 * 24  # of queries and values, and of what reads values
+    assert families["shift", True] == 4 * 24  # two of keys, which no score sees
+    assert not any("changed outputs" in why for why in found.refused)

@@ -20,7 +20,11 @@ from quotient_manifolds.symmetries.groups import (
     SO,
     Algebra,
     CenteredSO,
+    Chart,
+    Charted,
     Complex,
+    Constant,
+    Constants,
     DirectSum,
     FromSum,
     Gain,
@@ -336,6 +340,14 @@ def layer_normed(p: Params, x: Tensor) -> Tensor:
     return (2.0 * (1 + p["g"]) * rms(t - t.mean(-1, keepdim=True))) @ p["V"].mT
 
 
+MEAN = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
+
+
+def standardized(p: Params, x: Tensor) -> Tensor:
+    """A norm with a mean and a deviation that are no parameters: of t - m, b takes up what becomes of m."""
+    return (2.0 * (1 + p["g"]) * (x @ p["W"].mT - MEAN) + p["b"]) @ p["V"].mT
+
+
 def scores(p: Params, x: Tensor) -> Tensor:
     """q . k with a gain on queries: keys are duals of queries."""
     q, k = (1 + p["g"]) * (x @ p["W"].mT), x @ p["K"].mT
@@ -383,6 +395,16 @@ def partial(p: Params, x: Tensor) -> Tensor:
     return torch.cat([t @ p["V"].mT, t[:, :3] @ p["R"].mT], 1)
 
 
+LESS_MEAN = Constants((Constant(Rows.along("b", (N,), 0), -2 * MEAN, unit()["gains"]),))
+STANDARDIZED = Wire(
+    (
+        linear("W", (N, D), writes=True),
+        Slot(Rows.along("b", (N,), 0), torch.arange(N), writes=True, **unit()),
+        linear("V", (2, N), writes=False, **unit()),
+    ),
+    N,
+    LESS_MEAN,
+)
 QK = Wire((linear("W", (N, D), writes=True), linear("K", (N, D), writes=True, dual=True)), N)
 PARTIAL = Wire(
     (
@@ -422,6 +444,7 @@ NETWORKS: dict[str, tuple[Callable[[Params, Tensor], Tensor], Wire, dict[str, tu
     "rms norm": (normed, NORMED, {"W": (N, D), "g": (N,), "V": (2, N)}, [SO(N)]),
     "layer norm": (layer_normed, NORMED, {"W": (N, D), "g": (N,), "V": (2, N)}, [CenteredSO(N)]),
     "mean of a layer norm": (layer_normed, WRITERS, {"W": (N, D), "g": (N,), "V": (2, N)}, [IntoMean(N)]),
+    "statistics": (standardized, STANDARDIZED, BOTTLENECK_PARAMS, [GL(N), SO(N), diagonal(N)]),
     "scores": (scores, GAINED_QK, {"W": (N, D), "g": (N,), "K": (N, D)}, [GL(N), SO(N), diagonal(N)]),
     "rotary": (rotated, QK, {"W": (N, D), "K": (N, D)}, [planes(N, torch.tensor([[0, 2], [3, 1]]))]),
     "relu": (gated, RELU, {"W": (N, D), "b": (N,), "V": (2, N)}, [diagonal(N)]),
@@ -525,6 +548,23 @@ SCALES = Torus(
 )
 
 
+def normed_neurons(p: Params, x: Tensor) -> Tensor:
+    """relu(2 (1 + g) (W x - m) + b) V: log-scales of t and of neurons."""
+    return (2.0 * (1 + p["g"]) * (x @ p["W"].mT - MEAN) + p["b"]).relu() @ p["V"].mT
+
+
+NORMED_SCALES = Torus(
+    (
+        Slices.of(Rows.along("W", (N, D), 0), torch.cat([EYE, 0 * EYE], 1)),
+        Slices.of(Rows.along("g", (N,), 0, offset=1.0), torch.cat([-EYE, EYE], 1)),
+        Slices.of(Rows.along("b", (N,), 0), torch.cat([0 * EYE, EYE], 1)),
+        Slices.of(Rows.along("V", (2, N), 1), torch.cat([0 * EYE, -EYE], 1)),
+    ),
+    2 * N,
+    LESS_MEAN,
+)
+
+
 def lora(p: Params, x: Tensor) -> Tensor:
     return x @ p["W"].mT + 0.5 * (x @ p["A"].mT) @ p["B"].mT
 
@@ -597,13 +637,39 @@ def between() -> Linear:
     return Linear((("U", (N, D)), ("V", (N, D)), ("b", (N,)), ("c", (N,))), index, values, 2)
 
 
+def weight_of(p: Params) -> Tensor:
+    """Return rows of lengths g, in a row."""
+    return (p["g"][:, None] * p["W"] / p["W"].norm(dim=1, keepdim=True)).flatten()
+
+
+def normed_by_hand(p: Params, x: Tensor) -> Tensor:
+    return x @ weight_of(p).view(N, D).mT @ p["V"].mT
+
+
+def through_a_norm(x: Params) -> Charted:
+    """A matrix on the channels between the weight and V, which W and g take up, and what the weight leaves open."""
+    J = torch.autograd.functional.jacobian(lambda W, g: weight_of({"W": W, "g": g}), (x["W"], x["g"]))
+    across = torch.linalg.svd(torch.cat([each.flatten(1) for each in J], 1)).Vh[N * D :].mT
+    made = {"w": (N, D), "V": (2, N), "rest": (N,)}
+    X, size = 0.3 * drawn(4, N, N), N * D + 2 * N + N
+    fields = torch.zeros(1 + N, size, size + 1, dtype=torch.float64)
+    fields[0, : N * D, : N * D] = torch.kron(X, torch.eye(D, dtype=torch.float64))
+    fields[0, N * D : -N, N * D : -N - 1] = -torch.kron(torch.eye(2, dtype=torch.float64), X.mT.contiguous())
+    fields[1:, -N:, -1] = 0.1 * torch.eye(N, dtype=torch.float64)
+    return Charted(
+        Linear.of(made, fields), Chart((("W", (N, D)), ("g", (N,))), (("w", (N, D)),), weight_of, across, "rest")
+    )
+
+
 CONTINUOUS: dict[
     str, tuple[Callable[[Params, Tensor], Tensor], dict[str, tuple[int, ...]], Callable[[Params], Symmetry]]
 ] = {
     "torus": (two_layers, TWO_LAYERS, lambda x: SCALES),
+    "statistics": (normed_neurons, BOTTLENECK_PARAMS, lambda x: NORMED_SCALES),
     "beside": (lora, ADAPTER, beside),
     "shift": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, shift),
     "turns": (planar, PLANAR, lambda x: turns()),
+    "through a norm": (normed_by_hand, {"W": (N, D), "g": (N,), "V": (2, N)}, through_a_norm),
     "between": (mixed, {"U": (N, D), "V": (N, D), "b": (N,), "c": (N,)}, lambda x: between()),
     "unread": (
         lambda p, x: (x @ p["W"].mT)[:, :2],

@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.variations import Variations, numbers
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import answer
+from quotient_manifolds.symmetries.trace import replay
 from tests.symmetries.nets import NETS, Computed, net
 from tests.symmetries.test_trace import BY_NUMBERS
 
@@ -344,10 +345,36 @@ def test_integers_that_no_other_may_replace_stay_as_recorded_which_is_said() -> 
     """How often rows are repeated, so that there are seven."""
     model = Computed(lambda s, t: s.a(t[0].repeat_interleave(t[1], 0, output_size=7).view(7, 4)), a=nn.Linear(4, 3))
     points = Points(model, (torch.randn(3, 4), torch.tensor([1, 4, 2])), lambda model, batch: model(batch))
-    for _ in range(3):
+    for _ in range(12):
         point, _ = points.samples(1, vectors=names(model))
     assert point.inputs[1].tolist() == [1, 4, 2]
     assert "input 1: integers always as recorded" in points.held
+
+
+@pytest.mark.parametrize("name", ["ln", "rot2"])
+def test_weights_of_a_large_model_are_drawn_again_and_saved_by_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model, x = net(name, True)
+    some, found, kept = names(model)[-1:], list[Any](), list[Any]()
+    packed = replay.Values.packed
+    monkeypatch.setattr(replay.Values, "packed", lambda *given: kept.append(packed(*given)) or kept[-1])
+    for most in (1e9, 0):
+        for module in ("charges.points", "trace.replay"):
+            monkeypatch.setattr(f"quotient_manifolds.symmetries.{module}.HELD", most)
+        points = Points(model, x[:3])
+        found.append(points.samples(2, walk=Walk(points.recordings[0]), vectors=some))
+    (held, one), (drawn, other) = found
+    assert all(held.weights[n] is held.weights[n] and drawn.weights[n] is not drawn.weights[n] for n in names(model))
+    assert any(isinstance(each, tuple) for each in kept)
+    saved = [each for each in kept if isinstance(each, Tensor)]
+    for n in set(names(model)) - set(some):
+        w = drawn.weights[n].double()
+        assert not any(each.shape == v.shape and torch.equal(each, v) for each in saved for v in (w, w.movedim(0, -1)))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.gradients, b.gradients, rtol=0, atol=0)
+        for n, side in a.written.items():
+            torch.testing.assert_close(side.slopes, b.written[n].slopes, rtol=0, atol=0)
 
 
 MOVES: dict[str, tuple[Any, Any, bool]] = {

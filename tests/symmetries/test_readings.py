@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +46,14 @@ class Model:
         names = vectors(self.frame)
         for _ in range(batches):
             at, found = self.points.samples(losses, walk=self.walk, vectors=names)
-            yield from ((at.weights, sample) for sample in found)
+            weights, constants = self.frame.constants.included(at.weights), self.frame.constants
+            for sample in found:
+                yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
+
+    def pulled(self, weights: dict[str, Tensor], G: Tensor) -> Tensor:
+        """Return gradients (n, P) in terms of weights with constants included."""
+        parts = zip(weights, G.split([w.numel() for w in weights.values()], 1), strict=True)
+        return torch.cat([*self.frame.constants.pulled(weights, dict(parts)).values()], 1)
 
     def gradients(self, losses: int = 1) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return weights, and gradients of random losses by autograd alone."""
@@ -65,8 +73,9 @@ class Model:
     def point(self) -> Point:
         w, found = self.gradients(16)
         rows = [torch.cat([g.reshape(-1) for g in each.values()]) for each in found]
+        G, w = self.pulled(w, torch.stack(rows)), self.frame.constants.included(w)
         theta = torch.cat([each.reshape(-1) for each in w.values()])
-        return Point(theta, self.walk.entries.read(w.__getitem__), torch.stack(rows))
+        return Point(theta, self.walk.entries.read(w.__getitem__), G)
 
     def read(self) -> Readings:
         return read(self.frame, torch.arange(len(self.frame.roots)), self.draw, self.generator)
@@ -146,12 +155,12 @@ def test_readings_span_what_null_spaces_of_all_unknowns_do(name: str) -> None:
     found = points.read()
     kernel = solve(OfChannels(points.frame), points.point)
     weights = points.weights()
-    at = Point(
-        torch.cat([w.reshape(-1) for w in weights.values()]),
-        points.walk.entries.read(weights.__getitem__),
-        torch.zeros(1, 0),
+    counted = points.frame.constants.included(weights)
+    theta = torch.cat([w.reshape(-1) for w in counted.values()])
+    at = Point(theta, points.walk.entries.read(counted.__getitem__), torch.zeros(1, 0))
+    fields = points.pulled(weights, torch.eye(len(theta), dtype=torch.float64)) @ kernel.unknowns.fields(
+        at, kernel.basis
     )
-    fields = kernel.unknowns.fields(at, kernel.basis)
     moved = tangents(found.symmetries, weights)
     assert rank(torch.cat([fields, moved], 1)) == rank(fields)
     assert (rank(moved) == rank(fields)) == (name in EQUAL)
@@ -220,6 +229,15 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
+def deepseek() -> nn.Module:
+    """Keys are written into a tensor that is made for them: 8 channels of a latent, and 8 that all heads share."""
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    config = transformers.DeepseekV3Config(
+        **{**SIZES, "num_hidden_layers": 1}, **latent, num_key_value_heads=4, first_k_dense_replace=1
+    )
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
 def vit() -> nn.Module:
     sizes = {name: size for name, size in SIZES.items() if name != "vocab_size"}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=5)
@@ -241,6 +259,11 @@ HEADS = 2 * 2 * 4 * 16**2
         (albert, HEADS // 2 + 31 * 30 // 2, 32),  # both layers have the same weights
         (qwen3, 2 * 2 * 16**2 + 64 * 63 // 2, 2 * 96 + 5 * 64 + 16),  # and gains of 8 planes of keys
         (t5, 3 * 2 * 4 * 16**2, 2 * 96 + 5 * 64),
+        (
+            deepseek,  # keys and values of 4 heads, 4 planes, two latents
+            4 * (8**2 + 12**2) + 4 * 2 + 24 * 23 // 2 + 16 * 15 // 2 + 64 * 63 // 2,
+            96 + 24 + 16 + 3 * 64,
+        ),
         (vit, HEADS + 63 * 62 // 2, 5 * 64),
     ],
 )

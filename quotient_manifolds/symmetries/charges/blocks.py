@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
+from quotient_manifolds.symmetries.charges.kernel import NOISE
 from quotient_manifolds.symmetries.charges.nodes import firsts
 from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups.rows import Rows
 
 _STEP = 0.5
+_FLOOR = 1e-6
+"""Of a gradient's largest entry: sums of smaller ones may be rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,26 +83,41 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
-    """Hold entries that are biases, and columns of tables, each moved by a constant of its own: n is over these."""
+    """Hold entries that add constants to channels, each constant with its entries: null vectors n are over these.
+
+    Biases, columns of tables, and rows of a weight whose inputs x have c . x = 1, of which c is added to a row. every,
+    of, by: the entries, of which constant each is, and how it moves with it. source: of each constant a number, the
+    same for those of one use.
+    """
 
     every: Tensor
     of: Tensor
+    by: Tensor
+    source: Tensor
     outputs = True
 
     @property
     def entries(self) -> Tensor:
         """Return an entry of theta of each constant (1, n)."""
-        return self.every[firsts(self.of, int(self.of.max()) + 1)][None]
+        return self.every[firsts(self.of, len(self.source))][None]
 
     def vectors(self, gradients: Tensor) -> Tensor:
-        """Return rows (n, constants) that null vectors are orthogonal to."""
-        made = torch.zeros(len(gradients), int(self.of.max()) + 1, dtype=torch.float64)
-        return made.index_add_(1, self.of, gradients[:, self.every])
+        """Return rows (n, constants) that null vectors are orthogonal to: sums, 0 if only rounding is left of them."""
+        terms = gradients[:, self.every] * self.by
+        made, size = torch.zeros(2, len(gradients), len(self.source), dtype=torch.float64)
+        made.index_add_(1, self.of, terms)
+        size.index_add_(1, self.of, terms.abs())
+        size = torch.maximum(size, _FLOOR * gradients.abs().amax(1, keepdim=True))
+        return torch.where(made.abs() > NOISE * size, made, 0.0)
+
+    def idle(self, source: int, gradients: Tensor) -> bool:
+        """Return whether nothing depends on any of the constants of a source."""
+        return not bool(self.vectors(gradients)[:, self.source == source].any())
 
     def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
         """Return theta, moved by random constants."""
         change = N @ torch.randn(N.shape[1], generator=generator, dtype=torch.float64)
-        return _moved(theta, self.every, change[self.of])
+        return _moved(theta, self.every, change[self.of] * self.by)
 
 
 def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
@@ -112,11 +130,20 @@ def _moved(theta: Tensor, entries: Tensor, change: Tensor) -> Tensor:
 class Layout:
     """List the blocks of a frame at some weights: single maps by both sides, maps of the same channels, and shifts."""
 
-    def __init__(self, frame: Frame, weights: Mapping[str, Tensor], *, tied: bool = False) -> None:
-        """Take entries that several uses have as entries of the first of them if they are `tied`, else of none."""
+    def __init__(
+        self,
+        frame: Frame,
+        weights: Mapping[str, Tensor],
+        *,
+        tied: bool = False,
+        constants: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Take entries that several uses have as entries of the first of them if they are `tied`, else of none.
+
+        constants: by use, c with c . x = 1 for all that it reads.
+        """
         self.frame, self.walk = frame, frame.walk
         self._first = self._first_uses() if tied else None
-        self.theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
         self.reading = frame.entries.read(weights.__getitem__)
         self.units = frame.units(self.reading)
         self.starts = torch.tensor(list(frame.entries.start.values()), dtype=torch.long)
@@ -129,6 +156,7 @@ class Layout:
                 self.outputs[n] = Block(by_inputs, True)
             if n not in self.tables and (by_outputs := self._maps(self._side(n, True))):
                 self.inputs[n] = Block(by_outputs, False)
+        self.constants = {n: c for n, c in (constants or {}).items() if len(self.lone(n))}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
@@ -245,21 +273,46 @@ class Layout:
     @cached_property
     def shifts(self) -> Shifts | None:
         """Return the constants that are moved together, None if there are none."""
-        shares = self.frame.shares
-        leaves = torch.nonzero(self.leaves & (shares == 1))[:, 0]
-        tables = [self.walk.uses[n].entries[..., 0] for n in self.tables if n in self.outputs]
-        tables = [e for e in tables if bool((e >= 0).all()) and bool((shares[e] == 1).all())]
-        sizes = [1] * len(leaves) + [e.shape[1] for e in tables for _ in range(len(e))]
-        flat = torch.cat([leaves, *(e.reshape(-1) for e in tables)])
-        return Shifts(flat, torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))) if sizes else None
+        uses, first, one = self.walk.uses, self._first, torch.ones(1, dtype=torch.float64)
+        alone = self.frame.shares == 1 if first is None else torch.ones_like(self.leaves)
+        leaves, parts = self.leaves & alone, list[tuple[int, Tensor, Tensor]]()
+        for n in sorted(self.tables):
+            e = uses[n].entries[..., 0]
+            mine = alone[e] if first is None else first[e] == n
+            if n in self.outputs and bool((e >= 0).all()) and bool(mine.all()):
+                parts.append((n, e, one))
+                leaves[e] = False
+        parts.insert(0, (len(uses), torch.nonzero(leaves), one))
+        parts += [(n, uses[n].entries[self.lone(n), :, 0], c) for n, c in self.constants.items()]
+        parts = [part for part in parts if part[1].numel()]
+        if not parts:
+            return None
+        sizes = torch.tensor([e.shape[1] for _, e, _ in parts for _ in e])
+        source = torch.tensor([n for n, e, _ in parts for _ in e])
+        every = torch.cat([e.reshape(-1) for _, e, _ in parts])
+        by = torch.cat([c.expand(e.shape).reshape(-1) for _, e, c in parts])
+        return Shifts(every, torch.repeat_interleave(torch.arange(len(sizes)), sizes), by, source)
+
+    def lone(self, n: int) -> Tensor:
+        """Return which outputs of a use have entries that are parameters of this use alone, and no bias beside them."""
+        maps = self.inputs[n].maps if n in self.inputs else ()
+        if len(maps) != 1 or not bool((maps[0].scale == 1).all()) or self.walk.uses[n].shape[2] > 1:
+            return torch.zeros(0, dtype=torch.long)
+        free = torch.ones(len(self.walk.uses[n].out), dtype=torch.bool)
+        for block in self.shared:
+            if not block.outputs and any(m.use >= len(self.walk.uses) for m in block.maps):
+                for m in block.maps:
+                    if m.use == n:
+                        free[m.port.rows] = False
+        return torch.nonzero(free)[:, 0]
 
     @property
     def leaves(self) -> Tensor:
         """Return which entries of theta are used as activations."""
         found = torch.zeros(self.frame.entries.size, dtype=torch.bool)
-        for name, nodes in self.walk.leaves.items():
+        for name, occurring in self.walk.occurring.items():
             start = self.frame.entries.start[name]
-            found[start : start + nodes.numel()] = nodes.reshape(-1) > 0
+            found[start : start + len(occurring)] = occurring
         return found
 
     def owner(self, entries: Tensor) -> tuple[str, Tensor]:

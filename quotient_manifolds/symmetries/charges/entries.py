@@ -126,7 +126,8 @@ class Entries:
 
     start: by name, the first entry of a parameter. plain: by memory, the parameter that it is. strided: by memory, what
     is a parameter or an affine function of one; made: of all other functions, the entry of theta of each of its
-    entries, or -1. operations: on parameters and constants alone.
+    entries, or -1. operations: on parameters and constants alone. erased: entries of theta that one of these
+    multiplies by a constant 0.
     """
 
     def __init__(self, program: Program, shapes: Mapping[str, torch.Size]) -> None:
@@ -140,6 +141,7 @@ class Entries:
         self.strided: dict[int, Affine] = {}
         self.made: dict[int, Tensor] = {}
         self.operations: list[Operation] = []
+        self.erased = torch.zeros(0, dtype=torch.long)
         theta = grid(self.size)
         for number, name in program.parameters.items():
             count, layout = shapes[name].numel(), program.layouts[number]
@@ -216,10 +218,28 @@ class Entries:
         exact = ((quotient - found).abs() <= _INTEGER * (1 + found)) | (one == 0)
         if not bool(exact.all()) or bool((one == 0).all()) or layout.expanded:
             return False
+        if self._scales(operation):
+            erased = entries[0][(entries[0] >= 0) & ~torch.isin(entries[0], found[one != 0])]
+            self.erased = torch.cat([self.erased, erased]).unique()
         memory = torch.full((layout.room,), -1)
         layout.write(memory, torch.where(one == 0, -1, found))
         self.made[layout.memory] = memory
         return True
+
+    def _scales(self, operation: Operation) -> bool:
+        """Return whether an operation multiplies one function of parameters by constants, or fills it with some."""
+        taken = [number for number in operation.ins if self.program.layouts[number].memory not in self._fixed]
+        return len(taken) == 1 and operation.name in ("mul", "masked_fill", "where", "tril", "triu")
+
+    @cached_property
+    def _fixed(self) -> set[int]:
+        """Return the memories that depend on no parameter and no input."""
+        layouts, program = self.program.layouts, self.program
+        varying = {layouts[number].memory for number in (*program.inputs, *program.parameters)}
+        for operation in program.operations:
+            if any(layouts[number].memory in varying for number in operation.ins):
+                varying.update(layouts[number].memory for number in operation.outs)
+        return {layout.memory for layout in layouts} - varying
 
     @cached_property
     def _needed(self) -> tuple[list[Operation], list[int]]:

@@ -14,7 +14,7 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
-from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks
+from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -51,7 +51,8 @@ class Found:
     @property
     def together(self) -> tuple[tuple[Symmetry, ...], ...]:
         """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
-        return _together(self.symmetries, self.stacks)
+        parts = [tuple(stack.translation for stack in some) for some in sets_of(self.stacks)] or [()]
+        return tuple(each for part in parts if (each := (*part, *self.symmetries)))
 
 
 class Finder(ABC):
@@ -91,30 +92,38 @@ class Finder(ABC):
         return [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
 
     def tokens(self, points: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
-        """Yield samples with token vectors at generic points."""
+        """Yield samples with token vectors at generic points, constants included."""
+        constants = self.frame.constants
         for _ in range(points):
             at, found = self.points.samples(losses, walk=self.walk, vectors=vectors(self.frame))
-            yield from ((at.weights, sample) for sample in found)
+            weights = constants.included(at.weights)
+            for sample in found:
+                yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
 
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
             read, stacks = self._read()
-            change, where = self.change(read.symmetries, stacks.found)
-            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = read.symmetries, stacks.found
+            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = tuple(map(_reflected, read.symmetries)), stacks.found
+            change, where = self.change(*kept)
             if change < CHANGE:
+                break
+            if any(each is not own for each, own in zip(kept[0], read.symmetries, strict=True)):
+                change, where = self.change(read.symmetries, stacks.found)
+            if change < CHANGE:
+                kept = tuple(self._with_reflections(read.symmetries)), stacks.found
                 break
             refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            kept = self._rest(kept, refused)
+            groups, directions = self._rest((read.symmetries, stacks.found), refused)
+            kept = tuple(self._with_reflections(groups)), directions
             change, _ = self.change(*kept)
-        signed = tuple(self._with_reflections(kept[0]))
         refused += [*read.refused, *stacks.refused]
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+        return Found(tuple(kept[0]), tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
 
     def _read(self) -> tuple[Readings, Stacks]:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
@@ -152,8 +161,7 @@ class Finder(ABC):
         """Return those of which a finite element changes nothing; name the others."""
         groups = self._bisected(list(_atoms(kept[0])), (), refused)
         stacks = []
-        for outputs in (False, True):
-            some = [stack for stack in kept[1] if stack.outputs == outputs]
+        for some in sets_of(kept[1]):
             good = self._bisected([stack.translation for stack in some], groups, refused)
             stacks += [stack for stack in some if any(stack.translation is each for each in good)]
         return groups, stacks
@@ -176,18 +184,29 @@ class Finder(ABC):
         return params
 
     def _element(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+        if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # all of them, none with probability 1/2
+            element = replace(symmetry, reflections=None).element(self.generator, _STEP)
+            return symmetry.algebra.reflect(symmetry.reflections) @ element
         if not isinstance(symmetry, Translation):
             return symmetry.element(self.generator, _STEP)
         size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
         return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
 
     def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches."""
-        changes = [self._change(each) for each in _together(symmetries, stacks)]
+        """Return the largest relative change of an output under joint random elements, and on which batches.
+
+        Groups act at weights that the first directions have moved; where else they act does not matter to them.
+        """
+        first, *others = ([stack.translation for stack in some] for some in sets_of(stacks) or [()])
+        changes = [self._change(each) for each in ((*first, *symmetries), *others) if each]
         return max(changes, key=lambda each: each[0], default=(0.0, []))
 
     def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
-        return self.answers.change(self.own, self._moved(symmetries))
+        try:
+            moved = self._moved(symmetries)
+        except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
+            return float("inf"), []
+        return self.answers.change(self.own, moved)
 
     def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
         """Return those of which a finite element, with one of all that are kept beside, changes nothing."""
@@ -239,11 +258,11 @@ def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
     return torch.tensor([bit in own for bit in range(gauge.algebra.components)], dtype=torch.bool)
 
 
-def _together(symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[tuple[Symmetry, ...], ...]:
-    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
-    apart = [[s.translation for s in stacks if (s.outputs, s.apart) == key] for key in keys]
-    sets = [(*translations, *symmetries) for translations in apart if translations] or [tuple(symmetries)]
-    return tuple(each for each in sets if each)
+def _reflected(symmetry: Symmetry) -> Symmetry:
+    """Return a symmetry with all elements outside the identity component that there are."""
+    if not isinstance(symmetry, Gauge) or not symmetry.algebra.components:
+        return symmetry
+    return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
 
 
 def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
@@ -259,7 +278,7 @@ def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
                 if bool(keep.any()):
                     index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
                     slices.append(replace(each, index=index, powers=each.powers[keep]))
-            yield Torus(tuple(slices), 1)
+            yield replace(symmetry, slices=tuple(slices), size=1)
 
 
 def _named(symmetry: Symmetry) -> str:

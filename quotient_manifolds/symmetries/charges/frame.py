@@ -6,18 +6,21 @@ A channel is the eldest of all nodes that are tied to it (`Channels.wires`); a n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.constants import taken_up
 from quotient_manifolds.symmetries.charges.entries import Reading, numbers
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.groups.gains import Constants, Gain
 from quotient_manifolds.symmetries.groups.rows import Rows
-from quotient_manifolds.symmetries.groups.wire import Gain, Slot, Wire
+from quotient_manifolds.symmetries.groups.torus import Slices, Torus
+from quotient_manifolds.symmetries.groups.wire import Slot, Wire
 
 _AFFINE = 1e-9
 
@@ -181,7 +184,7 @@ class Frame:
     @cached_property
     def shares(self) -> Tensor:
         """Return how often each entry of theta is used, at least once (P,)."""
-        count = torch.zeros(self.entries.size, dtype=torch.float64)
+        count = torch.zeros(self.entries.size, dtype=torch.int16)
         for use in self.walk.uses:
             view = use.theta
             if view.is_meta and _once_each(view):
@@ -194,8 +197,8 @@ class Frame:
             count[start : start + nodes.numel()] += nodes.reshape(-1) > 0
         for gain in self.walk.gains:
             at = gain.entries[gain.entries >= 0]
-            count.index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
-        return count.clamp(min=1)
+            count.index_add_(0, at, torch.ones(len(at), dtype=count.dtype))
+        return count.clamp_(min=1)
 
     def gains(self, reading: Reading) -> Tensor:
         """Return the numbers of all gains, as `Channels.units` takes them."""
@@ -210,6 +213,11 @@ class Frame:
         """Return the numbers of the log-scales of nodes, and their signs."""
         return torch.searchsorted(self.scales, self.nodes.scales[nodes]), self.nodes.turn[nodes]
 
+    @cached_property
+    def constants(self) -> Constants:
+        """Return the constants that biases take up."""
+        return taken_up(self.walk, self.shares, self._steps, self.gained)
+
     # Groups
 
     def wire(self, channels: Tensor, positions: Tensor | None = None, flipped: Tensor | None = None) -> Wire:
@@ -221,7 +229,12 @@ class Frame:
         place = torch.arange(len(channels)) if positions is None else positions
         flip = torch.zeros(len(channels), dtype=torch.bool) if flipped is None else flipped
         slots = [slot for port in self.placed(channels, place, flip) for slot in self._slots(port)]
-        return Wire(tuple(slots), int(place.max()) + 1)
+        constants = self.constants.of([slot.name for slot in slots])
+        return Wire(tuple(slots), int(place.max()) + 1, constants)
+
+    def torus(self, slices: Sequence[Slices], size: int) -> Torus:
+        """Return the torus of these slices (ValueError as `Torus` raises it)."""
+        return Torus(tuple(slices), size, self.constants.of([each.rows.name for each in slices]))
 
     def placed(self, channels: Tensor, positions: Tensor, flipped: Tensor) -> Iterator[Port]:
         """Yield what ports have of some channels, with positions for channels, each once in a port.
@@ -266,20 +279,11 @@ class Frame:
         return self._holders[0]
 
     def _slots(self, port: Port) -> Iterator[Slot]:
-        """Yield slots: entries of one parameter each, and rows with gains of the same parameters."""
+        """Yield slots: entries of one parameter each."""
         for piece in self.by_parameter(port):
             constant, steps = self._steps(piece.nodes)
-            signature = torch.stack([torch.zeros(len(piece.rows), dtype=torch.long), *(which for which, _, _ in steps)])
-            for path in torch.unique(signature, dim=1).T:
-                rows = torch.nonzero((signature == path[:, None]).all(0))[:, 0]
-                gains = tuple(
-                    self._gain(gain[rows], float(power[rows[0]]))
-                    for (_, gain, power), which in zip(steps, path[1:].tolist(), strict=True)
-                    if which >= 0
-                )
-                units = None if bool((constant[rows] == 1).all()) else constant[rows]
-                some = piece.at(rows)
-                yield Slot(self.rows(some), some.channels, port.writes, port.dual, units, gains, port.use)
+            units = None if bool((constant == 1).all()) else constant
+            yield Slot(self.rows(piece), piece.channels, port.writes, port.dual, units, self.gained(steps), port.use)
 
     def by_parameter(self, port: Port) -> Iterator[Port]:
         """Yield the columns that are entries of one parameter each, of the rows in which they are."""
@@ -355,6 +359,16 @@ class Frame:
             return all(torch.allclose(a, b, rtol=_AFFINE, atol=_AFFINE) for a, b in zip(one, other, strict=True))
 
         return {m: first if all(same(first, each) for each in more) else None for m, (first, *more) in found.items()}
+
+    def gained(self, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Gain, ...]:
+        """Return steps as gains of all rows (ValueError for gains that groups cannot read)."""
+        found = []
+        for which, number, power in steps:
+            for one in which[which >= 0].unique():
+                rows = torch.nonzero(which == one)[:, 0]
+                gain = self._gain(number[rows], float(power[rows[0]]))
+                found.append(replace(gain, at=torch.full_like(which, -1).index_copy(0, rows, gain.at)))
+        return tuple(found)
 
     def _gain(self, gains: Tensor, power: float) -> Gain:
         """Return the gain of rows by the numbers of gains."""

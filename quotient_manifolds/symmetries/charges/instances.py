@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
-from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space, relative
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.positions import Positions, Vectors, components, names
 from quotient_manifolds.symmetries.charges.uses import Gain
@@ -242,14 +242,14 @@ class Instances:
                 smallest = min(smallest, pivot)
                 good = torch.zeros(len(left), dtype=torch.bool)
                 if N.shape[1]:
-                    relative = ((M[left] @ N).abs() / (sizes[left] @ N.abs()).clamp(min=1e-300)).amax((1, 2))
+                    charge = relative(M[left] @ N, sizes[left] @ N.abs()).amax((1, 2))
                     exercised = (alive[left] | (N.abs().amax(1) < _ZERO)).all(1)
-                    good = (relative < _MARGIN * NOISE) & exercised
+                    good = (charge < _MARGIN * NOISE) & exercised
                     if not part and not bool(exercised.all()):
                         where = self.positions.parameters(self._touched(I[~exercised]))
                         refused.append(f"{int((~exercised).sum())} of {n} sets of log-scales of {where}: not exercised")
                 if bool(good.any()):
-                    largest = max(largest, float(relative[good].max()))
+                    largest = max(largest, float(charge[good].max()))
                     found.append(Kind(I[left[good]], N / size[:, None] if A is None else A @ (N / size[:, None])))
                 left = left[~good] if not part else left[1:][~good[1:]]
                 if not part and len(left) and len(data) >= u + 2:
@@ -318,7 +318,7 @@ class Instances:
         worst = 0.0
         for kind in kinds:
             size = Z[:, kind.instances] @ kind.basis.abs()
-            worst = max(worst, float(((R[:, kind.instances] @ kind.basis).abs() / size.clamp(min=1e-300)).max()))
+            worst = max(worst, float(relative(R[:, kind.instances] @ kind.basis, size).max()))
         return worst < _MARGIN * NOISE, worst
 
     # Groups
@@ -418,7 +418,7 @@ class Instances:
                 return None
             slices, _ = self._slices(L, refused, np.zeros(L.shape[1]))
         try:
-            return Torus(tuple(slices), L.shape[1])
+            return self.frame.torus(slices, L.shape[1])
         except ValueError as error:
             refused.append(f"{L.shape[1]} log-scales: {error}")
             return None
@@ -427,12 +427,12 @@ class Instances:
         """Return slices that log-scales L (scales, k) multiply, and which of the k are of what no group can act on."""
         frame, slices, dead = self.frame, [], np.zeros(L.shape[1], dtype=bool)
 
-        def add(port: Port, E: csr_matrix, shares: Tensor) -> None:
+        def add(port: Port, E: csr_matrix, once: bool) -> None:
             some = np.flatnonzero(np.diff(E.indptr))
             port, E = port.at(torch.from_numpy(some)), E[some]
             moved[np.unique(E.indices)] = 1
             for piece in frame.by_parameter(replace(port, rows=torch.arange(len(some)))):
-                share = shares[piece.entries[:, 0]].numpy()
+                share = np.ones(1) if once else frame.shares[piece.entries[:, 0]].double().numpy()
                 part = E[piece.rows.numpy()].multiply(1 / share[:, None]).tocoo()
                 try:
                     index = torch.from_numpy(np.stack([part.row, part.col]).astype(np.int64))
@@ -448,8 +448,8 @@ class Instances:
                 E = L[at.numpy()].multiply(way.numpy()[:, None]).tocsr()
                 E.eliminate_zeros()
                 if E.nnz:
-                    add(port, E, frame.shares)
-        known, once = torch.zeros(frame.entries.size, dtype=torch.bool), torch.ones_like(frame.shares)
+                    add(port, E, once=False)
+        known = torch.zeros(frame.entries.size, dtype=torch.bool)
         for gain, (ids, ways) in zip(frame.walk.gains, self.gains, strict=True):
             new = (gain.entries >= 0) & ~known[gain.entries.clamp(0)] & (ways != 0).any(1)
             at = torch.nonzero(new)[:, 0]
@@ -461,7 +461,7 @@ class Instances:
             if E.nnz:
                 none = torch.zeros(len(at), dtype=torch.long)
                 tables = Table.of(gain.entries[at][:, None]), Table.of(gain.places[at][:, None])
-                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E, once)
+                add(Port(-1, gain.memory, True, False, at, none, none, *tables), E, once=True)
         return slices, dead
 
 

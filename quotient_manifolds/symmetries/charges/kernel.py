@@ -62,8 +62,9 @@ class Point:
 class Charged(Protocol):
     """Hold unknowns by number, of which there are charges at points."""
 
-    frame: Frame
     count: int
+    size: int
+    """How many entries theta has."""
 
     @property
     def groups(self) -> list[Tensor]:
@@ -99,7 +100,7 @@ class Unknowns:
         self.first_slice = self.first_scale + len(frame.scales)
         self.slices = list(self._slices())
         self.count = self.first_slice + sum(shape[axis] for _, shape, axis in self.slices)
-        self._size = entries.size
+        self.size = entries.size
         self._ids = [self._of(port.channels) for port in frame.ports]
         self._tables = [(port.entries, port.places) for port in frame.ports]
 
@@ -187,7 +188,7 @@ class Unknowns:
     def fields(self, point: Point, basis: Tensor) -> Tensor:
         """Return the changes of theta (P, k) by generators: charges are linear in gradients, and this the transpose."""
         with torch.enable_grad():
-            G = torch.zeros(1, self._size, dtype=torch.float64, requires_grad=True)
+            G = torch.zeros(1, self.size, dtype=torch.float64, requires_grad=True)
             total, _ = self.charges(replace(point, gradients=G))
             (found,) = torch.autograd.grad(total[0], G, basis.T, is_grads_batched=True)
         return found[:, 0].T
@@ -203,7 +204,7 @@ class Unknowns:
 
     def agreement(self, point: Point, count: int, generator: torch.Generator) -> Tensor:
         """Return rows (count, unknowns) that vanish on generators under which all uses of an entry change it alike."""
-        frame, P = self.frame, self._size
+        frame, P = self.frame, self.size
         several = frame.shares > 1
         used = [*(port.entries for port in frame.ports), *(gain.entries for gain in frame.walk.gains)]
         of_use: dict[int, Tensor] = {}
@@ -302,7 +303,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     groups = unknowns.groups
     wanted = int(1.1 * max(map(len, groups), default=0)) + 24
     rows, sizes, points = [], [], 0
-    touched = torch.zeros(unknowns.frame.entries.size, dtype=torch.bool)
+    touched = torch.zeros(unknowns.size, dtype=torch.bool)
     exercised = torch.zeros(unknowns.count, dtype=torch.long)
 
     def more(count: int) -> tuple[Tensor, Tensor]:
@@ -340,7 +341,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     while calm < 2 and any(part.shape[1] for part in parts):
         basis = torch.cat(parts, 1)
         total, size = more(1)
-        worst = _relative(total @ basis, size @ basis.abs())
+        worst = relative(total @ basis, size @ basis.abs())
         if float(worst.max()) <= NOISE:
             calm, largest = calm + 1, max(largest, float(worst.max()))
             continue
@@ -352,7 +353,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     return Kernel(unknowns, tuple(parts), largest, smallest, points)
 
 
-def _relative(charge: Tensor, size: Tensor) -> Tensor:
+def relative(charge: Tensor, size: Tensor) -> Tensor:
     """Return |charge| / size where a size is no rounding of others, else 0."""
     floor = _FLOOR * size.amax(dim=-1, keepdim=True).clamp(min=1e-300)
     return charge.abs() / torch.maximum(size, floor)

@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.finder import Finder
+from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.recognition import Recognition
+from quotient_manifolds.symmetries.charges.samples import Leaves, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
-from quotient_manifolds.symmetries.charges.unfoldings import Unfoldings, read_rest, spanned, tangents
+from quotient_manifolds.symmetries.charges.tokens import Stock, constant
+from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Symmetry, Translation
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording
+from quotient_manifolds.symmetries.trace.replay import Replay
 
-FEW = 200
-"""Parameters, up to which fields that no wire has are solved for, where something is missing."""
+FEW, FEW_MORE = 200, 500
+"""Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
+_DRAWS, _SUMS = 100, 3
+"""How often inputs are drawn for what uses read, at most, and for what its sums depend on."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
 _ALONG = 1e-8
@@ -47,8 +54,8 @@ class Narrow(Finder):
         return Unknowns(self.frame)
 
     def everywhere(self) -> Readings:
-        kernel = solve(self.unknowns, self.point)
-        known = Recognition(kernel, self.point(), self.generator)
+        kernel = solve(self.unknowns, self.counted)
+        known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         return Readings(
             (*known.symmetries, *wide.symmetries),
@@ -58,13 +65,26 @@ class Narrow(Finder):
         )
 
     def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
-        if len(self.theta) > FEW or len(self._ordered) < len(self.frame.entries.shapes):
+        size, shapes = len(self.theta), self.frame.entries.shapes
+        of_functions = [*charts(self.walk, self._ordered)] if size <= FEW_MORE else []
+        if (size > FEW and not of_functions) or len(self._ordered) < len(shapes):
             return read, stacks
         known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
         missing, idle = self._missing(known)
         if not missing:
             return read, stacks
-        rest = read_rest(Unfoldings(self.frame), self.point, self._flat, self.theta, missing, known, self.generator)
+        rest = Rest((), (), missing, 0.0, float("inf"))
+        for chart in of_functions:
+            try:
+                more = read_charted(chart, shapes, self.point, self.theta, rest.missing, known, self.generator)
+            except Undecided as error:
+                read = replace(read, refused=(*read.refused, str(error)))
+                continue
+            rest, known = rest.and_(more), torch.cat([known, tangents(more.every, self._ordered)], 1)
+        if rest.missing and size <= FEW:
+            every = Unfoldings(shapes)
+            more = read_rest(every, self.point, self._flat, self.theta, rest.missing, known, self.generator)
+            rest = rest.and_(more)
         held = tuple(name for name, flags in self._split(idle).items() if bool(flags.any()) and not bool(flags.all()))
         kept = tuple(each for each in rest.symmetries if not {*each.names} & {*held})
         if len(kept) < len(rest.symmetries):  # other lengths may exercise the other entries, in another way
@@ -106,7 +126,55 @@ class Narrow(Finder):
         def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
             return torch.cat([self._gradients(None)[1], self.touched[None].double()])
 
-        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
+        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator, self._constants(), self._sums)
+
+    def _constants(self) -> dict[int, Tensor]:
+        """Return by use c with c . x = 1 for all that it reads, at the model's own weights."""
+        uses = {n: use for n, use in enumerate(self.walk.uses) if use.tokens.place is not None and use.shape[2] == 1}
+        stocks = {n: Stock(use.shape[1] + 1) for n, use in uses.items()}
+        calm, wanted = 0, 2 * len(self.points.places(self.walk.program))
+        for _ in range(_DRAWS if stocks else 0):
+            with torch.no_grad():
+                read = self._read_by_uses(self.all_own)
+            ones = ((stocks[n], torch.cat([x, torch.ones(len(x), 1).to(x)], 1)) for n, x in read.items() if n in uses)
+            news = [stock.add(rows) for stock, rows in ones]  # all of them
+            calm = 0 if any(news) else calm + 1
+            if read and calm == wanted:
+                found = {n: constant(stock.basis) for n, stock in stocks.items() if stock.basis is not None}
+                return {n: c for n, c in found.items() if c is not None}
+        return {}
+
+    def _sums(self, constants: Mapping[int, Tensor]) -> Tensor:
+        """Return gradients (n, P), of length 1, of random sums of c . x over what each of some uses reads."""
+        rows = []
+        for _ in range(_SUMS):
+            leaves = Leaves(self.all_own, list(self.own))
+            read = self._read_by_uses(leaves)
+            for n, c in constants.items() if read else ():
+                terms = read[n] @ c * torch.randn(len(read[n]), generator=self.generator, dtype=torch.float64)
+                found = torch.autograd.grad(
+                    terms.sum(), [leaves[name] for name in self.own], retain_graph=True, materialize_grads=True
+                )
+                made = dict(zip(self.own, found, strict=True))
+                whole = [
+                    made[name] if name in made else torch.zeros(shape)
+                    for name, shape in self.frame.entries.shapes.items()
+                ]
+                rows.append(torch.cat([each.reshape(-1).double() for each in whole]))
+        G = torch.stack(rows) if rows else torch.zeros(0, len(self.theta), dtype=torch.float64)
+        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
+    def _read_by_uses(self, weights: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Return what uses read (tokens, channels) of fresh inputs, at the model's own eps; nothing if that raises."""
+        point = self.points.point(self.points.places(self.walk.program))
+        used = Uses.along(self.walk, point.recording.program)
+        watch = {use.operation: use.tokens.place for use in used.uses}
+        try:
+            seen = Replay(used.program).run(weights.__getitem__, point.inputs, watch, generic=False)[1]
+        except RUN_ERRORS:
+            return {}
+        sides = {n: (use.tokens.of, seen[use.operation][0]) for n, use in enumerate(used.uses)}
+        return {n: of(x) for n, (of, x) in sides.items() if x is not None}
 
     def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
         known, found = spanned(tangents(symmetries, self._ordered)), []
@@ -134,7 +202,17 @@ class Narrow(Finder):
 
     def point(self) -> Point:
         """Return a fresh generic point."""
+        return self._point(*self._gradients(None))
+
+    def counted(self) -> Point:
+        """Return a fresh generic point with constants included in biases."""
         weights, gradients = self._gradients(None)
+        every, constants = self.frame.entries.start, self.frame.constants
+        parts = gradients.split([shape.numel() for shape in self.frame.entries.shapes.values()], 1)
+        pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
+        return self._point(constants.included(weights), torch.cat([pulled[name] for name in every], 1))
+
+    def _point(self, weights: Mapping[str, Tensor], gradients: Tensor) -> Point:
         self.touched = self.touched | (gradients != 0).any(0)
         entries = self.frame.entries
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])

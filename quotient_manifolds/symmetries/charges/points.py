@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import Recording, movable, record
-from quotient_manifolds.symmetries.trace.replay import wide
+from quotient_manifolds.symmetries.trace.replay import HELD, wide
 
 OTHERS = 3
 """How many recordings of variations are enough."""
@@ -45,8 +45,50 @@ class Point(NamedTuple):
     """Hold a recording, weights by name, in at least float32, and inputs in the order of its program, in float64."""
 
     recording: Recording
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     inputs: tuple[Tensor, ...]
+
+
+class Drawn(Mapping[str, Tensor]):
+    """Give other weights: each times 1 + 0.3 N(0, 1), plus a tenth of the parameter's size times N(0, 1).
+
+    Those of a large model are drawn again, from a seed, each time one is asked for, and never held.
+    """
+
+    def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
+        self._own, self._seed, self._signed = own, seed, signed
+        self._kept: dict[str, Tensor] | None = {} if sum(w.numel() for w in own.values()) <= HELD else None
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not movable(w := self._own[name]):
+            return w
+        if self._kept is None:
+            return self._drawn(name, w)
+        if name not in self._kept:
+            self._kept[name] = self._drawn(name, w)
+        return self._kept[name]
+
+    def _drawn(self, name: str, w: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
+        w = w.detach().contiguous()
+        made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+        size = torch.linalg.vector_norm(w, dtype=made.dtype) ** 2 / max(1, w.numel())
+        size = size.clamp(_LEAST**2)
+        parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
+        for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
+            normal = torch.randn(known.shape, generator=generator, dtype=torch.float32).to(new)
+            noise = known.to(new.dtype, copy=True)  # one normal number for the sum of two
+            noise.square_().mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
+            torch.addcmul(known.to(new.dtype), noise, normal, out=new)
+            if self._signed:
+                new *= 2 * torch.randint(2, known.shape, generator=generator).to(new) - 1
+        return made
 
 
 class Points:
@@ -143,7 +185,7 @@ class Points:
         for axes in variations.axes:
             if not axes.leads and axes.size > _FEW:
                 try:
-                    made = record(self.model, variations.made({axes: _FEW}, "normal"), self.evaluate)
+                    made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
                     continue
                 found += [made] if _names(made.program) == _names(recording.program) else []
@@ -154,25 +196,10 @@ class Points:
         alike, good = self.like(program), self.exercised()
         return [k for k in alike if k in good] or alike
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return other weights: each times 1 + 0.3 N(0, 1), plus a tenth of the parameter's size times N(0, 1)."""
-
-        def other(w: Tensor) -> Tensor:
-            if not movable(w):
-                return w
-            w = w.detach().contiguous()
-            made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
-            size = torch.linalg.vector_norm(w, dtype=made.dtype) ** 2 / max(1, w.numel())
-            size = size.clamp(_LEAST**2)
-            parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
-            for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
-                normal = torch.randn(known.shape, generator=self.generator, dtype=torch.float32).to(new)
-                noise = known.to(new.dtype, copy=True)  # one normal number for the sum of two
-                noise.square_().mul_(_NOISE**2).add_(_OFFSET**2 * size).sqrt_()
-                torch.addcmul(known.to(new.dtype), noise, normal, out=new)
-            return made
-
-        return {name: other(w) for name, w in self.recordings[0].parameters.items()}
+    def weights(self, *, signed: bool = False) -> Mapping[str, Tensor]:
+        """Return other weights; `signed` ones have random signs."""
+        seed = int(torch.randint(1 << 62, (), generator=self.generator))
+        return Drawn(self.recordings[0].parameters, seed, signed)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
@@ -208,7 +235,7 @@ class Points:
         if self._raised[place] >= _PATIENCE:
             return self._anew(place, weights)
         inputs = self.inputs(recording, kept=self._raised[place] > 0)
-        return Point(recording, self.weights() if weights is None else dict(weights), inputs)
+        return Point(recording, self.weights() if weights is None else weights, inputs)
 
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
@@ -256,7 +283,8 @@ class Points:
             place = self._next(which)
             try:
                 point = self._at(place, weights)
-                used = Uses(point.recording.program, () if walk is None else walk.uses)
+                program = point.recording.program
+                used = Uses(program) if walk is None else Uses.along(walk, program)
                 drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
                 made = list(drawn)
             except RUN_ERRORS as error:
@@ -278,9 +306,11 @@ class Points:
 
 
 def _names(program: Program) -> list[Any]:
-    """Return what programs with the same operations have in common, at whatever sizes."""
+    """Return what programs with the same operations but for views have in common, at whatever sizes."""
     views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
-    return [views, *((each.func, each.ins, each.outs) for each in program.operations)]
+    memory = [layout.memory for layout in program.layouts]
+    computing = [program.operations[place] for place in program.computing]
+    return [views, *((each.func, *([memory[n] for n in some] for some in (each.ins, each.outs))) for each in computing)]
 
 
 def _entries(recording: Recording) -> int:

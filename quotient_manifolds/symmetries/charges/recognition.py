@@ -97,7 +97,7 @@ class Recognition:
         """Return the group of log-scales (unknowns, k); what it cannot act on is left out, and named in `refused`."""
         unknowns, frame = self.unknowns, self.frame
         slices: list[Slices] = []
-        dead = torch.zeros(scales.shape[1], dtype=torch.bool)
+        unable: list[Tensor] = []  # exponents of what no group acts on
 
         def add(rows: Rows, exponents: Tensor) -> None:
             slices.append(Slices.of(rows, torch.where(exponents.abs() > 1e-12, exponents, 0.0)))
@@ -112,7 +112,7 @@ class Recognition:
                         for rows, each in self._shared(piece, E[piece.rows]):
                             add(rows, each)
                 except ValueError as error:
-                    dead |= touched
+                    unable.append(E)
                     self.refused.append(str(error))
         for gain in frame.walk.gains:
             E = torch.zeros(len(gain.after), scales.shape[1], dtype=torch.float64)
@@ -134,7 +134,7 @@ class Recognition:
                             share = frame.shares[piece.entries[:, 0]]
                             add(frame.rows(piece), E[piece.rows] / share[:, None])
                 except ValueError as error:
-                    dead |= touched
+                    unable.append(E)
                     self.refused.append(str(error))
         first = unknowns.first_slice
         for name, shape, axis in unknowns.slices:
@@ -142,14 +142,15 @@ class Recognition:
             first += shape[axis]
             if bool((E.abs() > _ZERO).any()):
                 add(Rows.along(name, tuple(shape), axis), E)
-        if not bool(dead.any()):
+        if not unable:
             try:
-                return Torus(tuple(slices), scales.shape[1])
+                return frame.torus(slices, scales.shape[1])
             except ValueError as error:
-                by_slice = scales[unknowns.first_slice :].any(0)
-                dead = by_slice if bool(by_slice.any()) else ~dead
+                by_slice = scales[unknowns.first_slice :]
+                unable.append(by_slice if bool(by_slice.any()) else scales)
                 self.refused.append(str(error))
-        return self.torus(scales[:, ~dead]) if not bool(dead.all()) else None
+        left = scales @ null_space(torch.cat(unable), _ZERO, 1.0)[0]
+        return self.torus(sparse(left, left)) if left.shape[1] else None
 
     def _shared(self, port: Port, E: Tensor) -> Iterator[tuple[Rows, Tensor]]:
         """Yield rows with their exponents, divided among the uses of each entry."""

@@ -8,7 +8,7 @@ activations gives the charges of all wires, and no gradient of a weight is forme
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -67,6 +67,14 @@ class Uses:
     program: Program
     uses: Sequence[Use] = ()
 
+    @classmethod
+    def along(cls, walk: Used, program: Program) -> Uses:
+        """Return the uses that a walk has found, in a program with the same operations but for views."""
+        if program is walk.program:
+            return cls(program, walk.uses)
+        places = dict(zip(walk.program.computing, program.computing, strict=True))
+        return cls(program, [replace(use, operation=places[use.operation]) for use in walk.uses])
+
 
 def samples(
     walk: Used,
@@ -88,7 +96,7 @@ def samples(
     """
     watch = {use.operation: use.tokens.place for use in walk.uses}
     vectors = [name for name in vectors if weights[name].is_floating_point()]
-    leaves = as_leaves(weights, vectors)
+    leaves = Leaves(weights, vectors)
     taps = Taps(cuts(walk.program))
     outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
@@ -116,10 +124,15 @@ def samples(
         )
 
 
-def as_leaves(weights: Mapping[str, Tensor], vectors: Collection[str]) -> dict[str, Tensor]:
-    """Return weights apart from their graph, of which some require gradients, in float64."""
-    made = {name: w.detach() for name, w in weights.items()}
-    return made | {name: wide(made[name]).requires_grad_() for name in vectors}
+class Leaves(dict[str, Tensor]):
+    """Give weights apart from their graph, of which some require gradients, in float64."""
+
+    def __init__(self, weights: Mapping[str, Tensor], vectors: Collection[str]) -> None:
+        super().__init__({name: wide(weights[name].detach()).requires_grad_() for name in vectors})
+        self._weights = weights
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._weights[name].detach()
 
 
 def _has_numbers(y: Tensor) -> bool:

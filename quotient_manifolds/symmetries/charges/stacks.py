@@ -26,7 +26,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.blocks import Block, Layout
+from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.samples import Undecided
@@ -38,7 +38,7 @@ Draw = Callable[[Mapping[str, Tensor]], Tensor]
 """Return gradients (losses, P) at these weights, of random losses at fresh inputs."""
 _FLOOR = 1e-6
 """Of a gradient's length: columns that are smaller may be rounding."""
-_ROUNDS = 60
+_ROUNDS, _WAKE = 60, 4
 TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -51,7 +51,8 @@ class Stack:
     on which nothing depends, or by what is taken back downstream. All with the same `outputs` may be moved in one
     element: those without leave all activations as they are but the terms of a sum; those with leave what the others
     rely on. Elements of both together are wrong in general: each direction is linear in weights that the others move.
-    apart: of which set they are that nothing more is known of than that it may be moved alone; 0 for all others.
+    apart: the number of a set that is moved with no others: of shifts that rely on known sums of inputs, which others
+    may change, and of what nothing more is known of than that it may be moved alone; 0 for all others.
     """
 
     translation: Translation | Linear
@@ -73,6 +74,12 @@ class Stacks:
     refused: tuple[str, ...]
     largest: float
     smallest: float
+
+
+def sets_of(stacks: Sequence[Stack]) -> list[tuple[Stack, ...]]:
+    """Return those that may be moved in one element, set by set."""
+    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
+    return [tuple(s for s in stacks if (s.outputs, s.apart) == key) for key in keys]
 
 
 class Side(Protocol):
@@ -98,7 +105,8 @@ class Null:
     def __init__(self, block: Side, first: Tensor, idle: Tensor) -> None:
         self.block, self.idle = block, idle
         size = first.square().mean(0).sqrt()
-        self.size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()) + 1e-300)
+        size = size.clamp(min=_FLOOR * float(first.norm(dim=1).max()))
+        self.size = torch.where(size > 0, size, 1.0)  # where all are 0
         self.rows = torch.zeros(0, int((~idle).sum()), dtype=torch.float64)
         self.smallest = float("inf")
         self.add(first)
@@ -128,16 +136,23 @@ class Null:
 
 
 def read_stacks(
-    frame: Frame, draw: Draw, elsewhere: Draw, weights: Mapping[str, Tensor], generator: torch.Generator
+    frame: Frame,
+    draw: Draw,
+    elsewhere: Draw,
+    weights: Mapping[str, Tensor],
+    generator: torch.Generator,
+    constants: Mapping[int, Tensor] | None = None,
+    kept: Callable[[Mapping[int, Tensor]], Tensor] | None = None,
 ) -> Stacks:
     """Return all directions at these weights by gradients of all parameters, for small nets.
 
     draw: gradients at weights near those given. elsewhere: gradients at generic weights; entries that have one there
     and none here are idle, as a unit that is never on, and not free. What is found is confirmed at weights that are
-    moved along all of it.
+    moved along all of it. constants: as of a Layout. kept: gradients (n, P) of some sums of c . x, which shifts have to
+    leave as they are: what another has to move by would change with it.
     """
-    layout = Layout(frame, weights, tied=True)
-    theta = layout.theta
+    layout = Layout(frame, weights, tied=True, constants=constants)
+    theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
     blocks = layout.every
     if not blocks:
         return Stacks((), tuple(layout.refused), 0.0, float("inf"))
@@ -153,41 +168,73 @@ def read_stacks(
         drawn.append(at(theta))
     G = torch.cat(drawn)
     other = torch.cat([elsewhere(weights) for _ in range(6)])
-    idle = (G == 0).all(0) & ~(other == 0).all(0)
     still = (G == 0).all(0)
+    idle = still & ~(other == 0).all(0)
     nulls = []
     for block in blocks:
-        entries = block.entries
-        nulls.append(Null(block, block.vectors(G), still[entries].all(0) & idle[entries].any(0)))
+        entries, shifts = block.entries, block is layout.shifts
+        rows = torch.cat([G, *map(at, _woken(theta, idle & layout.leaves, generator))]) if shifts else G
+        none = (rows == 0).all(0)
+        nulls.append(Null(block, block.vectors(rows), none[entries].all(0) & idle[entries].any(0)))
+        read = layout.constants if isinstance(block, Shifts) else {}
+        read = {n: c for n, c in read.items() if not block.idle(n, G)}  # type: ignore[union-attr]
+        if read and kept is not None:
+            nulls[-1].add(block.vectors(kept(read)))
     largest = confirm(nulls, theta, at, generator)
     refused = dict(layout.refused)
     for name, start in frame.entries.start.items():
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
             refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
-    found = tuple(Bases.of(layout, (null.basis for null in nulls)).stacks())
+    erased = torch.zeros_like(still).index_fill_(0, frame.entries.erased, True)
+    unused = _unused(frame, erased & still & (other == 0).all(0))
+    found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *unused)
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)
 
 
+def _unused(frame: Frame, free: Tensor) -> Iterator[Stack]:
+    """Yield entries of parameters that are multiplied by 0, as of a weight that is pruned."""
+    for name, start in frame.entries.start.items():
+        shape = frame.entries.shapes[name]
+        at = torch.nonzero(free[start : start + shape.numel()])
+        if len(at):
+            yield Stack(Translation((Part(Rows.at(name, tuple(shape), at)),)), "unread", False)
+
+
+def _woken(theta: Tensor, idle: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield weights at which idle biases are larger: they switch their units on, and how others shift these is seen."""
+    for size in (1.0, 3.0, 10.0, 30.0) * _WAKE if bool(idle.any()) else ():
+        yield theta + size * idle * torch.randn(len(theta), generator=generator, dtype=torch.float64)
+
+
 def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor], generator: torch.Generator) -> float:
-    """Add rows at these weights and at weights moved along all that is held, until two rounds break nothing."""
+    """Add rows at these weights and at weights moved along all that is held, until two rounds break nothing.
+
+    What a joint move breaks is moved alone first: what cannot even be moved alone says nothing about the others.
+    """
     calm, largest = 0, 0.0
+
+    def broken(some: Sequence[Null], movers: Sequence[Null]) -> bool:
+        """Add rows at weights moved along some to those that they break. Return whether there are any."""
+        nonlocal largest
+        moved = sum((null.block.moved(theta, null.basis, generator) - theta for null in movers), theta)
+        G, bad = at(moved) if some else theta[None], []
+        for null in some:
+            rows = null.block.vectors(G)
+            change = null.broken(rows)
+            bad += [(null, rows)] if change > NOISE else []
+            largest = max(largest, change if change <= NOISE else 0.0)
+        alone = [broken([null], [null]) for null in movers] if bad and len(movers) > 1 else []
+        for null, rows in bad if not any(alone) else ():
+            null.add(rows)
+        return bool(bad)
+
     for _ in range(_ROUNDS):
-        worst = 0.0
-        for outputs in (None, False, True):
-            some = [null for null in nulls if null and outputs in (None, null.block.outputs)]
-            moved = theta
-            for null in some if outputs is not None else ():
-                moved = moved + (null.block.moved(theta, null.basis, generator) - theta)
-            G = at(moved) if some else theta[None]
-            for null in some:
-                rows = null.block.vectors(G)
-                if (change := null.broken(rows)) > NOISE:
-                    null.add(rows)
-                    worst = max(worst, change)
-                else:
-                    largest = max(largest, change)
+        worst = broken([null for null in nulls if null], [])
+        for outputs in (False, True):
+            some = [null for null in nulls if null and null.block.outputs == outputs]
+            worst |= broken(some, some)
         calm = 0 if worst else calm + 1
         if calm == 2:
             return largest
@@ -298,7 +345,7 @@ class Bases:
         shifts = self.layout.shifts if N.shape[1] else None
         if shifts is None:
             return
-        of = torch.full((len(self.layout.theta),), -1)
+        of = torch.full((self.layout.frame.entries.size,), -1)
         of[shifts.every] = shifts.of
         tables = [n for n in self.layout.tables if n in self.unread]
         ways = [of[self.layout.walk.uses[n].entries[:, 0, 0]] for n in tables]
@@ -311,18 +358,19 @@ class Bases:
         in_table = torch.zeros(len(N), dtype=torch.bool)
         in_table[torch.cat([part[:0].long(), *ways])] = True
         owner = torch.bucketize(shifts.entries[0].contiguous(), starts, right=True) - 1
+        pairs = torch.stack([owner, shifts.source])
         for k in part.unique().tolist():
             some = within(N, part == k)
             if not some.shape[1]:
                 continue
             moved = (part == k) & (some.abs().amax(1) > TINY)
             parts = []
-            for o in owner[moved].unique().tolist():
+            for o, source in torch.unique(pairs[:, moved], dim=1).T.tolist():
                 name = list(self.layout.frame.entries.start)[o]
-                mine = torch.nonzero(moved & (owner == o))[:, 0]
+                mine = torch.nonzero(moved & (owner == o) & (shifts.source == source))[:, 0]
                 entries = torch.stack([shifts.every[shifts.of == way] for way in mine.tolist()]) - starts[o]
                 rows = Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), entries)
-                right = torch.ones(1, rows.columns, dtype=torch.float64)
+                right = shifts.by[shifts.of == mine[0]][None]
                 parts.append(Part(rows, some[mine], right if rows.columns > 1 else None))
             yield Stack(Translation(tuple(parts)), "shift", True)
 

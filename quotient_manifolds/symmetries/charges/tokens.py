@@ -15,7 +15,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
-from quotient_manifolds.symmetries.charges.samples import Sample, Side, Undecided, Used, as_leaves, samples
+from quotient_manifolds.symmetries.charges.samples import Leaves, Sample, Side, Undecided, Used, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
 from quotient_manifolds.symmetries.charges.taps import cuts
@@ -84,7 +84,7 @@ def _at_once(
     some: Collection[int] | None,
 ) -> Sample:
     watch = {use.operation: use.tokens.place for use in walk.uses}
-    leaves = as_leaves(weights, vectors)
+    leaves = Leaves(weights, vectors)
     replay, places = Replay(walk.program), list[tuple[int, int]]()
 
     def one(*inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -156,13 +156,21 @@ class Stock:
         self.silent = size == 0
         size = size.clamp(min=NOISE * float(size.max()) + 1e-300)
         rows /= size
-        pivots = torch.linalg.lu_factor_ex(rows[: self.columns])[0].diagonal().abs()
+        pivots = torch.linalg.lu_factor_ex(rows[: self.columns].T)[0].diagonal().abs()  # as LAPACK has it
         if float(pivots.min()) > _FULL * float(pivots.max()):
             self.basis = torch.zeros(self.columns, 0, dtype=torch.float64)
             self.smallest = float(pivots.min() / pivots.max())
             return
         N, self.smallest = null_space(rows)
         self.basis = torch.linalg.qr(N / size[:, None])[0]
+
+
+def constant(N: Tensor) -> Tensor | None:
+    """Return c with c . x = 1 for all x, by null vectors N of all [x 1]; None if there is none."""
+    if float(N[-1:].norm()) <= TINY:
+        return None
+    v = N @ N[-1]
+    return -v[:-1] / v[-1]
 
 
 Key = tuple[str, int]
@@ -276,10 +284,7 @@ class Tokens:
     def constant(self, stocks: Mapping[Key, Stock], n: int) -> Tensor | None:
         """Return c with c . x = 1 for all that a use reads, None if there is none."""
         stock = stocks.get(("read", self.lead[n]))
-        if stock is None or stock.basis is None or float(stock.basis[-1:].norm()) <= TINY:
-            return None
-        v = stock.basis @ stock.basis[-1]
-        return -v[:-1] / v[-1]
+        return None if stock is None or stock.basis is None else constant(stock.basis)
 
     def derived(self, keys: Collection[Key]) -> set[int]:
         """Return the uses of which the derivatives of what they write are in matrices."""
@@ -304,12 +309,14 @@ class Tokens:
         return torch.cat(parts, 1)
 
 
-def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Mapping[str, Tensor]) -> Stacks:
+def read_wide(
+    frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Mapping[str, Tensor], shapes: int = 1
+) -> Stacks:
     """Return directions at these weights by token vectors, for wide nets.
 
-    draw: at the weights it is given. elsewhere: at generic ones; channels that are 0 here for all tokens but not there
-    are idle, and not free. Not asked are inputs of convolutions with taps, and what several uses have in common unless
-    their tokens are equal.
+    draw: at the weights it is given, of so many `shapes` in turn. elsewhere: at generic ones; channels that are 0 here
+    for all tokens but not there are idle, and not free. Not asked are inputs of convolutions with taps, and what
+    several uses have in common unless their tokens are equal.
     """
     layout = Layout(frame, weights)
     tokens: Tokens | None = None
@@ -337,7 +344,7 @@ def read_wide(frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Ma
     refused |= {**layout.refused, **tokens.refused}
     _without_idle(tokens, stocks, lambda: elsewhere(weights, FRESH, (), None), refused)
     calm, drawn = 0, list[Sample]()
-    while calm < 2:
+    while calm < max(2, shapes):  # a position may occur in one shape alone
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
         drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
         broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.basis.shape[1]]  # type: ignore[union-attr]

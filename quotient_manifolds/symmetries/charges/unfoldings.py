@@ -8,7 +8,7 @@ two unfoldings with the same rest. Charges at generic points leave the Lie algeb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -20,12 +20,11 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.recognition import sparse
 from quotient_manifolds.symmetries.charges.stacks import Null, Stack, Stacks, confirm
-from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Symmetry
+from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Params, Symmetry
 
 LARGEST = 2_400
 """Unknowns that are solved for at most: a second or two of linear algebra."""
@@ -71,9 +70,9 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
         place, size = torch.cat([torch.arange(len(rows)) for rows, _ in parts]), counts[number]
         near, same = narrow[:, None] & narrow, number[:, None] == number
         aligned = place[:, None] == place
-        mask = same & (near | aligned)
+        mask = same & (near | aligned) | aligned & (size[:, None] == size)
         if rest:
-            mask |= aligned & (size[:, None] == size) | ((size[:, None] == 1) | (size == 1)) & near
+            mask |= ((size[:, None] == 1) | (size == 1)) & near
         if int(near.sum()) <= _MOST:
             mask |= near
         if rest:
@@ -85,11 +84,10 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
 class Unfoldings:
     """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.shapes = dict(frame.entries.shapes)
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        self.shapes = dict(shapes)
         self.parts = list(unfoldings(list(self.shapes.values())))
-        self.size = frame.entries.size
+        self.size = sum(shape.numel() for shape in shapes.values())
         self.count = self.size + sum(len(part.into) for part in self.parts)
 
     @property
@@ -192,11 +190,31 @@ class Rest:
     symmetries: at all weights. stacks: at these. largest, smallest: as in `Kernel`.
     """
 
-    symmetries: tuple[Linear, ...]
+    symmetries: tuple[Linear | Charted, ...]
     stacks: tuple[Stack, ...]
     missing: int
     largest: float
     smallest: float
+
+    @property
+    def every(self) -> tuple[Symmetry, ...]:
+        """Return all symmetries."""
+        return (*(stack.translation for stack in self.stacks), *self.symmetries)
+
+    def with_(
+        self, symmetries: Sequence[Linear | Charted], stacks: Sequence[Stack], known: Tensor, params: Params
+    ) -> Rest:
+        """Return this with more, which moves params beyond known directions (P, k)."""
+        made = tangents([*(stack.translation for stack in stacks), *symmetries], params)
+        count = spanned(torch.cat([known, made], 1)).shape[1] - spanned(known).shape[1]
+        both, every = (*self.symmetries, *symmetries), (*self.stacks, *stacks)
+        return replace(self, symmetries=both, stacks=every, missing=max(0, self.missing - count))
+
+    def and_(self, other: Rest) -> Rest:
+        """Return this and what is found with less missing."""
+        both, stacks = (*self.symmetries, *other.symmetries), (*self.stacks, *other.stacks)
+        gap = max(self.largest, other.largest), min(self.smallest, other.smallest)
+        return Rest(both, stacks, other.missing, *gap)
 
     def beside(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
         """Return what was found before, and this."""
@@ -221,23 +239,35 @@ def read_rest(
     First linear fields: one symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are
     symmetries. Then sums of rows that may be moved at will here. at: gradients (losses, P) of length 1 at weights.
     """
-    largest, smallest, linear, stacks = 0.0, float("inf"), tuple[Linear, ...](), []
-    if unknowns.count <= LARGEST:
-        kernel = solve(unknowns, draw)
-        N = unknowns.distinct(kernel.basis, generator)
-        made = [torch.zeros(0, unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)]
-        for some in (unknowns.constants(N, generator), N):  # else c theta_q is taken in place of a free constant c
-            some = sparse(some, some)
-            fields = unknowns.fields(theta, some)
-            new = beyond(fields, known)
-            made.append(unknowns.matrices(some[:, new]))
-            known, missing = torch.cat([known, fields[:, new]], 1), missing - len(new)
-        linear = tuple(_by_parameters(unknowns.shapes, closed(torch.cat(made), generator)))
-        largest, smallest = kernel.largest, kernel.smallest
-    for stack, D in _sums(unknowns, at, theta, known, generator) if missing > 0 else ():
-        stacks.append(stack)
-        missing -= D.shape[1]
-    return Rest(linear, tuple(stacks), max(0, missing), largest, smallest)
+    X, largest, smallest = fields(unknowns, draw, theta, known, generator)
+    params, linear = unknowns.split(theta), tuple(by_parameters(unknowns.shapes, X))
+    rest = Rest((), (), missing, largest, smallest).with_(linear, (), known, params)
+    known = torch.cat([known, tangents(linear, params)], 1)
+    for stack, D in _sums(unknowns, at, theta, known, generator) if rest.missing else ():
+        rest = rest.with_((), (stack,), known, params)
+        known = torch.cat([known, D], 1)
+    return rest
+
+
+def fields(
+    unknowns: Unfoldings, draw: Callable[[], Point], theta: Tensor, known: Tensor, generator: torch.Generator
+) -> tuple[Tensor, float, float]:
+    """Return a Lie algebra of linear fields (k, P + 1, P + 1) that moves theta beyond known directions.
+
+    And the largest charge that was kept, and the smallest pivot.
+    """
+    made = [torch.zeros(0, unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)]
+    if unknowns.count > LARGEST:
+        return made[0], 0.0, float("inf")
+    kernel = solve(unknowns, draw)
+    N = unknowns.distinct(kernel.basis, generator)
+    for some in (unknowns.constants(N, generator), N):  # else c theta_q is taken in place of a free constant c
+        some = sparse(some, some)
+        moved = unknowns.fields(theta, some)
+        new = beyond(moved, known)
+        made.append(unknowns.matrices(some[:, new]))
+        known = torch.cat([known, moved[:, new]], 1)
+    return closed(torch.cat(made), generator), kernel.largest, kernel.smallest
 
 
 def _sums(
@@ -256,7 +286,7 @@ def _sums(
             if D.shape[1]:
                 constants = torch.zeros(D.shape[1], unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)
                 constants[:, :-1, -1] = D.T
-                for linear in _by_parameters(unknowns.shapes, constants):
+                for linear in by_parameters(unknowns.shapes, constants):
                     yield Stack(linear, "beside", True, number), tangents([linear], unknowns.split(theta))
                 known = torch.cat([known, D], 1)
 
@@ -279,11 +309,15 @@ def closed(X: Tensor, generator: torch.Generator) -> Tensor:
         calm = calm + 1 if float(rest.norm()) < _APART else 0
         if not calm:
             X = torch.cat([X, bracket.view(1, *X.shape[1:])])
+    if not len(X):
+        return X
     flat = X.flatten(1).T
-    return sparse(flat, flat).T.view(-1, *X.shape[1:])
+    some = flat.any(1)
+    left = sparse(flat[some], flat[some])
+    return X.new_zeros(left.shape[1], len(flat)).T.index_put((some,), left).T.reshape(-1, *X.shape[1:])
 
 
-def _by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
+def by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
     """Yield symmetries for matrices [M c; 0 0] that have no parameter in common."""
     sizes = torch.tensor([shape.numel() for shape in shapes.values()])
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)

@@ -26,6 +26,8 @@ from quotient_manifolds.symmetries.trace.replay import lifted, wide
 
 _INTEGER = 1e-10
 """How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
+_EPS = 1e-4
+"""Below which a positive number that is added keeps a root off 0 (see `lifted`)."""
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
@@ -37,7 +39,8 @@ class Walk:
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason.
+    that have no derivative, by name, with the reason. constants: numbers that are added to channels, as (operation,
+    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 of several.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -49,6 +52,10 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
+        self.taken: dict[str, Tensor] = {}
+        self.constants: list[tuple[int, Tensor, Tensor]] = []
+        self.occurring: dict[str, Tensor] = {}
+        """Which entries of leaves are used here: the others may be in longer inputs."""
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -74,6 +81,7 @@ class Walk:
             for memory in {self._memory(n) for n in (*operation.ins, *operation.outs)} - kept:
                 if last[memory] == place:
                     self._labels.pop(memory, None)
+        self._lengthen()
         self.joins: list[Joins] = list(self.nodes.joins) if keep else []
         self.channels: Channels = self.nodes.settled()
 
@@ -113,8 +121,30 @@ class Walk:
             nodes = self.leaves.setdefault(name, torch.zeros(size, dtype=torch.long))
             fresh = fresh[nodes[fresh] == 0]
             nodes[fresh] = self.nodes.add(len(fresh), one_tensor=False)
+            taken = self.taken.setdefault(name, torch.zeros(size, dtype=torch.long))
+            taken[own[taken[own] != self._place]] = -1
+            taken[fresh] = self._place
             found[inside] = nodes[own]
         return found
+
+    def _lengthen(self) -> None:
+        """Take entries that nothing here uses for what others along an axis are: positions of longer inputs."""
+        partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
+        self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
+        used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
+        moved = [*(use.entries for use in self.uses), *(gain.entries for gain in self.gains)]
+        for entries in moved if partial else ():
+            used[entries.reshape(-1)] = True
+        for name, nodes in partial.items():
+            shape, start = self.entries.shapes[name], self.entries.start[name]
+            if bool(used[start : start + len(nodes)].any()):
+                continue
+            for axis in range(len(shape)):
+                lines = nodes.view(shape).movedim(axis, 0)
+                known = lines.amax(0, keepdim=True)
+                wires = self.nodes.wires.eldest(torch.where(lines > 0, lines, known).reshape(-1)).view(lines.shape)
+                if bool((lines > 0).any(0).all()) and bool((wires == wires[:1]).all()):
+                    lines.copy_(torch.where(lines > 0, lines, known))
 
     def _put(self, number: int, labels: Tensor) -> None:
         layout = self.program.layouts[number]
@@ -143,6 +173,8 @@ class Walk:
         parameters = [n for n in ins if self.entries.known(n)]
         if not touched:
             self.entries.operations.append(operation)
+        if _of_shape_alone(operation.name):
+            ins, parameters = [], []
         own = {self._memory(n) for n in ins}
         outs = [n for n in operation.outs if self._memory(n) not in own]  # views share their memory
         if not outs:
@@ -283,7 +315,7 @@ class Walk:
         alone = not any(self._memory(n) in self._data for n in others)
         scaled = affine(operation, self._constant)
         if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
-            self._put(outs[0], labels[0])
+            self._put(outs[0], self._shifted(labels[0], *scaled[1:]))
             self._leave_origins(outs[0])
             return
         along = self._derivative(operation, live)
@@ -298,9 +330,14 @@ class Walk:
             linear = False  # a norm: its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
+            if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
+                nodes = torch.stack([label.expand(self.program.layouts[out].shape).reshape(-1) for label in labels])
             if linear:
-                self._put(out, self._passed(operation, out, nodes, along, here, labels, j, alone))
+                passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
+                self._put(out, passed)
                 self._leave_origins(out)
+                if others and alone and len(outs) == 1:
+                    self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
                 self._put(out, nodes[1].view(self.program.layouts[out].shape))  # of two indices a label says one
             elif bool(nodes.any()):
@@ -328,6 +365,40 @@ class Walk:
         memory = self._memory(number)
         varies = memory in self._data or memory in self._labels or self.entries.known(number)
         return None if varies else self._value(number)
+
+    def _shifted(self, label: Tensor, scale: float, offset: float) -> Tensor:
+        """Return the labels of scale * x + offset: the same, or those of other units."""
+        names, place = torch.unique(label, return_inverse=True)
+        if scale != 1:
+            new = self.nodes.add(len(names))
+            self.nodes.join(names, new, const=scale)
+            label = torch.where(names > 0, new, 0)[place]
+        if not 0 <= offset < _EPS:
+            self._note_constants(label, torch.full(label.shape, offset, dtype=torch.float64))
+        return label
+
+    def _at_zero(self, operation: Operation, live: Sequence[int]) -> Tensor:
+        """Return the result of an operation on zeros in place of values that vary, and on constants as they are."""
+
+        def at(number: int) -> Tensor:
+            return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
+
+        args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
+        made: Tensor = operation.func(*args, **kwargs)
+        return made
+
+    def _note_constants(self, label: Tensor, added: Tensor) -> None:
+        """Take note of numbers that are added to channels, one to each."""
+        flat, added = label.reshape(-1), added.expand(label.shape).reshape(-1)
+        at = torch.nonzero(flat > 0)[:, 0]
+        if not bool(added[at].any()):
+            return
+        names, place = torch.unique(flat[at], return_inverse=True)
+        values = added[at[firsts(place, len(names))]]
+        apart = torch.zeros(len(names), dtype=torch.bool)
+        apart[place[added[at] != values[place]]] = True
+        keep = ~apart & torch.isfinite(values) & (values != 0)
+        self.constants.append((self._place, names[keep], values[keep]))
 
     def _note_bias(self, operation: Operation) -> None:
         """Take note of a parameter that is added to the result of one use, one entry to each channel."""
@@ -416,7 +487,8 @@ class Walk:
             self.nodes.join(row, new, Tie.TOGETHER)
             alone = partners[row] == 1  # a number that multiplies many channels is none of theirs
             self.nodes.join(row[alone], new[alone], Tie.ALIKE)
-        sole = ((pairs > 0).sum(0) == 1) & (new > 0)
+        wires = self.nodes.wires.eldest(torch.where(pairs > 0, pairs, pairs.amax(0)))
+        sole = (wires == wires[:1]).all(0) & (new > 0)
         self.nodes.take_units(new[sole], pairs.amax(0)[sole])
         return new[which]
 
@@ -452,10 +524,10 @@ class Walk:
         elif alone:
             size = along(here, [(labels[0] > 0).double()])[j].reshape(-1)
             at = torch.nonzero((label > 0) & (size != 0))[:, 0]
-            if len(at) and not _close(size[at], size[at[:1]].expand(len(at))):
+            if len(at) and bool(((size[at] - 1).abs() > _INTEGER).any()):
                 names, place = torch.unique(label[at], return_inverse=True)
                 units = size[at[firsts(place, len(names))]]
-                if not torch.allclose(units, units[:1].expand_as(units)):
+                if bool(((units - 1).abs() > _INTEGER).any()):
                     new = self.nodes.add(len(names))
                     self.nodes.join(names, new, const=units)
                     label[at] = new[place]
@@ -492,6 +564,11 @@ class Walk:
         one = torch.cat([a.reshape(-1), right.reshape(-1)])
         other = torch.cat([left.reshape(-1), b.reshape(-1)])
         self.nodes.join(one, other, dual=True)
+
+
+def _of_shape_alone(name: str) -> bool:
+    """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
+    return name.startswith("new_") or name.endswith("_like")
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -14,8 +15,9 @@ from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stacks
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
+from quotient_manifolds.symmetries.groups import FromSum, Gauge, Symmetry
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
-from quotient_manifolds.symmetries.trace.record import Recording, movable
+from quotient_manifolds.symmetries.trace.record import Recording
 
 
 class Wide(Finder):
@@ -37,16 +39,19 @@ class Wide(Finder):
         def elsewhere(
             weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
         ) -> Sample:
-            drawn = self.points.weights()
             try:  # of other signs, so that a unit that is off at all inputs is on at some
-                return self._dealt({name: self._signed(w) for name, w in drawn.items()}, count, names, some)
+                return self._dealt(self.points.weights(signed=True), count, names, some)
             except Undecided:
-                return self._dealt(drawn, count, names, some)
+                return self._dealt(self.points.weights(), count, names, some)
 
-        return read_wide(self.frame, self._dealt, elsewhere, self.all_own)
+        self.__dict__.pop("_sources", None)  # a failed move may have added some
+        return read_wide(self.frame, self._dealt, elsewhere, self.all_own, len(self._sources))
 
-    def _signed(self, w: Tensor) -> Tensor:
-        return w * (2 * torch.randint(2, w.shape, generator=self.generator) - 1).to(w) if movable(w) else w
+    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
+        sums = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
+        moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
+        kept = (s for s in stacks.found if s.family != "shift" or not moved.intersection(s.translation.names))
+        return replace(stacks, found=tuple(kept))
 
     @cached_property
     def _sources(self) -> list[tuple[Recording, int]]:
@@ -58,7 +63,8 @@ class Wide(Finder):
         found = []
         for recording in (*recordings, *self.points.shorter(self.recording)):
             layouts, operations = recording.program.layouts, recording.program.operations
-            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in self.walk.uses]
+            uses = Uses.along(self.walk, recording.program).uses
+            shapes = [(torch.Size(layouts[operations[u.operation].outs[0]].shape), len(u.out)) for u in uses]
             rows = sorted(max(1, shape.numel() // max(1, outputs)) for shape, outputs in shapes)
             found.append((recording, rows[len(rows) // 2], rows[0] / rows[len(rows) // 2]))
         return [each[:2] for each in sorted(found, key=lambda each: -each[2])]
@@ -72,7 +78,7 @@ class Wide(Finder):
         for k in range(len(self._sources)):
             recording, rows = self._sources[(first + k) % len(self._sources)]
             inputs = self.points.inputs(recording, stacked=(-(-count // rows),))
-            used = Uses(recording.program, self.walk.uses)
+            used = Uses.along(self.walk, recording.program)
             try:
                 return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)
             except RUN_ERRORS as error:

@@ -6,9 +6,10 @@
 | `Torus` | log-scales of slices of parameters | exponents |
 | `Translation` | directions that are added | factors of low rank |
 | `Linear` | linear fields on a few parameters, where no wire has them | sparse matrices |
+| `Charted` | linear fields on functions of parameters, as of a weight that is normed by hand | a `Chart` |
 | `Permutation` | exchanges of channels | a `Wire` |
 
-The first four have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
+All but the last have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
 Parameters are dicts of tensors by name. They are never changed, algebra is done in float64, results are cast once.
 
 >>> x = {"W": torch.randn(3, 5), "R": torch.randn(2, 3)}  # y = R W x, three channels between
@@ -40,6 +41,8 @@ from quotient_manifolds.symmetries.groups.algebras import (
     diagonal,
     planes,
 )
+from quotient_manifolds.symmetries.groups.charted import Chart, Charted
+from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
@@ -47,7 +50,7 @@ from quotient_manifolds.symmetries.groups.rows import Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
-from quotient_manifolds.symmetries.groups.wire import Charge, Gain, Slot, Wire
+from quotient_manifolds.symmetries.groups.wire import Charge, Slot, Wire
 
 __all__ = [
     "GL",
@@ -55,7 +58,11 @@ __all__ = [
     "Algebra",
     "CenteredSO",
     "Charge",
+    "Chart",
+    "Charted",
     "Complex",
+    "Constant",
+    "Constants",
     "DirectSum",
     "FromSum",
     "Gain",

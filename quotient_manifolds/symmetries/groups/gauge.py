@@ -202,7 +202,8 @@ class Gauge(Symmetry):
         X = N_R Z N_W^T with bases N of what is not read and not written. A matrix with both sides on the wire gives
         X W - W X = 0 only; it is taken last, on what is left.
         """
-        written, read = (self._factor(params, covariant) for covariant in (True, False))
+        counted = self.wire.constants.included(params)
+        written, read = (self._factor(counted, covariant) for covariant in (True, False))
         idle, left = 0, list[Tensor]()
         for channels, algebra in self.algebra.summands:
             for each in channels:

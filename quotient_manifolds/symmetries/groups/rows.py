@@ -191,6 +191,17 @@ class Rows(Record):
             values = rows.slice_scatter(values, 1, column, column + values.shape[1])
         return whole.slice_scatter(values, 0, row, row + len(values)).reshape(-1)
 
+    def added(self, flat: Tensor, change: Tensor) -> Tensor:
+        """Return the parameter, flattened in float64, with so much more than what `read` returns (rows, columns)."""
+        if not self.plain:
+            change = change / torch.as_tensor(self.scale, dtype=torch.float64, device=flat.device)
+        if self._window is None:
+            change = change.expand(len(self), self.columns).flatten()
+            return flat.index_add(0, self.places.flatten().to(flat.device), change)
+        flat = flat.clone()
+        self._within(flat).add_(change)
+        return flat
+
     @cached_property
     def _window(self) -> tuple[int, int, int, bool] | None:
         """Return (width, row, column, flipped) if these are a window, or its transpose, of all in rows of a width."""
@@ -259,6 +270,11 @@ class Draft(dict[str, Tensor]):
         """Replace what `rows.read` returns."""
         flat = flattened(self, rows.name, rows.shape).double()
         self[rows.name] = rows.written(flat, values).view(rows.shape)
+
+    def add(self, rows: Rows, change: Tensor) -> None:
+        """Add to what `rows.read` returns."""
+        flat = flattened(self, rows.name, rows.shape).double()
+        self[rows.name] = rows.added(flat, change.to(flat.device)).view(rows.shape)
 
     def finished(self) -> Params:
         """Return all parameters, those that were written cast to the dtype that they had."""

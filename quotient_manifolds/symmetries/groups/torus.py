@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
@@ -15,6 +15,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, flattened, integers, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
@@ -67,12 +68,14 @@ class Slices(Record):
 class Torus(Symmetry):
     """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
 
-    Slices of one parameter may overlap, as rows and columns do; their log-scales add up. ValueError for an unknown
+    Slices of one parameter may overlap, as rows and columns do; their log-scales add up. Biases are multiplied with the
+    `constants` included that they take up. ValueError for an unknown
     that is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
     """
 
     slices: tuple[Slices, ...]
     size: int
+    constants: Constants = field(default_factory=Constants)
 
     def __post_init__(self) -> None:
         self._store(slices=tuple(self.slices))
@@ -88,7 +91,7 @@ class Torus(Symmetry):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(s.rows.name for s in self.slices))
+        return tuple(dict.fromkeys((*(s.rows.name for s in self.slices), *self.constants.names)))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,11 +102,11 @@ class Torus(Symmetry):
 
         ValueError for an element of another shape, a missing parameter, and one of another shape.
         """
-        z, draft = self.generator(element), Draft(params)
+        z, draft = self.generator(element), Draft(self.constants.included(params))
         for each in self.slices:
             values = each.rows.read(draft)
             draft.write(each.rows, values * each.logs(z.to(values.device)).exp()[:, None])
-        return draft.finished()
+        return self.constants.excluded(draft.finished(), params)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian log-scales of standard deviation `scale`."""
@@ -143,6 +146,7 @@ class Torus(Symmetry):
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
         value = size = torch.zeros(self.size, dtype=torch.float64)
+        params, cotangent = self.constants.included(params), self.constants.pulled(params, cotangent)
         for each in self.slices:
             terms = each.rows.read(params) * each.rows.dual(cotangent)
             value = value.to(terms.device) + each.transposed(terms.sum(1), self.size, each.powers)
@@ -157,7 +161,7 @@ class Torus(Symmetry):
         Their Gram matrix is the sum of E_g^T N E_h over pairs g, h of slices of a parameter, N the numbers of entries
         that their rows share. It falls apart into blocks of unknowns that have an entry in common.
         """
-        gram = csr_matrix((self.size, self.size))
+        gram, params = csr_matrix((self.size, self.size)), self.constants.included(params)
         for one, other in product(self.slices, self.slices):
             if one.rows.name == other.rows.name:
                 gram += self._exponents(one).T @ _shared(one.rows, other.rows, params) @ self._exponents(other)

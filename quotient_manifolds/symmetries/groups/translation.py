@@ -105,8 +105,7 @@ class Translation(Symmetry):
         """
         z, draft = self.generator(element), Draft(params)
         for part in self.parts:
-            values = part.rows.read(draft)
-            draft.write(part.rows, values + part.change(z.to(values.device)))
+            draft.add(part.rows, part.change(z))
         return draft.finished()
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:

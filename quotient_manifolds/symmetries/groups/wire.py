@@ -10,7 +10,7 @@ the wire's units. A slot is dual if its channels are contracted with the wire's,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from math import prod
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.groups.gains import Constants, Gain
 from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, integers, numbers
 
 _AGREEMENT = 1e-10
@@ -33,33 +34,6 @@ class Charge(NamedTuple):
 
     value: Tensor
     size: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Gain(Record):
-    """Raise one entry of a parameter per row to a power: entries.read(params)[at] ** power. Rows may share entries.
-
-    entries: the distinct entries, (k, 1). at: int64, (rows,), the row of `entries` for each row of the slot.
-    """
-
-    entries: Rows
-    at: Tensor
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._store(at=integers(self.at, "at"))
-
-    @classmethod
-    def of(
-        cls, name: str, shape: tuple[int, ...], places: Tensor, power: float = 1.0, **affine: float | Tensor
-    ) -> Gain:
-        """Return (scale * w + offset) ** power at these numbers of entries of w, int64 (rows,); affine: these two."""
-        entries, at = integers(places, f"places of {name!r}").unique(return_inverse=True)
-        return cls(Rows.at(name, shape, entries[:, None], **affine), at, power)
-
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the gains with their powers, float64 (rows,)."""
-        return self.entries.read(params)[:, 0][self.at.to(params[self.entries.name].device)] ** self.power
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +128,7 @@ class Wire(Record):
 
     With u the units of a slot and U = diag(u), writers become U A U^-1 V, readers (as rows) U^-1 A^-T U V; dual slots
     have A and A^-T exchanged. Gains are fixed, so that act(act(w, A), B) = act(w, B A): a change of a gain is an action
-    on another wire, in which it is a slot.
+    on another wire, in which it is a slot. Biases are acted on with the `constants` included that they take up.
 
     ValueError for a channel that the wire does not have, a gain that is an entry of a slot, and slots of one use that
     share entries in such a way that the order of their actions would matter.
@@ -162,6 +136,7 @@ class Wire(Record):
 
     slots: tuple[Slot, ...]
     channels: int
+    constants: Constants = field(default_factory=Constants)
 
     def __post_init__(self) -> None:
         self._store(slots=tuple(self.slots))
@@ -183,7 +158,7 @@ class Wire(Record):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that `act` changes, each once."""
-        return tuple(dict.fromkeys(slot.name for slot in self.slots))
+        return tuple(dict.fromkeys((*(slot.name for slot in self.slots), *self.constants.names)))
 
     @property
     def possible(self) -> Tensor:
@@ -208,6 +183,7 @@ class Wire(Record):
         disagree on its value.
         """
         A, dual, sets = self._with_dual(A, sets)
+        given, params = params, self.constants.included(params)
         result = Draft(params)
         for name, uses in self._uses().items():
             values = []
@@ -222,7 +198,7 @@ class Wire(Record):
                         draft.write(slot.rows, slot.moved(draft, blocks, sets))
                 values.append(draft[name])
             result[name] = _agreed(uses, values)
-        return result.finished()
+        return self.constants.excluded(result.finished(), given)
 
     def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor], sets: Tensor | None = None) -> Charge:
         r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.
@@ -259,7 +235,7 @@ class Wire(Record):
 
     def _pairs(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Iterator[tuple[Slot, Tensor, Tensor]]:
         """Yield each slot with the rows of x and of a cotangent y in the wire's units; tied entries' shares of y."""
-        shares = dict(y)
+        x, shares = self.constants.included(x), self.constants.pulled(x, y)
         for name, count in self._counts().items():
             if name in y and y[name].numel() == count.numel():
                 shares[name] = y[name] / count.view(y[name].shape).to(y[name].device)

@@ -102,6 +102,13 @@ class Program:
     outputs: tuple[int, ...]
 
     @cached_property
+    def computing(self) -> tuple[int, ...]:
+        """Return the places of the operations that are no views: a slice that is the whole is no operation at all."""
+        memory = [layout.memory for layout in self.layouts]
+        pairs = (({memory[n] for n in each.ins}, {memory[n] for n in each.outs}) for each in self.operations)
+        return tuple(place for place, (ins, outs) in enumerate(pairs) if not outs or outs - ins)
+
+    @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
         """Return for each operation the values that no later one takes."""
         last: dict[int, int] = {}

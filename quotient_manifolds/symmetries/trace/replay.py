@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref, substituted
 
 aten = torch.ops.aten
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+HELD = 3e7
+"""Up to so many entries weights are held; larger ones are drawn and widened where an operation takes them."""
 _NEAR = 0.1
 """What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
 
@@ -79,21 +83,32 @@ class Replay:
         }
         self._tables = set(program.parameters) - others - set(program.outputs)
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
+        rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
+        self._large = sum(rooms.values()) > HELD
+        self._ends: list[list[int]] = [[] for _ in program.operations]
+        """By operation: the memories of parameters that no later one takes."""
+        for place in reversed(range(len(program.operations))):
+            operation = program.operations[place]
+            for memory in {program.layouts[n].memory for n in (*operation.ins, *operation.outs)} & set(rooms):
+                self._ends[place].append(memory)
+                del rooms[memory]
+        varies, self._varying = {*program.parameters, *program.inputs}, set[int]()
+        for place, each in enumerate(program.operations):
+            if not varies.isdisjoint(each.ins):
+                varies.update(each.outs)
+                self._varying.add(place)
 
     def _is_real(self, operation: Operation) -> bool:
         """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
         kinds = (self.program.layouts[number].dtype for number in operation.outs)
         return operation.name not in FLAT and any(kind.is_floating_point or kind.is_complex for kind in kinds)
 
-    def values(self, weights: Weights, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return the values that no operation makes, by number."""
-        layouts, leaves = self.program.layouts, {}
-        for number, name in self.program.parameters.items():
-            w, layout = weights(name), layouts[number]
-            w = w if number in self._tables else wide(w)
-            plain = tuple(w.shape) == layout.shape and w.stride() == layout.stride and not layout.offset
-            leaves[number] = w if plain else layout.of(w.reshape(-1))
-        return {**self._constants, **leaves, **dict(zip(self.program.inputs, inputs, strict=True))}
+    def leaf(self, weights: Weights, number: int) -> Tensor:
+        """Return a value that is a parameter, or a view of one."""
+        w, layout = weights(self.program.parameters[number]), self.program.layouts[number]
+        w = w if number in self._tables else wide(w)
+        plain = tuple(w.shape) == layout.shape and w.stride() == layout.stride and not layout.offset
+        return w if plain else layout.of(w.reshape(-1))
 
     def run(
         self,
@@ -110,15 +125,21 @@ class Replay:
         watch: by operation the place of the argument whose derivative is wanted for this use alone, or None. The
         tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
         """
-        known, seen, kept = self.values(weights, inputs), {}, {}
-        wanted = set(self.program.outputs)
+        known = Values(self, weights, {**self._constants, **dict(zip(self.program.inputs, inputs, strict=True))})
+        with saved_tensors_hooks(known.packed, known.unpacked) if self._large else nullcontext():
+            return self._run(known, watch, generic, tap)
+
+    def _run(
+        self, known: Values, watch: Mapping[int, int | None], generic: bool, tap: Tap | None
+    ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
+        seen, kept, wanted = {}, {}, set(self.program.outputs)
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
             if not operation.outs:
                 continue
             args, kwargs = substituted((operation.args, dict(operation.kwargs)), known.__getitem__)
-            args, kwargs = lifted(operation, args, kwargs, generic)
+            args, kwargs = lifted(operation, args, kwargs, generic and place in self._varying)
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
@@ -135,7 +156,47 @@ class Replay:
                     kept[number] = value
             for number in self.program.released[place]:
                 known.pop(number, None)
+            for memory in self._ends[place]:
+                known.forget(memory)
         return [kept[n] if n in kept else known[n] for n in self.program.outputs], seen
+
+
+class Values(dict[int, Tensor]):
+    """Hold the values of a replay by number; give parameters where they are asked for.
+
+    Autograd of a large program saves no parameter, nor a view of one: its number, and it is asked for once more.
+    """
+
+    def __init__(self, replay: Replay, weights: Weights, known: Mapping[int, Tensor]) -> None:
+        super().__init__(known)
+        self._replay, self._weights = replay, weights
+        self._numbers: dict[int, dict[int, Tensor]] = {}
+        """By memory, of parameters that later operations take: by number."""
+
+    def __missing__(self, number: int) -> Tensor:
+        leaf = self[number] = self._replay.leaf(self._weights, number)
+        self._numbers.setdefault(self._replay.program.layouts[number].memory, {})[number] = leaf
+        return leaf
+
+    def forget(self, memory: int) -> None:
+        """Drop a parameter that no later operation takes."""
+        self._numbers.pop(memory, None)
+
+    def packed(self, saved: Tensor) -> Any:
+        """Return what autograd saves in place of a tensor."""
+        place = saved.untyped_storage().data_ptr()
+        for leaves in self._numbers.values():
+            for number, leaf in leaves.items():
+                if leaf.untyped_storage().data_ptr() == place and not leaf.requires_grad:
+                    return number, saved.shape, saved.stride(), saved.storage_offset()
+        return saved
+
+    def unpacked(self, saved: Any) -> Tensor:
+        """Return a tensor that was saved."""
+        if isinstance(saved, Tensor):
+            return saved
+        number, *layout = saved
+        return self._replay.leaf(self._weights, number).as_strided(*layout)
 
 
 def _of(argument: Any) -> int | None:

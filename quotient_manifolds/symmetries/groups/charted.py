@@ -1,0 +1,139 @@
+"""Let a group act on functions of parameters, as of a weight that is normed by hand, and find parameters for these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.linear import Linear
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, flattened
+from quotient_manifolds.symmetries.groups.symmetry import Symmetry
+from quotient_manifolds.symmetries.groups.wire import Charge
+
+_STEPS, _MOST, _SOLVED = (1, 2, 4, 8, 16, 32), 12, 1e-12
+_RANK = 1e-10
+"""Below which singular values are 0, relative to the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chart(Record):
+    r"""Give coordinates (f(theta), N^T theta) to parameters theta (n,): functions of them, and what these leave open.
+
+    shapes: (name, shape) of each parameter. made: (name, shape) of each result of `function`, which takes the
+    parameters by name and returns the results in a row (m,). across: N (n, n - m), named `rest`. At theta and near it
+    the coordinates have a derivative of full rank.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    made: tuple[tuple[str, tuple[int, ...]], ...]
+    function: Callable[[Params], Tensor]
+    across: Tensor
+    rest: str
+
+    def results(self, theta: Tensor) -> Tensor:
+        """Compute f(theta) (m,) of parameters in a row."""
+        sizes = [prod(shape) for _, shape in self.shapes]
+        parts = zip(self.shapes, theta.split(sizes), strict=True)
+        return self.function({name: part.view(shape) for (name, shape), part in parts})
+
+    def coordinates(self, theta: Tensor) -> Tensor:
+        """Compute all coordinates (n,)."""
+        return torch.cat([self.results(theta), self.across.T @ theta])
+
+    def slope(self, theta: Tensor) -> Tensor:
+        """Compute the derivative of the coordinates (n, n)."""
+        J: Tensor = torch.func.jacrev(self.results)(theta.detach())
+        return torch.cat([J, self.across.T])
+
+    def row(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return theta, float64."""
+        return torch.cat([flattened(params, name, shape).double().cpu() for name, shape in self.shapes])
+
+    def named(self, coordinates: Tensor) -> Params:
+        """Return coordinates by name."""
+        both = (*self.made, (self.rest, (self.across.shape[1],)))
+        parts = coordinates.split([prod(shape) for _, shape in both])
+        return {name: part.view(shape) for (name, shape), part in zip(both, parts, strict=True)}
+
+    def solved(self, theta: Tensor, wanted: Tensor) -> Tensor:
+        """Return the parameters near theta that have these coordinates (ValueError if none are found)."""
+        x, size = theta.detach(), float(wanted.detach().abs().max().clamp(min=1e-300))
+        for _ in range(_MOST):
+            gap = self.coordinates(x) - wanted.detach()
+            if float(gap.abs().max()) <= _SOLVED * size:
+                slope = self.slope(x)
+                return x - torch.linalg.solve(slope, self.coordinates(x) - wanted)  # with the derivative by `wanted`
+            x = x - torch.linalg.solve(self.slope(x), gap)
+            if not bool(x.isfinite().all()):
+                break
+        raise ValueError("parameters must be found that functions of them have these values for. Found none near.")
+
+
+@dataclass(frozen=True, eq=False)
+class Charted(Symmetry):
+    r"""Let linear fields flow on the coordinates of a `Chart` and on other parameters.
+
+    The coordinates that a field leaves alone stay, so that flows are a group where the equations can be solved. fields:
+    names that are no parameters are those of the chart. Elements are coordinates, as for `Linear`.
+    """
+
+    fields: Linear
+    chart: Chart
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        made = {self.chart.rest, *(name for name, _ in self.chart.made)}
+        own = tuple(name for name, _ in self.chart.shapes)
+        return (*own, *(name for name in self.fields.names if name not in made))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.fields.shape
+
+    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
+        """Return the parameters after unit time, in as many steps as equations take to be solved.
+
+        ValueError for an element of another shape, one that leads too far, and a missing parameter.
+        """
+        z = self.generator(element)
+        for steps in _STEPS[:-1]:
+            try:
+                return self._moved(params, z / steps, steps)
+            except (ValueError, RuntimeError):  # of a solver: shorter steps, perhaps
+                continue
+        return self._moved(params, z / _STEPS[-1], _STEPS[-1])
+
+    def _moved(self, params: Mapping[str, Tensor], z: Tensor, steps: int) -> Params:
+        draft, chart = Draft(params), self.chart
+        theta = chart.row(params)
+        now = {**{name: w.double() for name, w in params.items()}, **chart.named(chart.coordinates(theta))}
+        for _ in range(steps):
+            now = self.fields.act(now, z)
+            wanted = torch.cat([now[name].reshape(-1) for name in (*dict(chart.made), chart.rest)])
+            theta = chart.solved(theta, wanted)
+        parts = theta.split([prod(shape) for _, shape in chart.shapes])
+        own = {name: part.view(shape) for (name, shape), part in zip(chart.shapes, parts, strict=True)}
+        for name in self.names:
+            draft[name] = (own[name] if name in own else now[name]).to(params[name].device)
+        return draft.finished()
+
+    def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Draw an element of the fields."""
+        return self.fields.element(generator, scale)
+
+    def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
+        """Compute the charges of the fields, of a cotangent by the coordinates."""
+        chart, theta = self.chart, self.chart.row(params)
+        slope = chart.slope(theta)
+        y = torch.linalg.solve(slope.T, chart.row(cotangent))
+        return self.fields.charge(
+            {**params, **chart.named(chart.coordinates(theta).detach())}, {**cotangent, **chart.named(y)}
+        )
+
+    def dimension(self, params: Mapping[str, Tensor]) -> int:
+        """Return the rank of the fields, which the coordinates have as well."""
+        return self.fields.dimension({**params, **self.chart.named(self.chart.coordinates(self.chart.row(params)))})
