@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -125,7 +125,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        free = [_with_lengths(point, each.symmetry, each.basis.to_dense()) for each in free]
+        mixed = {name for each in others for name in each.names}
+        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
         free += [Free.of(each) for each in others]
         point, left = least(point, [each for each in free if len(each.basis)])
     doubts = (
@@ -284,22 +285,25 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
-def _with_lengths(point: Point, torus: Symmetry, basis: Tensor) -> Free:
+def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
     """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
 
     These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
+    mixed: parameters that other groups act on, whose lengths are not those of single entries.
     """
     assert isinstance(torus, Torus)
-    exponents = [np.zeros((0, len(basis)))]
+    exponents = [np.zeros((0, len(basis) + 1))]
     for name in torus.names:
         at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
         if len(at):
             rows = Rows.at(name, tuple(point.zero[name].shape), at)
-            exponents.append((_exponents(torus, rows) @ basis.mT.numpy()).round(12))
+            own = (_exponents(torus, rows) @ basis.mT.numpy()).round(12)
+            exponents.append(np.concatenate([own, np.full((len(own), 1), float(name not in mixed))], 1))
     E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
+    E, most = E[:, :-1], E[:, -1]
     target, (m, k) = basis.new_zeros(len(basis)), E.shape
     if m and k:  # the most entries that one generator may make smaller while it makes none larger
-        bounds = [(None, None)] * k + [(0.0, 1.0)] * m
+        bounds = [(None, None)] * k + [(0.0, high) for high in most]
         cost = np.concatenate([np.zeros(k), -np.ones(m)])
         found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
         alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
