@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
 from quotient_manifolds.symmetries.charges.samples import Sample
+from quotient_manifolds.symmetries.charges.shifts import _parts_of
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks, sets_of
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
@@ -266,3 +267,10 @@ def test_a_constant_does_not_pass_a_padded_convolution() -> None:
         model = Computed(lambda s, x: torch.tanh(s.c(s.a(x).mT)), **parts)
         counts.append(families(*of(model, torch.randn(4, 6, 4))))
     assert counts == [{"shift": 3}, {}]
+
+
+def test_columns_that_one_sample_alone_has_are_no_parts_of_their_own() -> None:
+    """Of words that occur once it is not known at which other positions they may be."""
+    g = torch.ones(2, 3, 6)
+    g[0, :, [1, 4]] = g[1, :, [2, 4]] = 0
+    assert _parts_of(g).tolist() == [1, 1, 1, 2, 2, 3]

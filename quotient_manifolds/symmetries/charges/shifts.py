@@ -243,11 +243,12 @@ def _still(ways: Sequence[Way], v: Tensor) -> bool:
 def _parts_of(g: Tensor) -> Tensor:
     """Return the number of the part of each column of g (samples, n, columns).
 
-    Each column is a part if there are few; what no sample has, as of longer inputs, is of the same as the last before.
+    Each column that all samples have is a part if there are few; others, as of longer inputs, or words of which one
+    sample alone says at which positions they are, are of the same as the last before.
     """
     if g.shape[2] > _APART:
         return torch.zeros(g.shape[2], dtype=torch.long)
-    return (g != 0).any(0).any(0).long().cumsum(0).clamp(min=1)
+    return (g != 0).any(1).all(0).long().cumsum(0).clamp(min=1)
 
 
 def _combined(ways: Sequence[Way], top: float) -> Tensor:

@@ -186,7 +186,8 @@ def read_stacks(
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
             refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
-    unused = _unused(frame, frame.entries.erased & still & (other == 0).all(0))
+    erased = torch.zeros_like(still).index_fill_(0, frame.entries.erased, True)
+    unused = _unused(frame, erased & still & (other == 0).all(0))
     found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *unused)
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)

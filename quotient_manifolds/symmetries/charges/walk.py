@@ -330,6 +330,8 @@ class Walk:
             linear = False  # a norm: its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
+            if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
+                nodes = torch.stack([label.expand(self.program.layouts[out].shape).reshape(-1) for label in labels])
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
                 self._put(out, passed)
@@ -484,7 +486,8 @@ class Walk:
             self.nodes.join(row, new, Tie.TOGETHER)
             alone = partners[row] == 1  # a number that multiplies many channels is none of theirs
             self.nodes.join(row[alone], new[alone], Tie.ALIKE)
-        sole = ((pairs > 0).sum(0) == 1) & (new > 0)
+        wires = self.nodes.wires.eldest(torch.where(pairs > 0, pairs, pairs.amax(0)))
+        sole = (wires == wires[:1]).all(0) & (new > 0)
         self.nodes.take_units(new[sole], pairs.amax(0)[sole])
         return new[which]
 

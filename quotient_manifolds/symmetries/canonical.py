@@ -1,0 +1,319 @@
+"""Find the canonical point of an orbit: gains are 1, constants are 0, then |w| is least, along principal axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from scipy.sparse import csr_matrix, vstack
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups import (
+    FromSum,
+    Gauge,
+    IntoMean,
+    Linear,
+    Params,
+    Part,
+    Rows,
+    Symmetry,
+    Torus,
+    Translation,
+)
+from quotient_manifolds.symmetries.groups.rows import flattened
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
+from quotient_manifolds.symmetries.principal_axes import turned
+
+SMALL = 4_000
+"""Entries up to which all groups move jointly at last, and constants are those of all translations together."""
+_CHANGE = 1e-9
+"""Relative: outputs that may change, by rounding."""
+_RANK = 1e-9
+"""Singular values that count as 0, relative to the largest."""
+_ZERO = 1e-12
+"""Of the largest entry: what counts as 0 beside it."""
+_SEEN = 1e-6
+_TINY = 1e-7
+"""Coordinates of unit vectors that count as 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canonical:
+    """Hold the canonical point of an orbit, and how it was reached.
+
+    params: all parameters, those that were acted on in float64. element: the steps that led there, symmetries with
+    elements, in order. zeros: by parameter, the numbers of entries that are 0 because constants were settled.
+    constant: names of parameters all of whose entries are the same at every canonical point (gains of 1).
+    doubts: one sentence for each reason why other points of the orbit may lead elsewhere.
+    """
+
+    params: Params
+    element: tuple[Step, ...]
+    zeros: dict[str, Tensor]
+    constant: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+    def applied(self, params: Mapping[str, Tensor]) -> Params:
+        """Return parameters after the same element; they must hold at float64 to be told from rounding."""
+        for symmetry, element in self.element:
+            params = symmetry.act(params, element)
+        return dict(params)
+
+    def undone(self, params: Mapping[str, Tensor]) -> Params:
+        """Return parameters after the inverse element."""
+        for symmetry, element in reversed(self.element):
+            params = symmetry.act(params, symmetry.inverse(element))
+        return dict(params)
+
+
+def canonical(
+    symmetries: Sequence[Symmetry],
+    params: Mapping[str, Tensor],
+    changed: Callable[[Params], float] | None = None,
+) -> Canonical:
+    """Return the canonical point of the orbit of parameters.
+
+    First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
+    map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
+    are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
+    Translations must hold at these parameters, and after one another: those of one set of `Found.together`. Found at w,
+    they hold at g w, g = steps of the groups, once `least_norm.carried(symmetries, steps, w)` has carried them along.
+
+    changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
+    out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
+    kind, before anything is computed.
+    """
+    found = _canonical(symmetries, params)
+    change = changed(found.params) if changed else 0.0
+    if change <= _CHANGE:
+        return found
+    groups = [each for each in symmetries if not isinstance(each, Translation)]
+    found = _canonical(groups, params)
+    if changed and (left := changed(found.params)) > _CHANGE:
+        raise ValueError(f"symmetries must leave outputs as they are. Found a change of {left:.1e}; find them again.")
+    doubt = f"Translations must hold at these parameters. Found a change of outputs of {change:.1e} and left them out."
+    return replace(found, doubts=(*found.doubts, doubt))
+
+
+def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    for rows in _every_rows(symmetries):
+        flattened(params, rows.name, rows.shape)
+    symmetries = joined(symmetries)
+    point = _start(symmetries, params)
+    wide = sum(each.numel() for each in point.zero.values()) > SMALL
+    zeros: dict[str, Tensor] = {}
+    if wide:
+        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
+    free = []
+    numbers = _gains(symmetries)
+    for symmetry in symmetries:
+        if isinstance(symmetry, Torus):
+            point, each = _with_gains(point, symmetry, numbers)
+            free.append(each)
+    if not wide:
+        point, zeros = _without_constants(point)
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            point = _without_mean(point, symmetry)
+    others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    if wide:
+        point, left = in_turns(point, others, free)
+    else:
+        mixed = {name for each in others for name in each.names}
+        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
+        free += [Free.of(each) for each in others]
+        point, left = least(point, [each for each in free if len(each.basis)])
+    doubts = (
+        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    )
+    point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
+    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            for slot in symmetry.wire.slots:
+                yield slot.rows
+                yield from (gain.entries for gain in slot.gains)
+        elif isinstance(symmetry, Torus):
+            yield from (each.rows for each in symmetry.slices)
+        elif isinstance(symmetry, Translation):
+            yield from (part.rows for part in symmetry.parts)
+        elif isinstance(symmetry, Linear):
+            yield from (Rows.along(name, shape, 0) for name, shape in symmetry.shapes)
+
+
+def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
+    """Return the point in float64, with what translations there are."""
+    every = list(_every_rows(symmetries))
+    moved = {rows.name for rows in every}
+    w = {name: each.detach().double() for name, each in params.items() if name in moved}
+    zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
+    for rows in every:
+        at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
+        if bool(at.any()):
+            zero[rows.name][rows.places] = at.double().expand(rows.places.shape)
+    zero = {name: each.view(w[name].shape) for name, each in zero.items()}
+    point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
+    if point.directions.shape[1] > SMALL:
+        return point
+    D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
+    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
+    return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
+
+
+def _orthonormal(D: Tensor) -> Tensor:
+    if not len(D):
+        return D
+    size = D.norm(dim=1, keepdim=True)
+    _, s, Vh = torch.linalg.svd(D[size[:, 0] > 0] / size[size[:, 0] > 0], full_matrices=False)
+    return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
+
+
+def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:
+    """Return the entries that are gains between a wire and a slot, by name and number."""
+    found: dict[str, Rows] = {}
+    for symmetry in symmetries:
+        for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
+            for gain in slot.gains:
+                found.setdefault(gain.entries.name, gain.entries)
+    return found
+
+
+def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
+    """Return the exponents (entries, k) of single entries of a parameter."""
+    at = rows.places[:, 0].numpy()
+    E = csr_matrix((len(at), torus.size))
+    for each in torus.slices:
+        if each.rows.name == rows.name:
+            row = np.full(prod(rows.shape), -1)
+            row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+            own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
+            inside = np.flatnonzero(row[at] >= 0)
+            select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
+            E = E + select @ own
+    return E
+
+
+def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
+    """Return the point where gains are 1, as nearly as they can be, and the log-scales that do not change gains."""
+    E, logs = [csr_matrix((0, torus.size))], [np.zeros(0)]
+    for name, rows in gains.items():
+        if name in torus.names:
+            values = rows.read(point.params)[:, 0].abs().numpy()
+            E.append(_exponents(torus, rows)[values > 0])
+            logs.append(np.log(values[values > 0]))
+    matrix, log = vstack(E).tocsr(), np.concatenate(logs)
+    touched = np.diff(matrix.tocsc().indptr)
+    z, free = np.zeros(torus.size), [np.flatnonzero(touched == 0)]
+    columns, powers, count = [np.arange(len(free[0]))], [np.ones(len(free[0]))], len(free[0])
+    graph = (matrix.T @ matrix).tocsr()
+    alone = (np.diff(graph.indptr) == 1) & (touched > 0)  # a gain or several of one log-scale
+    square = np.asarray(matrix.multiply(matrix).sum(0))[0]
+    z[alone] = -np.asarray(matrix.T @ log)[alone] / square[alone]
+    labels = connected_components(graph, directed=False)[1]
+    rest = np.flatnonzero((touched > 0) & ~alone)
+    for label in np.unique(labels[rest]):
+        some = rest[labels[rest] == label]
+        own = matrix[:, some]
+        present = np.flatnonzero(np.diff(own.indptr))
+        U, s, Vh = np.linalg.svd(own[present].toarray())
+        rank = int((s > _RANK * s[0]).sum())
+        z[some] = -Vh[:rank].T @ ((U[:, :rank].T @ log[present]) / s[:rank])
+        for v in Vh[rank:]:
+            free, powers, columns = [*free, some], [*powers, v], [*columns, np.full(len(some), count)]
+            count += 1
+    index = torch.from_numpy(np.stack([np.concatenate(columns), np.concatenate(free)]))
+    basis = torch.sparse_coo_tensor(
+        index, torch.from_numpy(np.concatenate(powers)), (count, torus.size), check_invariants=True
+    )
+    if np.abs(z).max(initial=0.0) > 0:
+        point = point.acted(torus, torch.from_numpy(z))
+    return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
+
+
+def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
+    """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
+    zeros: dict[str, Tensor] = {}
+    for name in point.zero:
+        D = point.split(point.directions)[name].flatten(1)
+        moved = D.norm(dim=0) > _TINY
+        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
+            continue
+        U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
+        rank = int((s > _TINY).sum())
+        if rank < int(moved.sum()):
+            continue
+        at = (point.params[name] - point.zero[name]).flatten()[moved]
+        point = point.added(-((Vh[:rank] @ at) / s[:rank]) @ (U[:, :rank].mT @ point.directions))
+        point = replace(point, directions=U[:, rank:].mT @ point.directions)
+        zeros[name] = torch.nonzero(moved)[:, 0]
+    return point, zeros
+
+
+def _without_mean(point: Point, gauge: Gauge) -> Point:
+    """Return the point where means of channels are 0 that anything may be added to: a limit of elements 1 + 1 w^T.
+
+    All that has a value must be moved by it alone, as by 1 + t 1^T what takes a constant sum of channels is.
+    """
+    algebra, wire = gauge.algebra, gauge.wire
+    rows = [(slot, in_units(slot, point.params)) for slot in wire.slots]
+    size = max(float(V.abs().max()) for _, V in rows)
+    some = [(slot, V) for slot, V in rows if float(V.abs().max()) > _ZERO * size]
+    wanted = (
+        isinstance(algebra, IntoMean)
+        and not wire.constants.every
+        and all(slot.covariant != isinstance(algebra, FromSum) for slot, _ in some)
+    )
+    if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
+        return point
+    D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}
+    for slot, V in some:
+        s = slot.units(point.params)[:, None]
+        s = s if slot.writes else 1 / s
+        point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
+        change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
+        D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
+    left = torch.cat([*D.values()], 1)
+    return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
+
+
+def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
+    """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
+
+    These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
+    mixed: parameters that other groups act on, whose lengths are not those of single entries.
+    """
+    assert isinstance(torus, Torus)
+    exponents = [np.zeros((0, len(basis) + 1))]
+    for name in torus.names:
+        at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
+        if len(at):
+            rows = Rows.at(name, tuple(point.zero[name].shape), at)
+            own = (_exponents(torus, rows) @ basis.mT.numpy()).round(12)
+            exponents.append(np.concatenate([own, np.full((len(own), 1), float(name not in mixed))], 1))
+    E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
+    E, most = E[:, :-1], E[:, -1]
+    target, (m, k) = basis.new_zeros(len(basis)), E.shape
+    if m and k:  # the most entries that one generator may make smaller while it makes none larger
+        bounds = [(None, None)] * k + [(0.0, high) for high in most]
+        cost = np.concatenate([np.zeros(k), -np.ones(m)])
+        found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
+        alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
+        target = torch.from_numpy(E[alone].T @ counts[alone])
+    return Free(torus, basis, target)
+
+
+def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:
+    """Yield the names of gains that are 1 or -1."""
+    for name, rows in gains.items():
+        values = rows.read(point.params)
+        if values.numel() == point.params[name].numel() and float((values.abs() - 1).abs().max()) < _TINY:
+            yield name

@@ -1,0 +1,332 @@
+r"""Turn the channels of wires to the principal axes of their second moments, with signs.
+
+The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T.
+Channels all of whose rotations are free are turned so that R M R^T is diagonal, in descending order. In a smaller
+group, R is the one of largest <R M R^T, L> for a fixed L. Signs of axes are left: the sum of cubes of the entries
+on an axis, slot by slot with weights 1, 1/2, ..., is positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    SO,
+    Algebra,
+    CenteredSO,
+    Complex,
+    DirectSum,
+    FromSum,
+    Gauge,
+    IntoMean,
+    Params,
+    Pattern,
+    Slot,
+)
+from quotient_manifolds.symmetries.groups.rows import Draft
+from quotient_manifolds.symmetries.least_norm import Point, in_units, moments
+
+_DISTINCT = 1e-7
+"""Of the largest eigenvalue: how far apart others must be for axes to be told from one another."""
+_ALIVE = 1e-10
+"""Of the largest eigenvalue: axes on which nothing stands."""
+_SMALL = 1e-8
+"""Of the largest entry: what counts as 0 where signs are chosen."""
+_CLEAR, _LEAST = 1e-3, 1e-6
+"""Of the sum of absolute cubes: a sum of cubes whose sign is clear, and one whose sign is rounding."""
+_STARTS, _STEPS = 12, 60
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Hold orthonormal vectors (n, r) along which the channels of a wire stand, and which signs are open.
+
+    axis: (r,), of which axis each vector is; those of one axis change their signs together. turns: which axes change
+    their signs at once, bool (t, axes), a row for each of the elements of order two that generate all; or bool (axes,)
+    if each of them may on its own.
+    """
+
+    gauge: Gauge
+    vectors: Tensor
+    axis: Tensor
+    turns: Tensor
+
+    @property
+    def open(self) -> Tensor:
+        """Return which axes have an open sign, bool (axes,)."""
+        return self.turns if self.turns.ndim == 1 else self.turns.any(0)
+
+    def along(self, slot: Slot, params: Params) -> Tensor:
+        """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
+        V, U = in_units(slot, params), self.vectors[slot.channels]
+        if len(self.axis) == len(self.open):
+            first = U.abs().argmax(0)
+            single = bool((self.vectors.count_nonzero(0) == 1).all())
+            values = V[first] * U[first, torch.arange(U.shape[1])][:, None] if single else U.mT @ V
+            return values[:, None]
+        every = torch.zeros(len(self.open), len(self.axis), dtype=torch.float64)
+        every[self.axis, torch.arange(len(self.axis))] = 1.0
+        return torch.einsum("ar,ir,jr,jc->aic", every, U, U, V)
+
+    def settled(self, cubes: Tensor, margin: Tensor, least: float) -> tuple[Tensor, Frame]:
+        """Return the axes that change sign so that clear sums of cubes are positive, and what is open then."""
+        clear = margin >= least
+        if self.turns.ndim == 1:
+            return clear & (cubes < 0), replace(self, turns=self.turns & ~clear)
+        turns, flips = self.turns.clone(), torch.zeros_like(clear)
+        for a in margin.argsort(descending=True)[: int(clear.sum())]:
+            having = torch.nonzero(turns[:, a])[:, 0]
+            if len(having):  # elimination: one of them settles the axis, the others no longer change it
+                one = turns[having[0]].clone()
+                flips = flips ^ one if bool((cubes[a] < 0) ^ flips[a]) else flips
+                turns[having] ^= one
+        return flips, replace(self, turns=turns)
+
+
+def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
+    """Return the point with all channels along principal axes, and a sentence for each wire without distinct ones."""
+    doubts: list[str] = []
+    frames: list[Frame] = []
+    point = replace(point, directions=point.directions[:0])
+    for gauge in gauges:
+        A = torch.eye(gauge.wire.channels, dtype=torch.float64)
+        found, distinct = _by_axes(gauge, point.params, A)
+        found += _by_half_turns(gauge, point.params, A)
+        if not distinct:
+            named = ", ".join(gauge.names)
+            doubts.append(f"Principal axes must be distinct. Found some that coincide, of the wire of {named}.")
+        if found and not bool((A.diagonal() == 1).all()):
+            point = point.acted(gauge, _exact(gauge, A))
+        frames += found
+    return _signed(point, frames, doubts)
+
+
+def _exact(gauge: Gauge, A: Tensor) -> Tensor:
+    """Return a matrix without rounding where a slot forbids it."""
+    return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
+
+
+def _by_axes(gauge: Gauge, params: Params, A: Tensor) -> tuple[list[Frame], bool]:
+    """Write to A what turns sets of channels to their axes; return frames of these, and whether they are distinct."""
+    bits = gauge.reflections
+    bits = torch.zeros(gauge.algebra.components, dtype=torch.bool) if bits is None else bits
+    n, distinct = gauge.wire.channels, True
+    single: list[tuple[Tensor, Tensor]] = []
+    frames = []
+    for channels, algebra, free in _blocks(gauge.algebra, torch.arange(n)[None], bits[None]):
+        k, m = channels.shape
+        E = torch.eye(m, dtype=torch.float64)
+        if isinstance(algebra, (IntoMean, FromSum)):
+            E, channels, free = E.sum(1, keepdim=True) / m**0.5, channels[free], free[free]
+        elif isinstance(algebra, CenteredSO):
+            E = centred(m)
+        elif not isinstance(algebra, (GL, SO, Complex)):
+            continue
+        r = E.shape[1]
+        if r > 1 and not isinstance(algebra, Complex):
+            R, found = _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
+            A[channels[:, :, None], channels[:, None]] = R
+            distinct &= found
+        whole = torch.zeros(len(channels), n, r, dtype=torch.float64)
+        whole[torch.arange(len(channels))[:, None], channels] = E
+        if isinstance(algebra, Complex):
+            free = torch.ones(k, dtype=torch.bool)
+        axes = torch.zeros(r, dtype=torch.int64) if isinstance(algebra, Complex) else torch.arange(r)
+        single += [(each, axes) for each in whole[free]]
+        pairs = torch.eye(r, dtype=torch.bool)
+        frames += [Frame(gauge, each, axes, pairs[:-1] | pairs[1:]) for each in whole[~free] if r > 1]
+    if single:
+        counts = torch.tensor([int(axes[-1]) + 1 for _, axes in single])
+        starts = counts.cumsum(0) - counts
+        axis = torch.cat([axes + start for (_, axes), start in zip(single, starts, strict=True)])
+        vectors = torch.cat([each for each, _ in single], 1)
+        frames.append(Frame(gauge, vectors, axis, torch.ones(int(counts.sum()), dtype=torch.bool)))
+    return frames, distinct
+
+
+def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, Tensor]]:
+    """Yield sets of channels (k, m) with the algebra on each, and which have a reflection, bool (k,)."""
+    if isinstance(algebra, DirectSum):
+        for sets, part in algebra.parts:
+            count = len(sets) * part.components
+            own, bits = bits[:, :count].reshape(len(bits) * len(sets), part.components), bits[:, count:]
+            yield from _blocks(part, channels[:, sets].flatten(0, 1), own)
+    elif isinstance(algebra, Pattern):
+        mixed = algebra.mask & algebra.mask.mT
+        firsts = torch.nonzero(algebra.mask.diagonal() & (mixed.int().argmax(1) == torch.arange(algebra.n)))[:, 0]
+        for first, bit in zip(firsts.tolist(), bits.mT, strict=True):
+            block = channels[:, mixed[first]]
+            yield block, GL(block.shape[1]), bit
+    else:
+        yield channels, algebra, bits.any(1)
+
+
+def centred(n: int) -> Tensor:
+    """Return an orthonormal basis (n, n - 1) of the vectors orthogonal to 1, of a reflection."""
+    v = torch.full((n,), n**-0.5, dtype=torch.float64)
+    v[0] += 1.0
+    return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / (v @ v))[:, 1:]
+
+
+def _turns(U: Tensor, M: Tensor) -> tuple[Tensor, bool]:
+    """Return rotations (k, m, m) that make U^T M U diagonal, in descending order; whether these are the only ones."""
+    eye = torch.eye(M.shape[-1], dtype=torch.float64)
+    values, V = torch.linalg.eigh(U.mT @ M @ U)
+    values, V = values.flip(-1), V.flip(-1)
+    V = torch.cat([V[..., :1], V[..., 1:2] * torch.linalg.det(V).sign()[:, None, None], V[..., 2:]], -1)
+    near = values[:, :-1] - values[:, 1:] <= _DISTINCT * values[:, :1]
+    same = bool((near & (values[:, 1:] > _ALIVE * values[:, :1])).any())
+    return eye + U @ (V.mT - eye[: U.shape[1], : U.shape[1]]) @ U.mT, not same
+
+
+# Groups of fewer rotations
+
+
+def _by_half_turns(gauge: Gauge, params: Params, A: Tensor) -> list[Frame]:
+    """Write to A the rotations to the largest <R M R^T, L> of groups of fewer rotations; return frames of these."""
+    frames = []
+    for channels, algebra in gauge.algebra.summands:
+        if isinstance(algebra, (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)):
+            continue
+        K = _skew(algebra)
+        if not len(K):
+            continue
+        P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
+        for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
+            own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
+            R = _largest(K, own, order)
+            A[c[:, None], c] = R
+            frames.append(_half_turned(gauge, K, R @ own @ R.mT, torch.eye(len(A), dtype=torch.float64)[:, c]))
+    return frames
+
+
+def _skew(algebra: Algebra) -> Tensor:
+    """Return an orthonormal basis (k, n, n) of the skew matrices of an algebra."""
+    E = torch.eye(algebra.n**2, dtype=torch.float64).view(-1, algebra.n, algebra.n)
+    values, Q = torch.linalg.eigh((algebra.project(E) + (E - E.mT) / 2).flatten(1) / 2)
+    return Q[:, values > 1 - 1e-9].mT.reshape(-1, algebra.n, algebra.n)
+
+
+def _symmetric(K: Tensor) -> Tensor:
+    """Return an orthonormal basis (k, n, n) of what products of two skew matrices span, where it is symmetric."""
+    products = torch.einsum("aij,bjk->abik", K, K)
+    products = (products + products.mT).flatten(2).flatten(0, 1)
+    values, Q = torch.linalg.eigh(products.mT @ products)
+    return Q[:, values > 1e-12 * values[-1]].mT.reshape(-1, *K.shape[1:])
+
+
+def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
+    """Return the R of the group of skew matrices K for which <R M R^T, L> is largest."""
+    n, generator = len(M), torch.Generator().manual_seed(0)
+    best, found = -float("inf"), torch.eye(n, dtype=torch.float64)
+    for _ in range(_STARTS):
+        X = torch.randn(len(K), generator=generator, dtype=torch.float64)
+        R = torch.matrix_exp(torch.einsum("k,kij->ij", X, K))
+        for _ in range(_STEPS):
+            N = R @ M @ R.mT
+            g = torch.einsum("kij,ij->k", K, N @ L - L @ N) * -1
+            if float(g.norm()) <= 1e-14 * float(M.norm()) * n:
+                break
+            bracket = K @ N - N @ K
+            H = torch.einsum("kij,lij->kl", L @ K - K @ L, bracket)
+            values, Q = torch.linalg.eigh((H + H.mT) / 2)
+            values = values.abs().clamp(min=1e-9 * float(values.abs().max().clamp(min=1e-300)))
+            step = Q @ ((Q.mT @ g) / values)
+            step = step * min(1.0, 1.0 / float(step.norm()))
+            now = float((N * L).sum())
+            for _ in range(12):
+                turn = torch.matrix_exp(torch.einsum("k,kij->ij", step, K))
+                if float((turn @ N @ turn.mT * L).sum()) >= now - 1e-14 * abs(now):
+                    break
+                step = step / 4
+            R = turn @ R
+        if (value := float((R @ M @ R.mT * L).sum())) > best + 1e-12 * abs(value):
+            best, found = value, R
+    return found
+
+
+def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
+    """Return axes that change their signs in half turns which leave M as it is."""
+    n, turns = len(M), []
+    bracket = (K @ M - M @ K).flatten(1)
+    _, Q = torch.linalg.eigh(bracket @ bracket.mT)
+    for X in torch.einsum("lk,lij->kij", Q, K):
+        H = torch.matrix_exp(torch.pi * X / torch.linalg.matrix_norm(X, 2))
+        still = float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm())
+        if still and float((H @ H - torch.eye(n).double()).norm()) < 1e-7:
+            turns.append((H + H.mT) / 2)
+    weights = torch.randn(len(turns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mixed = sum((w * H for w, H in zip(weights, turns, strict=True)), torch.zeros(n, n, dtype=torch.float64))
+    values, V = torch.linalg.eigh(mixed)
+    axis = torch.cat([torch.zeros(1, dtype=torch.int64), (values.diff() > 1e-6).cumsum(0)])
+    signs = torch.zeros(len(turns), int(axis[-1]) + 1, dtype=torch.bool)
+    for own, H in zip(signs, turns, strict=True):
+        own[axis] = (V * (H @ V)).sum(0) < 0
+    return Frame(gauge, E @ V, axis, signs)
+
+
+# Signs
+
+
+def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point, list[str]]:
+    """Return the point with positive sums of cubes, of those first that no open sign changes."""
+    small = _SMALL * max((float(w.abs().max()) for name, w in point.params.items() if name in point.zero), default=0.0)
+    frames = [_alive(frame, point.params, small) for frame in frames]
+    while any(bool(frame.turns.any()) for frame in frames):
+        found = [_cubes(point.params, k, frames, small) for k in range(len(frames))]
+        best = max(float(margin.max()) if len(margin) else 0.0 for _, margin in found)
+        if best < _LEAST:
+            break
+        for k, (cubes, margin) in enumerate(found):
+            flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR else _LEAST)
+            if bool(flips.any()):
+                U = frames[k].vectors[:, flips[frames[k].axis]]
+                A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
+                point = point.acted(frames[k].gauge, _exact(frames[k].gauge, A))
+    left = sum(int(frame.open.sum()) for frame in frames)
+    return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
+
+
+def _alive(frame: Frame, params: Params, small: float) -> Frame:
+    """Return a frame without the signs of axes on which nothing stands."""
+    alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
+    for slot in frame.gauge.wire.slots:
+        alive |= (frame.along(slot, params).abs() > small).flatten(1).any(1)
+    if frame.turns.ndim == 2:
+        return frame if bool((frame.turns & alive).any()) else replace(frame, turns=frame.turns[:0])
+    return replace(frame, turns=frame.turns & alive)
+
+
+def _cubes(params: Params, k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor]:
+    """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
+    frame, cubes = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64)
+    if not bool(frame.turns.any()):
+        return cubes, cubes
+    total, params = cubes, frame.gauge.wire.constants.included(params)
+    for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
+        V = frame.along(slot, params)
+        if (other := _beside(params, k, slot, frames)) is not None:
+            V = V.where((frame.along(slot, other) - V).abs() <= small, 0.0)
+        V = V.where(V.abs() > small, 0.0)
+        cubes, total = cubes + V.pow(3).sum((1, 2)) / number, total + V.abs().pow(3).sum((1, 2)) / number
+    return cubes, torch.where(frame.open & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
+
+
+def _beside(params: Params, k: int, slot: Slot, frames: list[Frame]) -> Params | None:
+    """Return parameters after a change along all other open axes of the entries of a slot; None if there are none."""
+    generator, draft = torch.Generator().manual_seed(0), None
+    for j, frame in enumerate(frames):
+        for each in frame.gauge.wire.slots if bool(frame.turns.any()) else ():
+            tied = j == k and (each is slot or each.use != slot.use)
+            if each.name == slot.name and not tied:
+                U = frame.vectors[each.channels][:, frame.open[frame.axis]]
+                x = 0.5 + torch.rand(U.shape[1], generator=generator, dtype=torch.float64)
+                A = torch.eye(len(U), dtype=torch.float64) - (U * x) @ U.mT
+                draft = Draft(params) if draft is None else draft
+                draft.write(each.rows, each.moved(draft, A[None], each.channels[None]))
+    return draft
