@@ -13,8 +13,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import Rows, Slices, Torus
+from quotient_manifolds.symmetries.heads import Heads, heads_of_scales, some_rows
 from quotient_manifolds.symmetries.names import Roles, row_keys
-from quotient_manifolds.symmetries.pairing import Heads, heads_of_scales, some_rows
 
 _MOST = 64
 """Dimensions of connected log-scales that are taken apart."""
