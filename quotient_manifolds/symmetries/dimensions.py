@@ -119,7 +119,7 @@ def _spanned(several: Sequence[Tensor], params: Params) -> Tensor:
     """Return an orthonormal basis (k, P) of tangents."""
     size = sum(w.numel() for w in params.values())
     known = torch.zeros(0, size, dtype=torch.float64)
-    return _beyond(torch.cat(several), known) if several else known
+    return _beyond(torch.cat([*several]), known) if several else known
 
 
 def _beyond(T: Tensor, known: Tensor) -> Tensor:

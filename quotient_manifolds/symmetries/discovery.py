@@ -244,8 +244,8 @@ def _others(
     symmetries: Sequence[Symmetry], scales: Mapping[int, Scales], pairs: Pairs, roles: Roles
 ) -> Iterator[Reparameterization]:
     """Yield scales, then groups that mix channels, of which no pair is made."""
-    for k, each in scales.items():
-        for torus, kind, name in each.groups({scale for number, scale in pairs.origins if number == k}):
+    for k, several in scales.items():
+        for torus, kind, name in several.groups({scale for number, scale in pairs.origins if number == k}):
             yield Reparameterization(torus, kind, 0, lead=name)
     turns = [(k, each) for k, each in enumerate(symmetries) if k not in scales and (k, -1) not in pairs.origins]
     for _, each in sorted(turns, key=lambda each: _is_mean(each[1])):

@@ -114,7 +114,7 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
             own = torch.nonzero((covered == pattern).all(1))[:, 0]
             sides, nodes = list[Side](), list[Tensor]()
             for k in torch.nonzero(pattern)[:, 0].tolist():
-                slot, rows, (port, of) = slots[k], at[own, k], known[k]  # type: ignore[misc]
+                slot, rows, (port, of) = slots[k], at[own, k], known[k]
                 units = torch.ones(rows.shape) if slot.constant is None else slot.constant[rows]
                 every = [units, *(gain.at[rows].double() for gain in slot.gains)]  # the same for a head, they cancel
                 side = _side(slot.rows, rows[:, None], port, not slot.covariant, roles)
