@@ -17,7 +17,8 @@ from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.wires.reparameterization import together
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -59,6 +60,7 @@ class Symmetries:
     rest: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
+    held: tuple[str, ...] = ()
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""
