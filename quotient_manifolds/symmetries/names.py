@@ -108,10 +108,16 @@ class Roles:
     def gains(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
         """Return the nodes before and after gains whose entries these rows are, None if they are no gains."""
         entries, before, after = self._gains
-        if rows.columns > 1 or not len(entries):
+        if rows.columns > 1:
             return None
-        own = rows.places[:, 0] + self.frame.entries.start[rows.name]
-        return (before[some], after[some]) if bool((some := torch.isin(entries, own)).any()) else None
+        some = torch.isin(entries, rows.places[:, 0] + self.frame.entries.start[rows.name])
+        if bool(some.any()):
+            return before[some], after[some]
+        port = self.port(rows)
+        factors = None if port is None or port[0] // 2 < len(self.walk.uses) else self._nodes.get("factor")
+        if factors is None or not bool(torch.isin(port[1], factors).any()):  # type: ignore[index]
+            return None
+        return port[1][:0], port[1]  # type: ignore[index]
 
     def _class(self, what: str) -> Tensor:
         """Return what channels of one role have in common: queries may be rotated, or normed, before they meet keys."""

@@ -114,8 +114,6 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
     """Yield the heads on which a gauge has all matrices, or all complex numbers; none if gains are between."""
     gauge = _unfolded(gauge)
     slots, summands = gauge.wire.slots, gauge.algebra.summands
-    if any(slot.gains or isinstance(slot.rows.offset, Tensor) or slot.rows.offset for slot in slots):
-        return
     if not all(isinstance(algebra, (GL, Complex)) and algebra.n > 1 for _, algebra in summands):
         return
     place = torch.full((len(slots), gauge.wire.channels), -1)
@@ -134,9 +132,10 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
             sides, nodes = list[Side](), list[Tensor]()
             for k in torch.nonzero(pattern)[:, 0].tolist():
                 slot, rows, (port, of) = slots[k], at[own, k], known[k]  # type: ignore[misc]
-                units = torch.ones(1) if slot.constant is None else slot.constant[rows]
+                units = torch.ones(rows.shape) if slot.constant is None else slot.constant[rows]
+                every = [units, *(gain.at[rows].double() for gain in slot.gains)]  # the same for a head, they cancel
                 side = _side(slot.rows, rows[:, None], port, not slot.covariant, roles)
-                if side is None or not bool(torch.isclose(units, units[..., :1], rtol=1e-9, atol=0).all()):
+                if side is None or not all(torch.allclose(u, u[:, :1], rtol=1e-9, atol=0) for u in every):
                     break
                 sides.append(side)
                 nodes.append(of[rows].flatten())
@@ -181,8 +180,10 @@ def heads_of_scales(
         sides.append(side)
         nodes.append(known[1][at].flatten())
     last = len(roles.walk.uses)
-    written = [side for side in sides if side.port % 2 == 0 and side.port // 2 < last]
-    if min(written or sides, key=lambda side: side.port).inverse:
+    written = [side for side in sides if side.port % 2 == 0 and (side.port // 2 < last or len(side.behind) > 1)]
+    if not written:
+        return
+    if min(written, key=lambda side: side.port).inverse:
         sides = [replace(side, inverse=not side.inverse) for side in sides]
     acts: Group = "GL+(1)" if roles.has("bent", torch.cat(nodes)) else "GL(h)"
     yield from _heads(sides, nodes, acts, roles, origins, scale=True)
@@ -314,7 +315,7 @@ def _attention(merged: Sequence[Heads], roles: Roles) -> list[str]:
     """Return the modules that have values and their output, of which no group may be left."""
     mixing = [each for each in merged if each.kind in (VALUE_OUTPUT, GATED) and roles.has("mixed", each.nodes)]
     found = [common_path(side.name for side in each.sides) for each in mixing]
-    return list(dict.fromkeys([*found, *roles.mixers(torch.cat([each.nodes for each in merged]) if merged else None)]))
+    return [*found, *roles.mixers(torch.cat([each.nodes for each in merged]) if merged else None)]
 
 
 def _told_apart(pairs: Sequence[SymmetricPair]) -> list[SymmetricPair]:

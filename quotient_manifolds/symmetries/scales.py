@@ -193,10 +193,8 @@ def _same(one: Rows, other: Rows) -> bool:
 
 
 def _cross(one: Rows, other: Rows) -> bool:
-    """Return whether one are the rows and the other the columns of the same entries."""
-    if one.name != other.name or (len(one), one.columns) != (other.columns, len(other)) or one.columns < 2:
-        return False
-    return torch.equal(one.places.sort(1)[0], other.places.T.sort(1)[0])
+    """Return whether two sets of rows, of other axes, are of the same entries."""
+    return one.name == other.name and len(one) > 1 and len(other) > 1 and torch.equal(one.touched, other.touched)
 
 
 def _tensor(numbers: Sequence[float]) -> Tensor:

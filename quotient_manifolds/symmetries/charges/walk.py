@@ -39,7 +39,7 @@ class Walk:
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
     that have no derivative, by name, with the reason. roles: nodes by what computes them: "left" of a contraction of
     two activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added", "gated" by one another,
-    "bent" by a function.
+    "bent" by a function; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -323,6 +323,8 @@ class Walk:
     def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
         """Return what the results of an operation are, see `roles`."""
         several = sum(not self.entries.known(n) for n in live) > 1
+        if operation.name in ("mul", "div") and all(map(self.entries.known, live)) and not alone:
+            return "factor"
         if operation.name in ("mm", "bmm"):
             return "mixed" if several or not alone else ""
         return ("added" if several else "") if linear else "gated" if several else "bent"
