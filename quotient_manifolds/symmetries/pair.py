@@ -111,6 +111,11 @@ class SymmetricPair:
         return Gauge(Wire(tuple(slots), channels.numel()), algebra, signs)
 
     @property
+    def symmetry(self) -> Gauge:
+        """Return the group, as of a reparameterization."""
+        return self.gauge
+
+    @property
     def families(self) -> dict[str, int]:
         """Return the dimension of the group by its kind."""
         return {self.kind: self.group_dimension}

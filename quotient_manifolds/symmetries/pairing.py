@@ -22,8 +22,8 @@ from quotient_manifolds.symmetries.pair import (
     Group,
     SymmetricPair,
 )
-from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.strided_view import StridedView
+from quotient_manifolds.symmetries.symmetries import Refused
 
 _SAME = 1e-8
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
@@ -55,7 +55,14 @@ class Side:
     @property
     def key(self) -> tuple[object, ...]:
         """Return what the sides of heads of one pair have in common."""
-        return self.name, self.operation, self.port % 2, self.inverse, tuple(self.first.shape[1:]), tuple(self.behind.tolist())
+        return (
+            self.name,
+            self.operation,
+            self.port % 2,
+            self.inverse,
+            tuple(self.first.shape[1:]),
+            tuple(self.behind.tolist()),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,8 @@ from torch import Tensor
 from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.groups import CenteredSO, Gauge, IntoMean, Torus
 
+REDUNDANT = "redundant bias"
+
 
 @dataclass(frozen=True, eq=False)
 class Reparameterization:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
+from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.wires.reparameterization import together
-from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
+from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization, typical
+from quotient_manifolds.symmetries.representatives import balanced_point, gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -51,9 +51,8 @@ class Refused:
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
-    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons, and the
-    operations that no rule knows, whose inputs are held fixed.
-    reparameterizations: those with a canonical point, in the order in which they are brought there.
+    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons. held: what of the inputs
+    could not be varied, so that symmetries hold on inputs that have it in common with those given.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -68,7 +67,9 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (each for each in kept.reparameterizations if not each.zeros.keys().isdisjoint(kept.names))
+        biases = (
+            each for each in kept.reparameterizations if each.kind == REDUNDANT and set(each.names) & {*kept.names}
+        )
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
@@ -126,6 +127,18 @@ class Symmetries:
         return there
 
     @property
+    def groups(self) -> tuple[groups.Symmetry, ...]:
+        """Return all groups, in an order in which they may act one after another, but see `Reparameterization.apart`.
+
+        Translations come first, as they hold at the weights where they were found, then groups that mix channels, and
+        scales; pairs last.
+        """
+        several = [each.symmetry for each in self.reparameterizations]
+        shifts = [each for each in several if isinstance(each, groups.Translation)]
+        others = [each for each in several if not isinstance(each, groups.Translation)]
+        return (*shifts, *others, *(pair.gauge for pair in self.pairs))
+
+    @property
     def every(self) -> tuple[Symmetry, ...]:
         """Return all pairs and reparameterizations, in this order."""
         return (*self.pairs, *self.reparameterizations)
@@ -162,6 +175,7 @@ class Symmetries:
             ],
             "refused": [asdict(refusal) for refusal in self.refused],
             "rest": list(self.rest),
+            "held": list(self.held),
         }
 
     def __repr__(self) -> str:
@@ -211,11 +225,12 @@ def random_representative(
 
     All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
-    (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
-    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: numbers are shifted by
-    log_scale x Gaussian times their typical size, gains are multiplied by exp(log_scale x Gaussian). They act in the
-    reverse of the order in which `balance` folds them, so that no shift is as large as a gain makes it. Computed in
-    float64 and cast back to each parameter's dtype.
+    First translations act, at the weights where they were found: numbers are shifted by log_scale x Gaussian times
+    their typical size; of sets of which each would change what the other relies on (see `Reparameterization.apart`) one
+    acts, drawn at random. Then scales by exp(log_scale x Gaussian), and matrices exp(log_scale X) with X random of
+    spectral norm 1. Last (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex
+    numbers for rotary planes, scale x exp(Gaussian) where only positive numbers act. Computed in float64 and cast back
+    to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
@@ -224,13 +239,24 @@ def random_representative(
     generator = generator_of(seed)
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
+        drawn = {pair.name: scale * gaussian_element(pair, generator) for pair in symmetries.pairs}
+        for symmetry in _acting(symmetries, generator):
+            size = log_scale
+            if isinstance(symmetry, groups.Translation):
+                size *= max(typical(part.rows.entries(moved)) for part in symmetry.parts)
+            moved = symmetry.act(moved, symmetry.element(generator, size))
+        moved = {name: w.clone() if w is stored[name] else w for name, w in moved.items()}
         for pair in symmetries.pairs:
-            A = scale * gaussian_element(pair, generator)
-            pair.write(moved, pair.act(A, pair.read(moved)))
-        _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
-            reparameterization.transform(moved, generator, log_scale)
+            pair.write(moved, pair.act(drawn[pair.name], pair.read(moved)))
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
+
+
+def _acting(symmetries: Symmetries, generator: torch.Generator) -> list[groups.Symmetry]:
+    """Return the groups of reparameterizations that act one after another: of translations one set."""
+    sets = sorted({each.apart for each in symmetries.reparameterizations if each.apart})
+    one = sets[int(torch.randint(len(sets), (), generator=generator))] if sets else 0
+    some = [each for each in symmetries.reparameterizations if each.apart in (0, one)]
+    return [*replace(symmetries, pairs=(), reparameterizations=tuple(some)).groups]
 
 
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
@@ -238,13 +264,10 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 
     Where singular values coincide they are one of several.
 
-    Reparameterizations are at their canonical points, redundant biases among them at 0; G^T G = H^T H is diagonal in
-    every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
-    in float64.
+    G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new
+    tensors; computed in float64.
     """
     stored, moved = _start(model_or_params, symmetries)
-    with fitting():
-        canonicalize(moved, symmetries.reparameterizations)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     return _rounded(moved, stored, symmetries, "balancing")
