@@ -141,7 +141,7 @@ class Roles:
         return next((name for what, name in roles if self.has(what, nodes)), "hidden")
 
     def mixers(self, known: Tensor | None) -> list[str]:
-        """Return the modules whose parameters write and read channels that are mixed over tokens, but for known nodes."""
+        """Return the modules whose parameters write and read channels that are mixed over tokens, but known ones."""
         wires = self._classes.get("mixed", torch.zeros(0, dtype=torch.long))
         if known is not None:
             wires = wires[~torch.isin(wires, self.frame.nodes.wires[known])]

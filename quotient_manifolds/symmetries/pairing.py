@@ -177,7 +177,7 @@ def _unfolded(gauge: Gauge) -> Gauge:
 def heads_of_scales(
     parts: Sequence[tuple[Rows, Tensor, int]], origins: tuple[Origin, ...], roles: Roles
 ) -> Iterator[Heads]:
-    """Yield single channels with a scale. parts: rows of a parameter, (n, copies) of them, and the sign of exponents."""
+    """Yield single channels with a scale. parts: rows of a parameter, (n, copies) of them, and the exponents' sign."""
     sides, nodes = list[Side](), list[Tensor]()
     for rows, at, sign in parts:
         known = roles.port(rows)
@@ -242,9 +242,9 @@ def _ascending(first: Tensor) -> Tensor:
 
 
 def pairs_of(heads: Iterable[Heads], roles: Roles, unreached: Mapping[str, int]) -> Pairs:
-    """Return the pairs of heads, and what is refused. unreached: by parameter how many directions of inputs never occur.
+    """Return the pairs of heads, and what is refused.
 
-    Of two pairs with entries in common the one that comes first by its kind is kept.
+    unreached: by parameter how many directions of inputs never occur. Of two pairs with entries in common the one that comes first by its kind is kept.
     """
     groups: dict[object, list[Heads]] = {}
     for each in sorted(heads, key=lambda each: each.start):

@@ -51,8 +51,8 @@ class Refused:
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
-    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons. held: what of the inputs
-    could not be varied, so that symmetries hold on inputs that have it in common with those given.
+    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons. held: what of the
+    inputs could not be varied, so that symmetries hold on inputs that have it in common with those given.
     """
 
     pairs: tuple[SymmetricPair, ...]
