@@ -128,7 +128,10 @@ def _found(
 
 
 def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | None = None) -> Symmetries:
-    """Return what was found as pairs and reparameterizations. declared: pairs in the place of those of the same parameters."""
+    """Return what was found as pairs and reparameterizations.
+
+    declared: pairs in the place of those of the same parameters.
+    """
     known = () if declared is None else declared.pairs
     if found.finder is None:
         return Symmetries(known, _rest(params, known), _sentences(found), held=found.held)
@@ -160,14 +163,11 @@ def _sentences(found: Found) -> tuple[Refused, ...]:
     return tuple(Refused("", "charge", sentence) for sentence in found.refused)
 
 
-def _unreached(stacks: Sequence[Stack]) -> dict[str, int]:
-    """Return by parameter in how many directions its inputs never are."""
-    found = Counter[str]()
-    for stack in stacks:
-        if stack.family == "unreached" and isinstance(stack.translation, Translation):
-            for part in stack.translation.parts:
-                found[part.rows.name] += part.ranks()[1]
-    return dict(found)
+def _unreached(stacks: Sequence[Stack]) -> list[tuple[Rows, int]]:
+    """Return rows of parameters, and in how many directions their inputs never are."""
+    some = (stack.translation for stack in stacks if stack.family == "unreached")
+    parts = (part for each in some if isinstance(each, Translation) for part in each.parts)
+    return [(part.rows, part.ranks()[1]) for part in parts]
 
 
 def _translations(stacks: Sequence[Stack]) -> Iterator[Reparameterization]:

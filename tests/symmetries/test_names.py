@@ -25,8 +25,8 @@ PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neu
     [
         ("attention by einsum", {"query/key": "GL(3)^2", "value/output": "GL(3)^2"}),
         ("a module for every head", {"heads.0 query/key": "GL(3)^1", "heads.1 query/key": "GL(3)^1"}),
-        ("half of each head rotated", {"query/key rotary": "GL(1, C)^4", "gated neuron": "GL(1)^12"}),
-        ("network with ReLUs", {"0 relu neuron": "GL+(1)^8"}),
+        ("half of each head rotated", {"query/key rotary": "GL(1, C)^4", "value/output": "GL(6)^2"}),
+        ("network with ReLUs", {"relu neuron": "GL+(1)^9"}),
         ("learned temperature", {"query/key": "GL(4)^2", "value/output": "GL(4)^2"}),
         ("llama", {"layers.0.self_attn query/key rotary": "GL(1, C)^4", "layers.0.mlp gated neuron": "GL(1)^12"}),
     ],
