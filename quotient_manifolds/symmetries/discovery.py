@@ -34,6 +34,7 @@ from quotient_manifolds.symmetries.pairing import Pairs, heads_of, pairs_of
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.scales import Scales
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
+from quotient_manifolds.symmetries.trace.record import Recording
 
 _DENSE = 4e7
 """Entries of all tangents, up to which dimensions that symmetries have in common are counted once."""
@@ -66,7 +67,7 @@ def find_symmetries(
     """
     found, params = _found(model, batch, others, evaluate, declared)
     symmetries = named(found, params, declared)
-    idle = _idle(found, params)
+    idle = _idle(_recordings(found), params)
     return held(model, (batch, *others), symmetries, idle, evaluate) if idle else symmetries
 
 
@@ -79,22 +80,24 @@ def propose_symmetries(
     parameter is named like one of theirs.
     """
     found, params = _found(model, batch, (), evaluate, declared)
-    symmetries, idle = named(found, params, declared), _idle(found, params)
+    symmetries, idle = named(found, params, declared), _idle(_recordings(found), params)
     reasons = {
         e.name: did_not_run(name) for e in symmetries.reparameterizations if (name := idle_like(idle, e.names, params))
     }
     return symmetries.refusing(reasons) if reasons else symmetries
 
 
-def _idle(found: Found, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _recordings(found: Found) -> Sequence[Recording]:
+    return () if found.finder is None else found.finder.points.recordings
+
+
+def _idle(recordings: Sequence[Recording], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return where in a parameter, flat, the numbers are that ran on no input, by the names of those that have such.
 
     Rows of a table that are not looked up have run: what does one thing with one row does it with another.
     """
-    if found.finder is None:
-        return {}
     idle = {name: torch.ones(w.numel(), dtype=torch.bool) for name, w in params.items() if w.is_floating_point()}
-    for recording in found.finder.points.recordings:
+    for recording in recordings:
         program = recording.program
         memories = [layout.memory for layout in program.layouts]
         owners = {memories[n]: name for n, name in program.parameters.items()}
@@ -398,6 +401,9 @@ def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None
     """Return the units of a model that may change places: neurons, heads, experts, channels of a stream.
 
     One exchange of all of them, at other weights and on inputs of other sizes, leaves all outputs as they are. Channels
-    that a continuous group mixes are left out. Takes what `find_symmetries` takes, and raises what it raises.
+    that a continuous group mixes are left out, as are units that a parameter may depend on which did not run. Takes what `find_symmetries` takes, and raises what it raises.
     """
-    return charges.find_permutations(model, batch, evaluate)
+    points = charges.points_of(model, batch, evaluate, 0)
+    params = {name: w.detach() for name, w in model.named_parameters()}
+    idle = _idle(points.recordings, params)
+    return tuple(each for each in charges.permutations_at(points) if not idle_like(idle, each.names, params))
