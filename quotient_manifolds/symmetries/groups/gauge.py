@@ -82,6 +82,9 @@ class Gauge(Symmetry):
             raise ValueError(f"a generator must be in the algebra. Found a part of {outside:.1e} outside; project it.")
         return X
 
+    def project(self, X: Tensor) -> Tensor:
+        return self.algebra.project(X)
+
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the projection of the wire's charge onto the algebra (n, n), and the size of its summands (n, n)."""
         value, size = self.wire.charge(params, cotangent)
