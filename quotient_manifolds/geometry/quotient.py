@@ -302,7 +302,11 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
 def _warn_of(doubts: Sequence[str]) -> None:
     """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
     if doubts:
-        warnings.warn(f"measures of this model may not be constant on the whole orbit: {doubts[0]}", stacklevel=4)
+        warnings.warn(
+            f"measures of this model are not constant on the whole orbit, which has no unique canonical point: "
+            f"{doubts[0]}",
+            stacklevel=4,
+        )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:
