@@ -38,7 +38,7 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, relative_change
-from quotient_manifolds.symmetries.reparameterization import together
+from quotient_manifolds.symmetries.wires.reparameterization import together
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Part
 from quotient_manifolds.symmetries.wires.labels import UNREACHED

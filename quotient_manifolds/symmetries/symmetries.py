@@ -16,8 +16,10 @@ from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.wires.reparameterization import together
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -59,6 +61,7 @@ class Symmetries:
     rest: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
+    held: tuple[str, ...] = ()
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""
@@ -127,6 +130,20 @@ class Symmetries:
     def every(self) -> tuple[Symmetry, ...]:
         """Return all pairs and reparameterizations, in this order."""
         return (*self.pairs, *self.reparameterizations)
+
+    @property
+    def groups(self) -> tuple[Acting, ...]:
+        """Return what acts, translations first: they hold at the weights where they were found."""
+        return tuple(sorted((each.symmetry for each in self.every), key=lambda each: not each.local))
+
+    @property
+    def together(self) -> tuple[tuple[Acting, ...], ...]:
+        """Return sets of groups that may act one after another, translations first, which together are all."""
+        sets = dict.fromkeys(each.apart for each in self.reparameterizations if each.apart) or {0: None}
+        return tuple(
+            replace(self, reparameterizations=tuple(r for r in self.reparameterizations if r.apart in (0, one))).groups
+            for one in sets
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.names import find_symmetries
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounded
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
@@ -193,9 +193,9 @@ def verify_on_batches(
 def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Begin | None = None) -> Verification:
     names = sorted(symmetries.moved)
     checks = {each.name: SymmetryCheck(each.name, each.group) for each in symmetries.every}
-    here = [each for each in symmetries.every if each.symmetry.translates]
+    here = [each for each in symmetries.every if each.symmetry.local]
     points = [(here, losses.params())] if here else []
-    if everywhere := [each for each in symmetries.every if not each.symmetry.translates]:
+    if everywhere := [each for each in symmetries.every if not each.symmetry.local]:
         points.append((everywhere, _generic(losses.params(), everywhere, seed)))
     values, tolerances = list[float](), list[float]()
     for index in range(len(losses.batches)):

@@ -664,7 +664,7 @@ def test_what_is_added_grows_with_the_parameters(name: str) -> None:
     # what does not depend on the parameters is added to all of them alike
     others = {key: drawn(k + 40, *w.shape) for k, (key, w) in enumerate(x.items())}
     here, there = (symmetry.tangent(params, symmetry.project(drawn(3, *symmetry.shape))) for params in (x, others))
-    assert all(torch.equal(here[key], there[key]) for key in here) == symmetry.translates
+    assert all(torch.equal(here[key], there[key]) for key in here) == symmetry.local
 
 
 class Asked(dict[str, Tensor]):

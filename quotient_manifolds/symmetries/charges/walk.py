@@ -37,7 +37,8 @@ class Walk:
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason.
+    that have no derivative, by name, with the reason. roles: nodes by what computes them: "left" of a contraction of
+    two activations, "mixed" over tokens, "normed", "added", "gated" by one another, "bent" by a function.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -49,6 +50,7 @@ class Walk:
         self.biases: dict[int, Tensor] = {}
         self.skipped: dict[str, str] = {}
         self.leaves: dict[str, Tensor] = {}
+        self.roles: dict[str, list[Tensor]] = {}
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -292,10 +294,11 @@ class Walk:
         found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
         solved = self.nodes.solved.eldest
+        role = self._role(operation, live, linear, alone)
         if len(outside) and bool(
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
-            linear = False  # a norm: its result is another wire
+            linear, role = False, "normed"  # its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if linear:
@@ -307,12 +310,20 @@ class Walk:
                 self._put(out, self._function(nodes).view(self.program.layouts[out].shape))
             else:
                 self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
+            self.roles.setdefault(role, []).append(self.labels(out).unique())  # type: ignore[union-attr]
         if len(live) > 1 and not linear and operation.name in ("mm", "bmm"):
             self._contract(*labels)
         if not linear or any(not bool(one[0].any()) for one in found):
             self.nodes.solve_together(*labels)
         if len(outside) and operation.name in ("mul", "div"):
             self.nodes.solve_together(*labels, outside)
+
+    def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
+        """Return what the results of an operation are, see `roles`."""
+        several = sum(not self.entries.known(n) for n in live) > 1
+        if operation.name in ("mm", "bmm"):
+            return "mixed" if several or not alone else ""
+        return ("added" if several else "") if linear else "gated" if several else "bent"
 
     def _leave_origins(self, out: int) -> None:
         """Take the wires that a linear result is of from those that it is computed from."""
@@ -489,6 +500,7 @@ class Walk:
         if bool((a == a[..., :1]).all()) or bool((b == b[:, :1]).all()):
             return
         left, right = b[..., 0][:, None].expand_as(a), a[:, 0][..., None].expand_as(b)
+        self.roles.setdefault("left", []).append(a.unique())
         one = torch.cat([a.reshape(-1), right.reshape(-1)])
         other = torch.cat([left.reshape(-1), b.reshape(-1)])
         self.nodes.join(one, other, dual=True)

@@ -74,7 +74,8 @@ class Linear(Symmetry):
         return (self.size,)
 
     @property
-    def translates(self) -> bool:
+    def local(self) -> bool:
+        """Return whether all generators are constants, directions as of a `Translation`."""
         return bool((self.index[2] == self.entries).all())
 
     @property
@@ -113,7 +114,7 @@ class Linear(Symmetry):
         return scale * z / max(self._norm(self._rates(z)), 1e-300)
 
     def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
-        size = typical(self._theta(params)) if self.translates else 1.0
+        size = typical(self._theta(params)) if self.local else 1.0
         return self.act(params, self.element(generator, scale * size))
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:

@@ -27,6 +27,11 @@ class Symmetry(Record, ABC):
     def shape(self) -> tuple[int, ...]:
         """Return the shape of generators."""
 
+    @property
+    def local(self) -> bool:
+        """Return whether elements are symmetries only at the weights where this was found, and so have to act first."""
+        return False
+
     @abstractmethod
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return all parameters, acted on by an element; nothing given is changed."""
@@ -57,13 +62,8 @@ class Symmetry(Record, ABC):
         return X.double()
 
     def project(self, X: Tensor) -> Tensor:
-        """Return what of tensors (..., *shape) is in the algebra: the generators that are nearest to them."""
+        """Return the generators nearest to tensors of their shape."""
         return X
-
-    @property
-    def translates(self) -> bool:
-        """Return whether what it adds does not depend on the parameters: it may be a symmetry at some of them alone."""
-        return False
 
     def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
         """Return the parameters, acted on by a random element at a distance of about `scale` from the identity.

@@ -110,7 +110,7 @@ class Translation(Symmetry):
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
 
     @property
-    def translates(self) -> bool:
+    def local(self) -> bool:
         return True
 
     def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
