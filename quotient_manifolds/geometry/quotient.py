@@ -146,9 +146,8 @@ class Quotient(Geometry):
         point = {name: found.params[name] if name in moved else w for name, w in start.items()}
         if layouts is not None:
             point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}
-        zeros = {name: set(places.tolist()) for name, places in found.zeros.items()}
         constant = tuple(name for name in found.constant if name in start)
-        return _Begin([pair.without(zeros) for pair in pairs], constant, point, found.doubts)
+        return _Begin([pair.without(found.zeros) for pair in pairs], constant, point, found.doubts)
 
     def _space(
         self, pairs: list[SymmetricPair], constant: Collection[str], point: Params, start: Params

@@ -20,7 +20,6 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     make_generic,
     output_change,
-    propose_symmetries,
     random_representative,
     verify_symmetries,
     zeros_of,
@@ -229,7 +228,7 @@ def test_a_channel_without_gain_makes_no_other_one_constant_and_is_not_rotated(d
         norm.weight[:2] = torch.tensor([dead, 1.2 * dead])
         norm.bias.copy_(torch.randn(8))
     inputs = torch.randn(12, 6)
-    found = propose_symmetries(model, inputs)
+    found = find_symmetries(model, inputs)
     assert found.families["constant input direction"] == 5  # a number for each row of the weight that follows
     assert ("hidden rotation" in found.families) == (dead >= 1e-9)
     refused = [each.name for each in found.refused if "gain" in each.reason]

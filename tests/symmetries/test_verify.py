@@ -23,11 +23,11 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     verify_symmetries,
 )
-from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.groups import Part, Rows, Translation, Wire
+from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.representatives import group_element
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.models import BY_NAME, IDS, MODELS, ModelCase, ViTAttention, claimed, llama, noise
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
 from tests.symmetries.nets import Computed
 
 
