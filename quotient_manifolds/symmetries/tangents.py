@@ -26,7 +26,9 @@ def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0
         X = torch.randn(count, *symmetry.shape, generator=generator, dtype=torch.float64)
         along = symmetry.tangent(params, symmetry.project(X))
         parts = (along.get(name, torch.zeros_like(w, dtype=torch.float64)) for name, w in params.items())
-        return torch.cat([part.expand(count, *w.shape).flatten(1) for part, w in zip(parts, params.values(), strict=True)], 1)
+        return torch.cat(
+            [part.expand(count, *w.shape).flatten(1) for part, w in zip(parts, params.values(), strict=True)], 1
+        )
 
     return {each.name: directions(each.symmetry, each.group_dimension + MORE) for each in symmetries.every}
 
