@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, final, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries

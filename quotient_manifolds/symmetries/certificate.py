@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress, text_table
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
-from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
 from quotient_manifolds.symmetries.discovery import find_symmetries
+from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
 from quotient_manifolds.symmetries.names import meaning
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy

@@ -1,7 +1,7 @@
 """Verify symmetries on whole batches, by one backward pass each: an invariant loss has no slope along orbits.
 
 If L(g w) = L(w) for every g of a group, then the charges <grad L(w), xi(w)> of all its generators xi vanish (Noether).
-Each is a sum, over entries of parameters, and is compared with the sum of the absolute summands: where that is rounding,
+Each is a sum over entries of parameters, and is compared with the sum of the absolute summands: where that is rounding,
 too, the batch shows nothing.
 """
 
