@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
-from quotient_manifolds.orbit.closest import _labels
+
 from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
 from tests.handwritten_models import HeadByHead
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise

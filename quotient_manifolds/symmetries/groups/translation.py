@@ -94,6 +94,10 @@ class Translation(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
+    @property
+    def local(self) -> bool:
+        return True
+
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return the parameters with left @ z @ right added, z = element (a, b), cast once to their dtypes.
 
@@ -108,10 +112,6 @@ class Translation(Symmetry):
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
-
-    @property
-    def local(self) -> bool:
-        return True
 
     def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
         entries = torch.cat([part.rows.entries(params).reshape(-1).cpu() for part in self.parts])
