@@ -19,6 +19,7 @@ from quotient_manifolds.geometry.parameters import (
     has_rank,
     measured_pairs,
     measured_parameters,
+    of_full_rank,
     of_lower_rank,
     scales_outside,
     stored,
@@ -138,10 +139,10 @@ class Quotient(Geometry):
             )
         if not others:  # factors of pairs are balanced one by one
             return _Begin(pairs, (), start, ())
-        # With a relaxed metric the place of a pair in its orbit counts.
-        acting = replace(symmetries, pairs=() if self.eps else tuple(pairs), reparameterizations=others)
         held = {name: w.detach() for name, w in every.items()} | start
         params = held if layouts is None else Whole(held, layouts)
+        # With a relaxed metric the place of a pair in its orbit counts.
+        acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, params), reparameterizations=others)
         found, moved = canonical(acting.groups, params), set(acting.moved)
         point = {name: found.params[name] if name in moved else w for name, w in start.items()}
         if layouts is not None:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.wires.reparameterization import together
-from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
+from quotient_manifolds.symmetries.representatives import gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -69,7 +69,8 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (each for each in kept.reparameterizations if not each.zeros.keys().isdisjoint(kept.names))
+        rows = {view.name for pair in kept.pairs for view in pair.views if view.rows == 1}
+        biases = (r for r in kept.reparameterizations if r.symmetry.local and not rows.isdisjoint(r.names))
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
@@ -238,13 +239,18 @@ def random_representative(
     check_number("log_scale", log_scale)
     generator = generator_of(seed)
     stored, moved = _start(model_or_params, symmetries)
+    local = max(symmetries.together, key=lambda each: sum(one.local for one in each), default=())
     with fitting():
+        for each in local:
+            if each.local:
+                moved = each.moved(moved, generator, log_scale)
         for pair in symmetries.pairs:
             A = scale * gaussian_element(pair, generator)
             pair.write(moved, pair.act(A, pair.read(moved)))
         _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
-            reparameterization.transform(moved, generator, log_scale)
+        for reparameterization in reversed(symmetries.reparameterizations):
+            if not reparameterization.symmetry.local:
+                moved = reparameterization.symmetry.moved(moved, generator, log_scale)
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 
 
@@ -259,9 +265,7 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     """
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
-        canonicalize(moved, symmetries.reparameterizations)
-    for pair in symmetries.pairs:
-        pair.write(moved, balanced_point(pair, pair.read(moved)))
+        moved = canonical(symmetries.groups, moved).params
     return _rounded(moved, stored, symmetries, "balancing")
 
 
