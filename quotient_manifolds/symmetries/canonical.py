@@ -66,7 +66,7 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     point = _start(symmetries, params)
-    free, gains = [], dict[str, Tensor]()
+    free = []
     numbers = _gains(symmetries)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
@@ -77,7 +77,7 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     point, left = least(point, [each for each in free if len(each.basis)])
     doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, zeros, _ones(point, gains), (*doubts, *more))
+    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
 
 
 def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
@@ -191,5 +191,9 @@ def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
     return point, zeros
 
 
-def _ones(point: Point, gains: Mapping[str, Tensor]) -> tuple[str, ...]:
-    return ()
+def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:
+    """Yield the names of gains that are 1 or -1."""
+    for name, rows in gains.items():
+        values = rows.read(point.params)
+        if values.numel() == point.params[name].numel() and float((values.abs() - 1).abs().max()) < _TINY:
+            yield name

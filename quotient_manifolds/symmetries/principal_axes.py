@@ -85,8 +85,13 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
             A = R @ A
             frames.append(frame)
         if not torch.equal(A, torch.eye(len(A), dtype=torch.float64)):
-            point = point.acted(gauge, A)
+            point = point.acted(gauge, _exact(gauge, A))
     return _signed(point, frames, doubts)
+
+
+def _exact(gauge: Gauge, A: Tensor) -> Tensor:
+    """Return a matrix without rounding where a slot forbids it."""
+    return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
 
 
 def _named(gauge: Gauge) -> str:
@@ -169,10 +174,14 @@ def _by_half_turns(gauge: Gauge, M: Tensor) -> Iterator[tuple[Tensor, Frame]]:
             K = _skew(algebra)
             if not len(K):
                 continue
-            R, eye = _largest(K, M[c[:, None], c]), torch.eye(n, dtype=torch.float64)
-            whole = eye.clone()
+            P, eye = _symmetric(K), torch.eye(n, dtype=torch.float64)
+            own, order = (
+                torch.einsum("kij,kab,ab->ij", P, P, each)
+                for each in (M[c[:, None], c], torch.arange(len(c), 0, -1).double().diag())
+            )
+            R, whole = _largest(K, own, order), eye.clone()
             whole[c[:, None], c] = R
-            yield whole, _half_turned(gauge, K, R @ M[c[:, None], c] @ R.mT, eye[:, c])
+            yield whole, _half_turned(gauge, K, R @ own @ R.mT, eye[:, c])
 
 
 def _skew(algebra: Algebra) -> Tensor:
@@ -182,10 +191,17 @@ def _skew(algebra: Algebra) -> Tensor:
     return Q[:, values > 1 - 1e-9].mT.reshape(-1, algebra.n, algebra.n)
 
 
-def _largest(K: Tensor, M: Tensor) -> Tensor:
-    """Return the R of the group of skew matrices K for which <R M R^T, L> is largest, L = diag(n, ..., 1)."""
+def _symmetric(K: Tensor) -> Tensor:
+    """Return an orthonormal basis (k, n, n) of what products of two skew matrices span, where it is symmetric."""
+    products = torch.einsum("aij,bjk->abik", K, K)
+    products = (products + products.mT).flatten(2).flatten(0, 1)
+    values, Q = torch.linalg.eigh(products.mT @ products)
+    return Q[:, values > 1e-12 * values[-1]].mT.reshape(-1, *K.shape[1:])
+
+
+def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
+    """Return the R of the group of skew matrices K for which <R M R^T, L> is largest."""
     n, generator = len(M), torch.Generator().manual_seed(0)
-    L = torch.diag(torch.arange(n, 0, -1, dtype=torch.float64))
     best, found = -float("inf"), torch.eye(n, dtype=torch.float64)
     for _ in range(_STARTS):
         X = torch.randn(len(K), generator=generator, dtype=torch.float64)
@@ -258,7 +274,8 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
         todo[k] = todo[k] & ~now
         if bool(flips.any()):
             U = frame.vectors[:, flips[frame.axis]]
-            point = point.acted(frame.gauge, torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT)
+            A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
+            point = point.acted(frame.gauge, _exact(frame.gauge, A))
     left = sum(int(each.sum()) for each in todo.values())
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
 
