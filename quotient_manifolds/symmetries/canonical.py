@@ -66,18 +66,18 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     point = _start(symmetries, params)
-    free, gains = [], dict[str, Tensor]()
+    free = []
     numbers = _gains(symmetries)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    point, zeros = _without_constants(point, symmetries)
+    point, zeros = _without_constants(point)
     free += [Free.of(each) for each in symmetries if not isinstance(each, (Torus, Translation))]
-    point, left = least(point, free)
+    point, left = least(point, [each for each in free if len(each.basis)])
     doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, zeros, _ones(point, gains), (*doubts, *more))
+    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
 
 
 def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
@@ -172,19 +172,13 @@ def _lengths(point: Point, torus: Torus, basis: Tensor) -> Tensor:
     return basis.new_zeros(len(basis))
 
 
-def _without_constants(point: Point, symmetries: Sequence[Symmetry]) -> tuple[Point, dict[str, Tensor]]:
+def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
     """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
-    constants = {
-        part.rows.name
-        for each in symmetries
-        for part in (each.parts if isinstance(each, Translation) else ())
-        if each.shape[1] == 1 and part.rows.columns == 1  # type: ignore[union-attr]
-    }
     zeros: dict[str, Tensor] = {}
     for name in point.zero:
         D = point.split(point.directions)[name].flatten(1)
         moved = D.norm(dim=0) > _TINY
-        if name not in constants or not bool(moved.any()):
+        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
             continue
         U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
         rank = int((s > _TINY).sum())
@@ -197,5 +191,9 @@ def _without_constants(point: Point, symmetries: Sequence[Symmetry]) -> tuple[Po
     return point, zeros
 
 
-def _ones(point: Point, gains: Mapping[str, Tensor]) -> tuple[str, ...]:
-    return ()
+def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:
+    """Yield the names of gains that are 1 or -1."""
+    for name, rows in gains.items():
+        values = rows.read(point.params)
+        if values.numel() == point.params[name].numel() and float((values.abs() - 1).abs().max()) < _TINY:
+            yield name

@@ -160,20 +160,21 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
     """Return tangents (k + translations, P), and (k, P) the derivatives of the charges at w, w along all entries."""
-    names = list(point.zero)
-    with torch.enable_grad():
-        x = {name: point.params[name].detach().requires_grad_() for name in names}
-        y = {name: (point.params[name] - point.zero[name]).detach().requires_grad_() for name in names}
-        C = [each.basis.flatten(1) @ each.symmetry.charge({**point.params, **x}, y).value.flatten() for each in free]
-        if not any(map(len, C)):
-            return point.directions, point.directions[:0]
-        charges = torch.cat(C)
-        seeds = torch.eye(len(charges), dtype=torch.float64)
-        every = [*y.values(), *x.values()]
-        parts = torch.autograd.grad(charges, every, seeds, is_grads_batched=True, allow_unused=True)
-    rows = [w.new_zeros(len(seeds), w.numel()) if p is None else p.flatten(1) for w, p in zip(every, parts, strict=True)]
-    T, S = torch.cat(rows[: len(names)], 1), torch.cat(rows[len(names) :], 1)
-    return torch.cat([T, point.directions]), T + S
+    T, S = ([point.directions[:0]] for _ in range(2))
+    for each in free:
+        own, count = each.symmetry.names, len(each.basis)
+        with torch.enable_grad():
+            x = {name: w.detach() for name, w in point.params.items()}
+            y = {name: (x[name] - point.zero[name]).requires_grad_() for name in own}
+            x = {name: w.requires_grad_() if name in point.zero else w for name, w in x.items()}
+            charge = each.basis.flatten(1) @ each.symmetry.charge(x, y).value.flatten()
+            every = [*y.values(), *(x[name] for name in point.zero)]
+            parts = torch.autograd.grad(charge, every, torch.eye(count).double(), is_grads_batched=True, allow_unused=True)
+        for into, found in ((T, dict(zip(own, parts, strict=False))), (S, dict(zip(point.zero, parts[len(own) :], strict=True)))):
+            rows = (found.get(name) for name in point.zero)
+            filled = (z.new_zeros(count, z.numel()) if r is None else r.flatten(1) for z, r in zip(point.zero.values(), rows, strict=True))
+            into.append(torch.cat(list(filled), 1))
+    return torch.cat([*T, point.directions]), torch.cat(T) + torch.cat(S)
 
 
 def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor:

@@ -53,6 +53,15 @@ class Frame:
     axis: Tensor
     single: bool
 
+    @property
+    def mixed(self) -> bool:
+        """Return whether vectors have several channels."""
+        return bool(((self.vectors.abs() > 1e-12).sum(0) > 1).any())
+
+    def moved(self, todo: Tensor) -> Tensor:
+        """Return which channels some of the axes have, bool (n,)."""
+        return (self.vectors[:, todo[self.axis]].abs() > 1e-12).any(1)
+
     def projected(self, V: Tensor) -> Tensor:
         """Return the part of rows (n, columns) on each axis, (axes, n, columns)."""
         every = torch.zeros(int(self.axis.max()) + 1, self.vectors.shape[1], dtype=torch.float64)
@@ -76,8 +85,13 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
             A = R @ A
             frames.append(frame)
         if not torch.equal(A, torch.eye(len(A), dtype=torch.float64)):
-            point = point.acted(gauge, A)
+            point = point.acted(gauge, _exact(gauge, A))
     return _signed(point, frames, doubts)
+
+
+def _exact(gauge: Gauge, A: Tensor) -> Tensor:
+    """Return a matrix without rounding where a slot forbids it."""
+    return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
 
 
 def _named(gauge: Gauge) -> str:
@@ -151,8 +165,84 @@ def _turn(frame: Frame, kind: str, M: Tensor) -> tuple[Tensor, bool]:
 
 
 def _by_half_turns(gauge: Gauge, M: Tensor) -> Iterator[tuple[Tensor, Frame]]:
-    """Yield the rotation of what is no set of free rotations, with a frame of what its half turns leave open."""
-    return iter(())
+    """Yield the rotation to the largest <R M R^T, L> of groups of fewer rotations, with axes that half turns change."""
+    n = gauge.wire.channels
+    for channels, algebra in gauge.algebra.summands:
+        if isinstance(algebra, (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)):
+            continue
+        for c in channels:
+            K = _skew(algebra)
+            if not len(K):
+                continue
+            P, eye = _symmetric(K), torch.eye(n, dtype=torch.float64)
+            own, order = (
+                torch.einsum("kij,kab,ab->ij", P, P, each)
+                for each in (M[c[:, None], c], torch.arange(len(c), 0, -1).double().diag())
+            )
+            R, whole = _largest(K, own, order), eye.clone()
+            whole[c[:, None], c] = R
+            yield whole, _half_turned(gauge, K, R @ own @ R.mT, eye[:, c])
+
+
+def _skew(algebra: Algebra) -> Tensor:
+    """Return an orthonormal basis (k, n, n) of the skew matrices of an algebra."""
+    E = torch.eye(algebra.n**2, dtype=torch.float64).view(-1, algebra.n, algebra.n)
+    values, Q = torch.linalg.eigh((algebra.project(E) + (E - E.mT) / 2).flatten(1) / 2)
+    return Q[:, values > 1 - 1e-9].mT.reshape(-1, algebra.n, algebra.n)
+
+
+def _symmetric(K: Tensor) -> Tensor:
+    """Return an orthonormal basis (k, n, n) of what products of two skew matrices span, where it is symmetric."""
+    products = torch.einsum("aij,bjk->abik", K, K)
+    products = (products + products.mT).flatten(2).flatten(0, 1)
+    values, Q = torch.linalg.eigh(products.mT @ products)
+    return Q[:, values > 1e-12 * values[-1]].mT.reshape(-1, *K.shape[1:])
+
+
+def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
+    """Return the R of the group of skew matrices K for which <R M R^T, L> is largest."""
+    n, generator = len(M), torch.Generator().manual_seed(0)
+    best, found = -float("inf"), torch.eye(n, dtype=torch.float64)
+    for _ in range(_STARTS):
+        X = torch.randn(len(K), generator=generator, dtype=torch.float64)
+        R = torch.matrix_exp(torch.einsum("k,kij->ij", X, K))
+        for _ in range(_STEPS):
+            N = R @ M @ R.mT
+            g = torch.einsum("kij,ij->k", K, N @ L - L @ N) * -1
+            if float(g.norm()) <= 1e-14 * float(M.norm()) * n:
+                break
+            bracket = K @ N - N @ K
+            H = torch.einsum("kij,lij->kl", L @ K - K @ L, bracket)
+            values, Q = torch.linalg.eigh((H + H.mT) / 2)
+            values = values.abs().clamp(min=1e-9 * float(values.abs().max().clamp(min=1e-300)))
+            step = Q @ ((Q.mT @ g) / values)
+            step = step * min(1.0, 1.0 / float(step.norm()))
+            now = float((N * L).sum())
+            for _ in range(12):
+                turn = torch.matrix_exp(torch.einsum("k,kij->ij", step, K))
+                if float((turn @ N @ turn.mT * L).sum()) >= now - 1e-14 * abs(now):
+                    break
+                step = step / 4
+            R = turn @ R
+        if (value := float((R @ M @ R.mT * L).sum())) > best + 1e-12 * abs(value):
+            best, found = value, R
+    return found
+
+
+def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
+    """Return axes, two of which at once change their sign in a half turn that leaves M as it is."""
+    n, axes, turns = len(M), [], []
+    bracket = (K @ M - M @ K).flatten(1)
+    _, Q = torch.linalg.eigh(bracket @ bracket.mT)
+    for X in torch.einsum("lk,lij->kij", Q, K):
+        H = torch.matrix_exp(torch.pi * X / torch.linalg.matrix_norm(X, 2))
+        if float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm()) and float((H @ H - torch.eye(n).double()).norm()) < 1e-7:
+            turns.append(H)
+    weights = torch.randn(len(turns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mixed = sum((w * H for w, H in zip(weights, turns, strict=True)), torch.zeros(n, n, dtype=torch.float64))
+    values, V = torch.linalg.eigh((mixed + mixed.mT) / 2)
+    axis = torch.cat([torch.zeros(1, dtype=torch.int64), (values.diff() > 1e-6).cumsum(0)])
+    return Frame(gauge, E @ V, axis, False)
 
 
 # Signs
@@ -169,7 +259,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
             todo[k][:] = False
     while any(bool(each.any()) for each in todo.values()):
         count = _open(point, frames, todo)
-        found = {k: _cubes(point.params, frames[k], count, todo[k], small) for k in todo if bool(todo[k].any())}
+        found = {k: _cubes(point.params, k, frames, todo, count, small) for k in todo if bool(todo[k].any())}
         margins = {k: m.max() if frames[k].single else m[todo[k]].min() for k, (_, m) in found.items()}
         k = max(margins, key=lambda each: float(margins[each]))
         if float(margins[k]) < _LEAST:
@@ -184,7 +274,8 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
         todo[k] = todo[k] & ~now
         if bool(flips.any()):
             U = frame.vectors[:, flips[frame.axis]]
-            point = point.acted(frame.gauge, torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT)
+            A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
+            point = point.acted(frame.gauge, _exact(frame.gauge, A))
     left = sum(int(each.sum()) for each in todo.values())
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
 
@@ -199,23 +290,42 @@ def _open(point: Point, frames: list[Frame], todo: dict[int, Tensor]) -> Params:
     """Return how many sides of each entry have an open sign."""
     count = {name: torch.zeros(at.numel(), dtype=torch.int64) for name, at in point.zero.items()}
     for k, frame in enumerate(frames):
-        U = frame.vectors[:, todo[k][frame.axis]]
-        moved = (U.abs() > 1e-12).any(1)
         for slot in frame.gauge.wire.slots:
-            at = slot.places[moved[slot.channels]].flatten()
+            at = slot.places[frame.moved(todo[k])[slot.channels]].flatten()
             count[slot.name].index_add_(0, at, torch.ones_like(at))
     return count
 
 
-def _cubes(params: Params, frame: Frame, count: Params, todo: Tensor, small: float) -> tuple[Tensor, Tensor]:
+def _beside(k: int, slot: Slot, frames: list[Frame], todo: dict[int, Tensor]) -> Tensor:
+    """Return how many other frames change the sign of each entry of a slot on the same side, but not along these axes.
+
+    As a mean and what is orthogonal to it.
+    """
+    found = torch.zeros(slot.places.shape, dtype=torch.int64)
+    own = frames[k].vectors[slot.channels]
+    for j, other in enumerate(frames):
+        if j == k or not bool(todo[j].any()) or not (other.mixed or frames[k].mixed):
+            continue
+        for each in other.gauge.wire.slots:
+            if each.name == slot.name and torch.equal(each.places, slot.places):
+                if float((own.mT @ other.vectors[each.channels]).abs().max()) < 1e-9:
+                    found += other.moved(todo[j])[each.channels][:, None].long()
+    return found
+
+
+def _cubes(
+    params: Params, k: int, frames: list[Frame], every: dict[int, Tensor], count: Params, small: float
+) -> tuple[Tensor, Tensor]:
     """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
+    frame, todo = frames[k], every[k]
     n = len(frame.vectors)
     cubes = total = torch.zeros(len(todo), dtype=torch.float64)
     axes = torch.zeros(len(todo), n, dtype=torch.float64)
     axes.index_add_(0, frame.axis, (frame.vectors.mT.abs() > 1e-12).double())
     for slot in frame.gauge.wire.slots:
         others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
-        others[slot.channels] = (count[slot.name][slot.places] > 1).double()
+        sides = count[slot.name][slot.places] - _beside(k, slot, frames, every)
+        others[slot.channels] = (sides > frame.moved(todo)[slot.channels][:, None].long()).double()
         V = frame.projected(_rows(slot, params, n, small)) * ((axes @ others) == 0)[:, None]
         cubes, total = cubes + V.pow(3).sum((1, 2)), total + V.abs().pow(3).sum((1, 2))
     return cubes, torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
