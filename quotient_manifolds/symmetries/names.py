@@ -63,13 +63,13 @@ class Roles:
         wires, nodes = frame.nodes.wires, {what: torch.cat(found) for what, found in frame.walk.roles.items()}
         self._nodes = {what: found[found > 0].unique() for what, found in nodes.items()}
         self._classes = {what: self._class(what)[found].unique() for what, found in self._nodes.items()}
-        left = self._nodes.get("left", wires[:0])
+        left = torch.cat([self._nodes.get(what, wires[:0]) for what in ("left", "queries")])
         self._left = 2 * wires[left] + frame.nodes.dual[left].long()
         self._rows: dict[str, list[tuple[Tensor, Port]]] = {}
         for port in frame.ports:
             for piece in self._of_one(port):
                 start = frame.entries.start[frame.name_of(piece)]
-                keys = _keys(piece.theta.starts - start, piece.theta.steps)
+                keys = row_keys(piece.theta.starts - start, piece.theta.steps)
                 self._rows.setdefault(frame.name_of(piece), []).append((keys, piece))
         gains = [(gain.entries, gain.before, gain.after) for gain in frame.walk.gains]
         none = torch.zeros(0, dtype=torch.long)
@@ -86,7 +86,7 @@ class Roles:
 
     def port(self, rows: Rows, use: int | None = None, writes: bool | None = None) -> tuple[int, Tensor] | None:
         """Return the number of the port that has these rows, and their nodes; of several the first of this use."""
-        keys = _keys(rows.starts, rows.steps)
+        keys = row_keys(rows.starts, rows.steps)
         for known, port in self._rows.get(rows.name, ()):
             if use not in (None, port.use) or writes not in (None, port.writes):
                 continue
@@ -100,13 +100,24 @@ class Roles:
         """Return a number that grows with the place of a port in the walk: uses first, in order, then biases."""
         return 2 * port.use + (not port.writes)
 
+    def operation(self, number: int) -> int:
+        """Return the number of the operation that a port is of: one for all groups of a convolution, say."""
+        uses = self.walk.uses
+        return uses[number // 2].operation if number // 2 < len(uses) else -number
+
     def gains(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
         """Return the nodes before and after gains whose entries these rows are, None if they are no gains."""
         entries, before, after = self._gains
-        if rows.columns > 1 or not len(entries):
+        if rows.columns > 1:
             return None
-        own = rows.places[:, 0] + self.frame.entries.start[rows.name]
-        return (before[some], after[some]) if bool((some := torch.isin(entries, own)).any()) else None
+        some = torch.isin(entries, rows.places[:, 0] + self.frame.entries.start[rows.name])
+        if bool(some.any()):
+            return before[some], after[some]
+        port = self.port(rows)
+        factors = None if port is None or port[0] // 2 < len(self.walk.uses) else self._nodes.get("factor")
+        if factors is None or not bool(torch.isin(port[1], factors).any()):  # type: ignore[index]
+            return None
+        return port[1][:0], port[1]  # type: ignore[index]
 
     def _class(self, what: str) -> Tensor:
         """Return what channels of one role have in common: queries may be rotated, or normed, before they meet keys."""
@@ -218,7 +229,7 @@ class Roles:
         return f"{role} scale"
 
 
-def _keys(starts: Tensor, steps: Tensor) -> Tensor:
+def row_keys(starts: Tensor, steps: Tensor) -> Tensor:
     """Return a number for each row of entries, by its first and its last."""
     if starts.shape[1] == 1:
         low, high = starts[:, 0] + steps.min(), starts[:, 0] + steps.max()

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows
+from quotient_manifolds.symmetries.charges.instances import alike
+from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows, Slot, Span, Wire
 from quotient_manifolds.symmetries.names import Roles, common_path
 from quotient_manifolds.symmetries.pair import (
     ADAPTER,
@@ -24,6 +25,7 @@ from quotient_manifolds.symmetries.pair import (
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.strided_view import StridedView
 
+_SAME = 1e-8
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
 Origin = tuple[int, int]
@@ -34,20 +36,26 @@ Origin = tuple[int, int]
 class Side:
     """Hold rows of one parameter that heads have: row c of copy g of head i is the entries first[i, g, c] + behind.
 
-    inverse: whether A^-T acts where A acts on others. port: their number, see `Roles.number`.
+    inverse: whether A^-T acts where A acts on others. port, operation: see `Roles`.
     """
 
     name: str
     stored: tuple[int, ...]
     port: int
+    operation: int
     inverse: bool
     first: Tensor
     behind: Tensor
 
+    def repeats(self, other: Side) -> bool:
+        """Return whether these are the entries of another, in the same role."""
+        same = (self.name, self.inverse) == (other.name, other.inverse)
+        return same and torch.equal(self.first, other.first) and torch.equal(self.behind, other.behind)
+
     @property
     def key(self) -> tuple[object, ...]:
         """Return what the sides of heads of one pair have in common."""
-        return self.name, self.port % 2, self.inverse, tuple(self.first.shape[1:]), tuple(self.behind.tolist())
+        return self.name, self.operation, self.port % 2, self.inverse, tuple(self.first.shape[1:]), tuple(self.behind.tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +96,24 @@ class Pairs:
     origins: frozenset[Origin]
 
 
+def some_rows(rows: Rows, some: Tensor) -> Rows:
+    """Return some of the rows."""
+    if len(some) == len(rows):
+        return rows
+    scale, offset = (
+        each[some] if isinstance(each, Tensor) and each.ndim == 2 and len(each) > 1 else each
+        for each in (rows.scale, rows.offset)
+    )
+    return replace(rows, starts=rows.starts[some], scale=scale, offset=offset)
+
+
 # ---- heads
 
 
 def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
     """Yield the heads on which a gauge has all matrices, or all complex numbers; none if gains are between."""
+    gauge = _unfolded(gauge)
     slots, summands = gauge.wire.slots, gauge.algebra.summands
-    if any(slot.gains or isinstance(slot.rows.offset, Tensor) or slot.rows.offset for slot in slots):
-        return
     if not all(isinstance(algebra, (GL, Complex)) and algebra.n > 1 for _, algebra in summands):
         return
     place = torch.full((len(slots), gauge.wire.channels), -1)
@@ -114,9 +132,10 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
             sides, nodes = list[Side](), list[Tensor]()
             for k in torch.nonzero(pattern)[:, 0].tolist():
                 slot, rows, (port, of) = slots[k], at[own, k], known[k]  # type: ignore[misc]
-                units = torch.ones(1) if slot.constant is None else slot.constant[rows]
-                side = _side(slot.rows, rows[:, None], port, not slot.covariant)
-                if side is None or not bool(torch.isclose(units, units[..., :1], rtol=1e-9, atol=0).all()):
+                units = torch.ones(rows.shape) if slot.constant is None else slot.constant[rows]
+                every = [units, *(gain.at[rows].double() for gain in slot.gains)]  # the same for a head, they cancel
+                side = _side(slot.rows, rows[:, None], port, not slot.covariant, roles)
+                if side is None or not all(torch.allclose(u, u[:, :1], rtol=1e-9, atol=0) for u in every):
                     break
                 sides.append(side)
                 nodes.append(of[rows].flatten())
@@ -126,6 +145,28 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
                 yield from _heads(sides, nodes, acts, roles, origins, scale=False)
 
 
+def _unfolded(gauge: Gauge) -> Gauge:
+    """Return the same group on one plane, if it is that of complex numbers on several planes at once."""
+    (channels, algebra), *more = gauge.algebra.summands
+    if more or not isinstance(algebra, Span) or algebra.dimension != 2 or len(channels) > 1:
+        return gauge
+    planes, flips = alike(algebra.basis)
+    lead = algebra.basis[:, planes[0][:, None], planes[0]]
+    if planes.shape[1] != 2 or bool((Complex().project(lead) - lead).abs().max() > _SAME * lead.abs().max()):
+        return gauge
+    slots = []
+    for plane, flip in zip(channels[0][planes], flips.tolist(), strict=True):
+        for slot in gauge.wire.slots:
+            place = (slot.channels[:, None] == plane).long()
+            some = torch.nonzero(place.any(1))[:, 0]
+            if len(some):
+                units = None if slot.constant is None else slot.constant[some]
+                gains = tuple(replace(gain, at=gain.at[some]) for gain in slot.gains)
+                own = some_rows(slot.rows, some), place[some].argmax(1), slot.writes, slot.dual != flip
+                slots.append(Slot(*own, units, gains, slot.use))
+    return Gauge(Wire(tuple(slots), 2), Complex())
+
+
 def heads_of_scales(
     parts: Sequence[tuple[Rows, Tensor, int]], origins: tuple[Origin, ...], roles: Roles
 ) -> Iterator[Heads]:
@@ -133,26 +174,29 @@ def heads_of_scales(
     sides, nodes = list[Side](), list[Tensor]()
     for rows, at, sign in parts:
         known = roles.port(rows)
-        side = None if known is None else _side(rows, at[..., None], known[0], sign < 0)
+        side = None if known is None else _side(rows, at[..., None], known[0], sign < 0, roles)
         if known is None or side is None:
             return
         sides.append(side)
         nodes.append(known[1][at].flatten())
     last = len(roles.walk.uses)
-    written = [side for side in sides if side.port % 2 == 0 and side.port // 2 < last]
-    if min(written or sides, key=lambda side: side.port).inverse:
+    written = [side for side in sides if side.port % 2 == 0 and (side.port // 2 < last or len(side.behind) > 1)]
+    if not written:
+        return
+    if min(written, key=lambda side: side.port).inverse:
         sides = [replace(side, inverse=not side.inverse) for side in sides]
     acts: Group = "GL+(1)" if roles.has("bent", torch.cat(nodes)) else "GL(h)"
     yield from _heads(sides, nodes, acts, roles, origins, scale=True)
 
 
-def _side(rows: Rows, at: Tensor, port: int, inverse: bool) -> Side | None:
+def _side(rows: Rows, at: Tensor, port: int, inverse: bool, roles: Roles) -> Side | None:
     """Return rows at numbers (n, g, h) as a side; None if what is behind the first entry differs."""
     places = rows.places[at.flatten()].sort(1)[0]
     first, behind = places[:, 0], places - places[:, :1]
     if bool((behind != behind[:1]).any()) or isinstance(rows.offset, Tensor) or rows.offset:
         return None
-    return Side(rows.name, rows.shape, port, inverse, first.view(at.shape), behind[0])
+    operation = roles.operation(port)
+    return Side(rows.name, rows.shape, port, operation, inverse, first.view(at.shape), behind[0])
 
 
 def _heads(
@@ -168,7 +212,9 @@ def _heads(
     if len({side.inverse for side in sides}) < 2:
         return
     copies: dict[object, list[Side]] = {}
-    for side in sides:
+    for k, side in enumerate(sides):
+        if any(side.repeats(other) for other in sides[:k]):  # another use of the same entries
+            continue
         copies.setdefault((side.name, side.port, side.inverse, tuple(side.behind.tolist())), []).append(side)
     whole = [replace(each[0], first=torch.cat([side.first for side in each], 1)) for each in copies.values()]
     left = {side.inverse for side, of in zip(sides, nodes, strict=True) if side.port % 2 == 0 and roles.is_left(of)}
@@ -269,7 +315,7 @@ def _attention(merged: Sequence[Heads], roles: Roles) -> list[str]:
     """Return the modules that have values and their output, of which no group may be left."""
     mixing = [each for each in merged if each.kind in (VALUE_OUTPUT, GATED) and roles.has("mixed", each.nodes)]
     found = [common_path(side.name for side in each.sides) for each in mixing]
-    return list(dict.fromkeys([*found, *roles.mixers(torch.cat([each.nodes for each in merged]) if merged else None)]))
+    return [*found, *roles.mixers(torch.cat([each.nodes for each in merged]) if merged else None)]
 
 
 def _told_apart(pairs: Sequence[SymmetricPair]) -> list[SymmetricPair]:

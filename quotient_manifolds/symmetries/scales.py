@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix, csc_matrix, csr_matrix
+from scipy.sparse import coo_matrix, csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import Rows, Slices, Torus
-from quotient_manifolds.symmetries.names import Roles
-from quotient_manifolds.symmetries.pairing import Heads, heads_of_scales
+from quotient_manifolds.symmetries.names import Roles, row_keys
+from quotient_manifolds.symmetries.pairing import Heads, heads_of_scales, some_rows
 
 _MOST = 64
 """Dimensions of connected log-scales that are taken apart."""
+_SMALL = 1e6
+"""Exponents of columns of a weight, up to which they are compared."""
 _ZERO = 1e-9
 
 
@@ -37,20 +40,46 @@ class Scales:
     """Hold the log-scales of a torus in a basis in which as many as possible are of one channel, and change no gain."""
 
     def __init__(self, torus: Torus, number: int, roles: Roles) -> None:
-        self.number, self.roles, self.slices = number, roles, torus.slices
-        self.starts = np.cumsum([0, *(len(each.rows) for each in torus.slices)])
-        rows = [each.index[0].numpy() + start for each, start in zip(torus.slices, self.starts, strict=False)]
+        self.number, self.roles = number, roles
+        self.rows = list[Rows]()
+        of = [self._place(each.rows) for each in torus.slices]  # uses of the same entries are one
+        self.starts = np.cumsum([0, *map(len, self.rows)])
+        rows = [each.index[0].numpy() + self.starts[k] for each, k in zip(torus.slices, of, strict=True)]
         columns, powers = ([getattr(s, n).numpy() for s in torus.slices] for n in ("index", "powers"))
         made = np.concatenate(powers), (np.concatenate(rows), np.concatenate([each[1] for each in columns]))
         self.exponents: csr_matrix = coo_matrix(made, (self.starts[-1], torus.size)).tocsr()
-        self.gains = [roles.gains(each.rows) for each in torus.slices]
-        self.ports = [None if g else roles.port(s.rows) for g, s in zip(self.gains, torus.slices, strict=True)]
+        self.gains = [roles.gains(each) for each in self.rows]
+        self.ports = [None if gain else roles.port(each) for gain, each in zip(self.gains, self.rows, strict=True)]
+        self._turn_sides()
         self.exponents = self._reduced()
         self.alike = list(self._alike())
+
+    def _place(self, rows: Rows) -> int:
+        for k, each in enumerate(self.rows):
+            if _same(each, rows):
+                return k
+        self.rows.append(rows)
+        return len(self.rows) - 1
 
     @property
     def size(self) -> int:
         return self.exponents.shape[1]
+
+    def _turn_sides(self) -> None:
+        """Say of what multiplies a whole weight that it multiplies all rows, or all columns, where that is shorter."""
+        E = self.exponents.tolil()
+        for k, m in combinations(range(len(self.rows)), 2):
+            if len(self.rows[k]) * E.shape[1] > _SMALL or not _cross(self.rows[k], self.rows[m]):
+                continue
+            for here, there in ((k, m), (m, k)):
+                own, other = (slice(self.starts[each], self.starts[each + 1]) for each in (here, there))
+                A, B = E[own].toarray(), E[other].toarray()
+                whole = np.where(np.abs(A - A[:1]).max(0) < _ZERO, A[0], 0.0)
+                new = np.where(np.abs(B + whole) < _ZERO, 0.0, B + whole)
+                shorter = (new != 0).sum(0) < (B != 0).sum(0) + len(A)
+                E[own], E[other] = np.where(shorter, A - whole, A), np.where(shorter, new, B)
+        self.exponents = E.tocsr()
+        self.exponents.eliminate_zeros()
 
     def _is_weight(self, k: int) -> bool:
         port = self.ports[k]
@@ -59,16 +88,15 @@ class Scales:
     def _reduced(self) -> csr_matrix:
         """Return exponents in echelon form, component by component: gains first, then rows of weights that write."""
         ranks = []
-        for k, each in enumerate(self.slices):
+        for k, each in enumerate(self.rows):
             port = self.ports[k]
             writes = port is not None and self._is_weight(k) and port[0] % 2 == 0
-            ranks.append(np.full(len(each.rows), 0 if self.gains[k] else 1 if writes else 2))
+            ranks.append(np.full(len(each), 0 if self.gains[k] else 1 if writes else 2))
         rank = np.concatenate(ranks)
         touching = abs(self.exponents).T @ abs(self.exponents)
         part = connected_components(touching, directed=False)[1]
         several = np.flatnonzero(np.bincount(part) > 1)
-        change = csc_matrix(np.eye(0)) if not len(several) else None
-        if change is not None:
+        if not len(several):
             return self.exponents
         made = self.exponents.tocsc().tolil()
         columns = self.exponents.tocsc()
@@ -118,7 +146,7 @@ class Scales:
             parts = []
             for k, power in dict.fromkeys(zip(each.slices, each.powers, strict=True)):
                 some = [m for m, of in enumerate(zip(each.slices, each.powers, strict=True)) if of == (k, power)]
-                parts.append((self.slices[k].rows, each.rows[:, some], int(power)))
+                parts.append((self.rows[k], each.rows[:, some], int(power)))
             origins = tuple((self.number, scale) for scale in each.scales.tolist())
             yield from heads_of_scales(parts, origins, self.roles)
 
@@ -137,32 +165,36 @@ class Scales:
             every = torch.cat(nodes) if nodes else torch.zeros(0, dtype=torch.long)
             kind = self.roles.scaling(every, gains, bool(weights), bool(vectors))
             first = next(k for k in (*(k for k in used if self.gains[k]), *vectors, *weights))
-            found.setdefault((self.slices[first].rows.name, kind), []).append(left)
+            found.setdefault((self.rows[first].name, kind), []).append(left)
         for (name, kind), scales in found.items():
             yield self.part(torch.cat(scales)), kind, name
 
     def part(self, scales: Tensor) -> Torus:
         """Return the torus of some of the log-scales."""
         E, slices = self.exponents[:, scales.numpy()], []
-        for k, each in enumerate(self.slices):
+        for k, each in enumerate(self.rows):
             own = E[self.starts[k] : self.starts[k + 1]].tocoo()
             own.eliminate_zeros()
             if own.nnz:
                 used, row = np.unique(own.row, return_inverse=True)
                 index = torch.from_numpy(np.stack([row, own.col]).astype(np.int64))
-                slices.append(Slices(some_rows(each.rows, torch.from_numpy(used).long()), index, _tensor(own.data)))
+                slices.append(Slices(some_rows(each, torch.from_numpy(used).long()), index, _tensor(own.data)))
         return Torus(tuple(slices), len(scales))
 
 
-def some_rows(rows: Rows, some: Tensor) -> Rows:
-    """Return some of the rows."""
-    if len(some) == len(rows):
-        return rows
-    scale, offset = (
-        each[some] if isinstance(each, Tensor) and each.ndim == 2 and len(each) > 1 else each
-        for each in (rows.scale, rows.offset)
-    )
-    return replace(rows, starts=rows.starts[some], scale=scale, offset=offset)
+def _same(one: Rows, other: Rows) -> bool:
+    """Return whether rows are of the same entries, in the same function of them."""
+    if (one.name, len(one), one.columns) != (other.name, len(other), other.columns):
+        return False
+    if not torch.equal(row_keys(one.starts, one.steps), row_keys(other.starts, other.steps)):
+        return False
+    function = [(torch.as_tensor(each.scale), torch.as_tensor(each.offset)) for each in (one, other)]
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*function, strict=True))
+
+
+def _cross(one: Rows, other: Rows) -> bool:
+    """Return whether two sets of rows, of other axes, are of the same entries."""
+    return one.name == other.name and len(one) > 1 and len(other) > 1 and torch.equal(one.touched, other.touched)
 
 
 def _tensor(numbers: Sequence[float]) -> Tensor:

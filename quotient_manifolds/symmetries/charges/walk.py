@@ -38,7 +38,8 @@ class Walk:
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
     that have no derivative, by name, with the reason. roles: nodes by what computes them: "left" of a contraction of
-    two activations, "mixed" over tokens, "normed", "added", "gated" by one another, "bent" by a function.
+    two activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added", "gated" by one another,
+    "bent" by a function; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -298,7 +299,7 @@ class Walk:
         if len(outside) and bool(
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
-            linear, role = False, "normed"  # its result is another wire
+            linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if linear:
@@ -312,6 +313,7 @@ class Walk:
                 self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
             self.roles.setdefault(role, []).append(self.labels(out).unique())  # type: ignore[union-attr]
         if len(live) > 1 and not linear and operation.name in ("mm", "bmm"):
+            self._queries(*live)
             self._contract(*labels)
         if not linear or any(not bool(one[0].any()) for one in found):
             self.nodes.solve_together(*labels)
@@ -321,6 +323,8 @@ class Walk:
     def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
         """Return what the results of an operation are, see `roles`."""
         several = sum(not self.entries.known(n) for n in live) > 1
+        if operation.name in ("mul", "div") and all(map(self.entries.known, live)) and not alone:
+            return "factor"
         if operation.name in ("mm", "bmm"):
             return "mixed" if several or not alone else ""
         return ("added" if several else "") if linear else "gated" if several else "bent"
@@ -493,6 +497,15 @@ class Walk:
         self.nodes.join(sets.amax(1, keepdim=True).expand_as(sets), sets)
         summed = label.amax(axes, keepdim=True)
         return summed.expand(shape) if operation.name in ("mm", "bmm") else summed.reshape(shape)
+
+    def _queries(self, left: int, right: int) -> None:
+        """Take note of the tensors that the left side of a contraction is computed from, and the right side is not."""
+        tensors, made = self.nodes.tensors.of, []
+        for number in (left, right):
+            nodes = torch.tensor(sorted(self._made_of([number])), dtype=torch.long)
+            made.append(tensors[torch.cat([nodes, self.labels(number).unique()])])  # type: ignore[union-attr]
+        own = made[0][~torch.isin(made[0], made[1]) & (made[0] > 0)]
+        self.roles.setdefault("queries", []).append(torch.nonzero(torch.isin(tensors, own))[:, 0])
 
     def _contract(self, a: Tensor, b: Tensor) -> None:
         """Follow q . k: whatever mixes q is undone in k."""
