@@ -1,0 +1,195 @@
+"""Find the canonical point of an orbit: gains are 1, constants are 0, then |w| is least, along principal axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Rows, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.groups.rows import flattened
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, least
+from quotient_manifolds.symmetries.principal_axes import turned
+
+_RANK = 1e-9
+"""Singular values that count as 0, relative to the largest."""
+_TINY = 1e-7
+"""Coordinates of unit vectors that count as 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canonical:
+    """Hold the canonical point of an orbit, and how it was reached.
+
+    params: all parameters, those that were acted on in float64. element: the steps that led there, symmetries with
+    elements, in order. zeros: by parameter, the numbers of entries that are 0 because constants were settled.
+    constant: names of parameters all of whose entries are the same at every canonical point (gains of 1).
+    doubts: one sentence for each reason why other points of the orbit may lead elsewhere.
+    """
+
+    params: Params
+    element: tuple[Step, ...]
+    zeros: dict[str, Tensor]
+    constant: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+    def applied(self, params: Mapping[str, Tensor]) -> Params:
+        """Return parameters after the same element; they must hold at float64 to be told from rounding."""
+        for symmetry, element in self.element:
+            params = symmetry.act(params, element)
+        return dict(params)
+
+    def undone(self, params: Mapping[str, Tensor]) -> Params:
+        """Return parameters after the inverse element."""
+        for symmetry, element in reversed(self.element):
+            params = symmetry.act(params, inverse(symmetry, element))
+        return dict(params)
+
+
+def inverse(symmetry: Symmetry, element: Tensor) -> Tensor:
+    """Return the inverse of an element of a symmetry's group."""
+    return torch.linalg.inv(element) if isinstance(symmetry, Gauge) else -element
+
+
+def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    """Return the canonical point of the orbit of parameters.
+
+    First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
+    map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
+    are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
+    Translations must hold at these parameters.
+
+    ValueError for a missing parameter, and one of another shape or kind, before anything is computed.
+    """
+    for rows in _every_rows(symmetries):
+        flattened(params, rows.name, rows.shape)
+    point = _start(symmetries, params)
+    free, gains = [], dict[str, Tensor]()
+    numbers = _gains(symmetries)
+    for symmetry in symmetries:
+        if isinstance(symmetry, Torus):
+            point, each = _with_gains(point, symmetry, numbers)
+            free.append(each)
+    point, zeros = _without_constants(point)
+    free += [Free.of(each) for each in symmetries if not isinstance(each, (Torus, Translation))]
+    point, left = least(point, [each for each in free if len(each.basis)])
+    doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
+    return Canonical(point.params, point.steps, zeros, _ones(point, gains), (*doubts, *more))
+
+
+def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            for slot in symmetry.wire.slots:
+                yield slot.rows
+                yield from (gain.entries for gain in slot.gains)
+        elif isinstance(symmetry, Torus):
+            yield from (each.rows for each in symmetry.slices)
+        elif isinstance(symmetry, Translation):
+            yield from (part.rows for part in symmetry.parts)
+        elif isinstance(symmetry, Linear):
+            yield from (Rows.along(name, shape, 0) for name, shape in symmetry.shapes)
+
+
+def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
+    """Return the point in float64, with what translations there are."""
+    every = list(_every_rows(symmetries))
+    names = [name for name in params if any(rows.name == name for rows in every)]
+    w = {name: params[name].detach().double() for name in names}
+    zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
+    for rows in every:
+        at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
+        if bool(at.any()):
+            zero[rows.name][rows.places] = at.double().expand(rows.places.shape)
+    zero = {name: each.view(w[name].shape) for name, each in zero.items()}
+    point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
+    D = [_directions(point, each) for each in symmetries if isinstance(each, Translation)]
+    return replace(point, directions=_orthonormal(torch.cat([point.directions, *D])))
+
+
+def _directions(point: Point, translation: Translation) -> Tensor:
+    """Return the directions of a translation (k, P)."""
+    size = translation.shape[0] * translation.shape[1]
+    X = torch.eye(size, dtype=torch.float64).view(size, *translation.shape)
+    T = translation.tangent(point.params, X)
+    return torch.cat(
+        [T[n].reshape(size, -1) if n in T else X.new_zeros(size, z.numel()) for n, z in point.zero.items()], 1
+    )
+
+
+def _orthonormal(D: Tensor) -> Tensor:
+    if not len(D):
+        return D
+    size = D.norm(dim=1, keepdim=True)
+    _, s, Vh = torch.linalg.svd(D[size[:, 0] > 0] / size[size[:, 0] > 0], full_matrices=False)
+    return Vh[s > _RANK * s[:1]]
+
+
+def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:
+    """Return the entries that are gains between a wire and a slot, by name and number."""
+    found: dict[str, Rows] = {}
+    for symmetry in symmetries:
+        for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
+            for gain in slot.gains:
+                found.setdefault(gain.entries.name, gain.entries)
+    return found
+
+
+def _exponents(torus: Torus, name: str) -> Tensor:
+    """Return the exponents (entries, k) of all entries of a parameter, dense."""
+    shape = next(each.rows.shape for each in torus.slices if each.rows.name == name)
+    E = torch.zeros(torch.Size(shape).numel(), torus.size, dtype=torch.float64)
+    for each in torus.slices:
+        if each.rows.name == name:
+            own = torch.zeros(len(each.rows), torus.size, dtype=torch.float64)
+            own.index_put_((each.index[0], each.index[1]), each.powers, accumulate=True)
+            E[each.rows.places.flatten()] += own.repeat_interleave(each.rows.columns, 0)
+    return E
+
+
+def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
+    """Return the point where gains are 1, as nearly as they can be, and the log-scales that do not change gains."""
+    E, logs = [torch.zeros(0, torus.size, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
+    for name, rows in gains.items():
+        if name in torus.names:
+            values = rows.read(point.params)[:, 0]
+            E.append(_exponents(torus, name)[rows.places[:, 0]][values != 0])
+            logs.append(values[values != 0].abs().log())
+    U, s, Vh = torch.linalg.svd(torch.cat(E))
+    rank = int((s > _RANK * s[:1]).sum())
+    z = -(Vh[:rank].mT @ ((U[:, :rank].mT @ torch.cat(logs)) / s[:rank]))
+    basis = Vh[rank:]
+    if rank:
+        point = point.acted(torus, z)
+    return point, Free(torus, basis, _lengths(point, torus, basis))
+
+
+def _lengths(point: Point, torus: Torus, basis: Tensor) -> Tensor:
+    """Return the charges (k,) where lengths that nothing else takes are 1, and all others least."""
+    return basis.new_zeros(len(basis))
+
+
+def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
+    """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
+    zeros: dict[str, Tensor] = {}
+    for name in point.zero:
+        D = point.split(point.directions)[name].flatten(1)
+        moved = D.norm(dim=0) > _TINY
+        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
+            continue
+        U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
+        rank = int((s > _TINY).sum())
+        if rank < int(moved.sum()):
+            continue
+        at = (point.params[name] - point.zero[name]).flatten()[moved]
+        point = point.added(-((Vh[:rank] @ at) / s[:rank]) @ (U[:, :rank].mT @ point.directions))
+        point = replace(point, directions=U[:, rank:].mT @ point.directions)
+        zeros[name] = torch.nonzero(moved)[:, 0]
+    return point, zeros
+
+
+def _ones(point: Point, gains: Mapping[str, Tensor]) -> tuple[str, ...]:
+    return ()
