@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix, vstack
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Rows, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.groups.rows import flattened
+from quotient_manifolds.symmetries.in_turns import in_turns
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
+SMALL = 4_000
+"""Entries up to which all groups move jointly at last, and constants are those of all translations together."""
 _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _TINY = 1e-7
@@ -73,8 +80,12 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
     point, zeros = _without_constants(point)
-    free += [Free.of(each) for each in symmetries if not isinstance(each, (Torus, Translation))]
-    point, left = least(point, [each for each in free if len(each.basis)])
+    others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    if sum(each.numel() for each in point.zero.values()) > SMALL:
+        point, left = in_turns(point, others, free, [each for each in symmetries if isinstance(each, Translation)])
+    else:
+        free = [replace(each, basis=each.basis.to_dense()) for each in free] + [Free.of(each) for each in others]
+        point, left = least(point, [each for each in free if len(each.basis)])
     doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
@@ -106,6 +117,8 @@ def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Poin
             zero[rows.name][rows.places] = at.double().expand(rows.places.shape)
     zero = {name: each.view(w[name].shape) for name, each in zero.items()}
     point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
+    if point.directions.shape[1] > SMALL:
+        return point
     D = [_directions(point, each) for each in symmetries if isinstance(each, Translation)]
     return replace(point, directions=_orthonormal(torch.cat([point.directions, *D])))
 
@@ -138,38 +151,55 @@ def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:
     return found
 
 
-def _exponents(torus: Torus, name: str) -> Tensor:
-    """Return the exponents (entries, k) of all entries of a parameter, dense."""
-    shape = next(each.rows.shape for each in torus.slices if each.rows.name == name)
-    E = torch.zeros(torch.Size(shape).numel(), torus.size, dtype=torch.float64)
+def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
+    """Return the exponents (entries, k) of single entries of a parameter."""
+    at = rows.places[:, 0].numpy()
+    E = csr_matrix((len(at), torus.size))
     for each in torus.slices:
-        if each.rows.name == name:
-            own = torch.zeros(len(each.rows), torus.size, dtype=torch.float64)
-            own.index_put_((each.index[0], each.index[1]), each.powers, accumulate=True)
-            E[each.rows.places.flatten()] += own.repeat_interleave(each.rows.columns, 0)
+        if each.rows.name == rows.name:
+            row = np.full(prod(rows.shape), -1)
+            row[each.rows.places.flatten()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+            own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
+            inside = np.flatnonzero(row[at] >= 0)
+            select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
+            E = E + select @ own
     return E
 
 
 def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
     """Return the point where gains are 1, as nearly as they can be, and the log-scales that do not change gains."""
-    E, logs = [torch.zeros(0, torus.size, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
+    E, logs = [csr_matrix((0, torus.size))], [np.zeros(0)]
     for name, rows in gains.items():
         if name in torus.names:
-            values = rows.read(point.params)[:, 0]
-            E.append(_exponents(torus, name)[rows.places[:, 0]][values != 0])
-            logs.append(values[values != 0].abs().log())
-    U, s, Vh = torch.linalg.svd(torch.cat(E))
-    rank = int((s > _RANK * s[:1]).sum())
-    z = -(Vh[:rank].mT @ ((U[:, :rank].mT @ torch.cat(logs)) / s[:rank]))
-    basis = Vh[rank:]
-    if rank:
-        point = point.acted(torus, z)
-    return point, Free(torus, basis, _lengths(point, torus, basis))
-
-
-def _lengths(point: Point, torus: Torus, basis: Tensor) -> Tensor:
-    """Return the charges (k,) where lengths that nothing else takes are 1, and all others least."""
-    return basis.new_zeros(len(basis))
+            values = rows.read(point.params)[:, 0].abs().numpy()
+            E.append(_exponents(torus, rows)[values > 0])
+            logs.append(np.log(values[values > 0]))
+    matrix, log = vstack(E).tocsr(), np.concatenate(logs)
+    touched = np.diff(matrix.tocsc().indptr)
+    z, free = np.zeros(torus.size), [np.flatnonzero(touched == 0)]
+    values = [np.ones(len(free[0]))]
+    columns, count = [np.arange(len(free[0]))], len(free[0])
+    graph = (matrix.T @ matrix).tocsr()
+    alone = (np.diff(graph.indptr) == 1) & (touched > 0)  # a gain or several of one log-scale
+    square = np.asarray(matrix.multiply(matrix).sum(0))[0]
+    z[alone] = -np.asarray(matrix.T @ log)[alone] / square[alone]
+    labels = connected_components(graph, directed=False)[1]
+    rest = np.flatnonzero((touched > 0) & ~alone)
+    for label in np.unique(labels[rest]):
+        some = rest[labels[rest] == label]
+        own = matrix[:, some]
+        present = np.flatnonzero(np.diff(own.indptr))
+        U, s, Vh = np.linalg.svd(own[present].toarray())
+        rank = int((s > _RANK * s[0]).sum())
+        z[some] = -Vh[:rank].T @ ((U[:, :rank].T @ log[present]) / s[:rank])
+        for v in Vh[rank:]:
+            free, values, columns = [*free, some], [*values, v], [*columns, np.full(len(some), count)]
+            count += 1
+    index = torch.from_numpy(np.stack([np.concatenate(columns), np.concatenate(free)]))
+    basis = torch.sparse_coo_tensor(index, torch.from_numpy(np.concatenate(values)), (count, torus.size)).coalesce()
+    if np.abs(z).max(initial=0.0) > 0:
+        point = point.acted(torus, torch.from_numpy(z))
+    return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
 
 
 def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:

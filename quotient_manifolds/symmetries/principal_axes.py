@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,33 +39,43 @@ _SMALL = 1e-8
 _CLEAR, _LEAST = 1e-3, 1e-6
 """Of the sum of absolute cubes: a sum of cubes whose sign is clear, and one whose sign is rounding."""
 _STARTS, _STEPS = 12, 60
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Hold orthonormal vectors (n, r) that rotations of a wire turn into one another, and which signs are free.
+    """Hold orthonormal vectors (n, r) along which the channels of a wire stand, and which signs are free.
 
-    axis: (r,), of which axis each vector is; those of one axis change sign together. single: whether one axis may
-    change its sign alone, or only two at once.
+    axis: (r,), of which axis each vector is; those of one axis change sign together. single: by axis, whether it may
+    change its sign alone. group: by axis, with which others it may change its sign at once, two of them.
     """
 
     gauge: Gauge
     vectors: Tensor
     axis: Tensor
-    single: bool
+    single: Tensor
+    group: Tensor
 
-    @property
+    @cached_property
     def mixed(self) -> bool:
         """Return whether vectors have several channels."""
-        return bool(((self.vectors.abs() > 1e-12).sum(0) > 1).any())
+        return bool(((self.vectors.abs() > _TINY).sum(0) > 1).any())
+
+    @cached_property
+    def support(self) -> Tensor:
+        """Return which channels each axis has, (axes, n)."""
+        axes = torch.zeros(len(self.single), len(self.vectors), dtype=torch.float64)
+        return axes.index_add_(0, self.axis, (self.vectors.mT.abs() > _TINY).double())
 
     def moved(self, todo: Tensor) -> Tensor:
         """Return which channels some of the axes have, bool (n,)."""
-        return (self.vectors[:, todo[self.axis]].abs() > 1e-12).any(1)
+        return self.support[todo].sum(0) > 0
 
-    def projected(self, V: Tensor) -> Tensor:
-        """Return the part of rows (n, columns) on each axis, (axes, n, columns)."""
-        every = torch.zeros(int(self.axis.max()) + 1, self.vectors.shape[1], dtype=torch.float64)
+    def along(self, V: Tensor) -> Tensor:
+        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or what of V is on axes of several vectors."""
+        if len(self.single) == len(self.axis):
+            return (self.vectors.mT @ V if self.mixed else V[self.vectors.argmax(0)])[:, None]
+        every = torch.zeros(len(self.single), len(self.axis), dtype=torch.float64)
         every[self.axis, torch.arange(len(self.axis))] = 1.0
         return torch.einsum("ar,ir,jr,jc->aic", every, self.vectors, self.vectors, V)
 
@@ -74,19 +85,35 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
     doubts: list[str] = []
     frames: list[Frame] = []
     for gauge in gauges:
-        M, A = _moment(gauge, point.params), torch.eye(gauge.wire.channels, dtype=torch.float64)
-        for frame, kind in _frames(gauge):
-            R, distinct = _turn(frame, kind, M)
-            A = R @ A
-            frames += [frame]
-            if not distinct:
-                doubts.append(f"Principal axes must be distinct. Found some that coincide, of {_named(gauge)}.")
+        eye = torch.eye(gauge.wire.channels, dtype=torch.float64)
+        A, sets, several = eye, list(_sets(gauge)), len(frames)
+        M = _moment(gauge, point.params)
+        for vectors, kind, _ in sets:
+            if kind and vectors.shape[1] > 1:
+                R, distinct = _turn(vectors, kind, M)
+                A = R if A is eye else R @ A
+                if not distinct:
+                    doubts.append(f"Principal axes must be distinct. Found some that coincide, of {_named(gauge)}.")
+        if sets:
+            frames.append(_frame(gauge, sets))
         for R, frame in _by_half_turns(gauge, M):
             A = R @ A
             frames.append(frame)
-        if not torch.equal(A, torch.eye(len(A), dtype=torch.float64)):
+        if len(frames) > several and A is not eye:
             point = point.acted(gauge, _exact(gauge, A))
     return _signed(point, frames, doubts)
+
+
+def _frame(gauge: Gauge, sets: Sequence[tuple[Tensor, str, bool]]) -> Frame:
+    """Return all sets of vectors of a gauge as one frame: planes change the signs of both vectors at once."""
+    axis, single, group = [], [], []
+    for k, (vectors, kind, free) in enumerate(sets):
+        count = 1 if kind == "plane" else vectors.shape[1]
+        axis += [len(single) + (0 if kind == "plane" else i) for i in range(vectors.shape[1])]
+        single += [free or kind == "plane"] * count
+        group += [k] * count
+    vectors = torch.cat([each for each, *_ in sets], 1)
+    return Frame(gauge, vectors, torch.tensor(axis), torch.tensor(single), torch.tensor(group))
 
 
 def _exact(gauge: Gauge, A: Tensor) -> Tensor:
@@ -107,21 +134,21 @@ def _moment(gauge: Gauge, params: Params) -> Tensor:
     return M
 
 
-def _frames(gauge: Gauge) -> Iterator[tuple[Frame, str]]:
-    """Yield the sets of vectors all of whose rotations are free, with what turns them: `axes`, `plane` or nothing."""
+def _sets(gauge: Gauge) -> Iterator[tuple[Tensor, str, bool]]:
+    """Yield vectors (n, r) all of whose rotations are free, with what turns them, and whether one may change sign."""
     bits = gauge.reflections
     bits = torch.zeros(gauge.algebra.components, dtype=torch.bool) if bits is None else bits
     eye = torch.eye(gauge.wire.channels, dtype=torch.float64)
     for channels, algebra, single in _blocks(gauge.algebra, torch.arange(gauge.wire.channels), bits):
         E, m = eye[:, channels], len(channels)
         if isinstance(algebra, (GL, SO)):
-            yield Frame(gauge, E, torch.arange(m), single), "axes"
+            yield E, "axes", single
         elif isinstance(algebra, CenteredSO) and m > 1:
-            yield Frame(gauge, E @ centred(m), torch.arange(m - 1), single), "axes"
+            yield E @ centred(m), "axes", single
         elif isinstance(algebra, Complex):
-            yield Frame(gauge, E, torch.zeros(2, dtype=torch.int64), True), "plane"
+            yield E, "plane", True
         elif isinstance(algebra, (IntoMean, FromSum)) and single:
-            yield Frame(gauge, E.sum(1, keepdim=True) / m**0.5, torch.zeros(1, dtype=torch.int64), True), ""
+            yield E.sum(1, keepdim=True) / m**0.5, "", True
 
 
 def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, bool]]:
@@ -148,14 +175,12 @@ def centred(n: int) -> Tensor:
     return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / (v @ v))[:, 1:]
 
 
-def _turn(frame: Frame, kind: str, M: Tensor) -> tuple[Tensor, bool]:
+def _turn(U: Tensor, kind: str, M: Tensor) -> tuple[Tensor, bool]:
     """Return the rotation (n, n) that makes U^T M U diagonal, in descending order; whether that is one."""
-    U, eye = frame.vectors, torch.eye(len(M), dtype=torch.float64)
-    if not kind or U.shape[1] < 2:
-        return eye, True
+    eye = torch.eye(len(M), dtype=torch.float64)
     values, V = torch.linalg.eigh(U.mT @ M @ U)
     values, V = values.flip(0), V.flip(1)
-    if not (kind == "axes" and frame.single) and float(torch.linalg.det(V)) < 0:
+    if float(torch.linalg.det(V)) < 0:
         V = torch.cat([V[:, :1], -V[:, 1:2], V[:, 2:]], 1)
     near = values[:-1] - values[1:] <= _DISTINCT * values[0]
     return eye + U @ (V.mT - eye[: len(V), : len(V)]) @ U.mT, not bool((near & (values[1:] > _ALIVE * values[0])).any())
@@ -242,7 +267,8 @@ def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
     mixed = sum((w * H for w, H in zip(weights, turns, strict=True)), torch.zeros(n, n, dtype=torch.float64))
     values, V = torch.linalg.eigh((mixed + mixed.mT) / 2)
     axis = torch.cat([torch.zeros(1, dtype=torch.int64), (values.diff() > 1e-6).cumsum(0)])
-    return Frame(gauge, E @ V, axis, False)
+    count = int(axis[-1]) + 1
+    return Frame(gauge, E @ V, axis, torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64))
 
 
 # Signs
@@ -251,33 +277,37 @@ def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
 def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point, list[str]]:
     """Return the point with positive sums of cubes, of those first that no open sign changes."""
     small = _SMALL * max((float(w.abs().max()) for w in point.vector.split(1 << 20)), default=0.0)
-    todo = {k: torch.zeros(int(f.axis.max()) + 1, dtype=torch.bool) for k, f in enumerate(frames)}
-    for k, frame in enumerate(frames):  # axes on which nothing stands
-        for slot in frame.gauge.wire.slots:
-            todo[k] |= (frame.projected(_rows(slot, point.params, len(frame.vectors), small)).abs() > small).flatten(1).any(1)
-        if not frame.single and len(todo[k]) < 2:
-            todo[k][:] = False
-    while any(bool(each.any()) for each in todo.values()):
+    todo = [_alive(frame, point.params, small) for frame in frames]
+    while any(bool(each.any()) for each in todo):
         count = _open(point, frames, todo)
-        found = {k: _cubes(point.params, k, frames, todo, count, small) for k in todo if bool(todo[k].any())}
-        margins = {k: m.max() if frames[k].single else m[todo[k]].min() for k, (_, m) in found.items()}
-        k = max(margins, key=lambda each: float(margins[each]))
-        if float(margins[k]) < _LEAST:
+        found = [_cubes(point.params, k, frames, todo, count, small) for k in range(len(frames))]
+        best = max(float(margin.max()) if len(margin) else 0.0 for _, margin in found)
+        if best < _LEAST:
             break
-        cubes, margin = found[k]
-        frame, now = frames[k], todo[k].clone()
-        if frame.single:
-            now &= margin > _CLEAR if float(margins[k]) > _CLEAR else margin == margins[k]
-        flips = now & (cubes < 0)
-        if not frame.single and int(flips.sum()) % 2 and bool(todo[k].all()):
-            flips[margin.argmin()] ^= True
-        todo[k] = todo[k] & ~now
-        if bool(flips.any()):
-            U = frame.vectors[:, flips[frame.axis]]
-            A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
-            point = point.acted(frame.gauge, _exact(frame.gauge, A))
-    left = sum(int(each.sum()) for each in todo.values())
+        for k, (frame, (cubes, margin)) in enumerate(zip(frames, found, strict=True)):
+            now = margin >= min(best, _CLEAR)
+            flips = now & (cubes < 0)
+            for group in frame.group[now & ~frame.single].unique():  # an even number, without the least certain
+                at = torch.nonzero(frame.group == group)[:, 0]
+                if int(flips[at].sum()) % 2:
+                    least = at[torch.where(now[at], margin[at], torch.inf).argmin()]
+                    flips[least] = ~flips[least]
+            todo[k] = todo[k] & ~now
+            if bool(flips.any()):
+                U = frame.vectors[:, flips[frame.axis]]
+                A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
+                point = point.acted(frame.gauge, _exact(frame.gauge, A))
+    left = sum(int(each.sum()) for each in todo)
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
+
+
+def _alive(frame: Frame, params: Params, small: float) -> Tensor:
+    """Return the axes (axes,) with a sign that is free and changes something."""
+    n, alive = len(frame.vectors), torch.zeros(len(frame.single), dtype=torch.bool)
+    for slot in frame.gauge.wire.slots:
+        alive |= (frame.along(_rows(slot, params, n, small)).abs() > small).flatten(1).any(1)
+    sizes = torch.bincount(frame.group, minlength=int(frame.group.max()) + 1 if len(frame.group) else 0)
+    return alive & (frame.single | (sizes[frame.group] > 1))
 
 
 def _rows(slot: Slot, params: Params, n: int, small: float) -> Tensor:
@@ -286,7 +316,7 @@ def _rows(slot: Slot, params: Params, n: int, small: float) -> Tensor:
     return V.new_zeros(n, V.shape[1]).index_copy(0, slot.channels, V.where(V.abs() > small, 0.0))
 
 
-def _open(point: Point, frames: list[Frame], todo: dict[int, Tensor]) -> Params:
+def _open(point: Point, frames: list[Frame], todo: list[Tensor]) -> Params:
     """Return how many sides of each entry have an open sign."""
     count = {name: torch.zeros(at.numel(), dtype=torch.int64) for name, at in point.zero.items()}
     for k, frame in enumerate(frames):
@@ -296,7 +326,7 @@ def _open(point: Point, frames: list[Frame], todo: dict[int, Tensor]) -> Params:
     return count
 
 
-def _beside(k: int, slot: Slot, frames: list[Frame], todo: dict[int, Tensor]) -> Tensor:
+def _beside(k: int, slot: Slot, frames: list[Frame], todo: list[Tensor]) -> Tensor:
     """Return how many other frames change the sign of each entry of a slot on the same side, but not along these axes.
 
     As a mean and what is orthogonal to it.
@@ -314,18 +344,25 @@ def _beside(k: int, slot: Slot, frames: list[Frame], todo: dict[int, Tensor]) ->
 
 
 def _cubes(
-    params: Params, k: int, frames: list[Frame], every: dict[int, Tensor], count: Params, small: float
+    params: Params, k: int, frames: list[Frame], every: list[Tensor], count: Params, small: float
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
-    frame, todo = frames[k], every[k]
-    n = len(frame.vectors)
+    frame, todo, n = frames[k], every[k], len(frames[k].vectors)
     cubes = total = torch.zeros(len(todo), dtype=torch.float64)
-    axes = torch.zeros(len(todo), n, dtype=torch.float64)
-    axes.index_add_(0, frame.axis, (frame.vectors.mT.abs() > 1e-12).double())
+    if not bool(todo.any()):
+        return cubes, total
     for slot in frame.gauge.wire.slots:
-        others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
         sides = count[slot.name][slot.places] - _beside(k, slot, frames, every)
+        others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
         others[slot.channels] = (sides > frame.moved(todo)[slot.channels][:, None].long()).double()
-        V = frame.projected(_rows(slot, params, n, small)) * ((axes @ others) == 0)[:, None]
+        free = (frame.support @ others == 0) if frame.mixed else others[frame.vectors.argmax(0)] == 0
+        if len(free) != len(todo):
+            free = frame.support @ others == 0
+        V = frame.along(_rows(slot, params, n, small)) * free[:, None]
         cubes, total = cubes + V.pow(3).sum((1, 2)), total + V.abs().pow(3).sum((1, 2))
-    return cubes, torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
+    margin = torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
+    for group in frame.group[todo & ~frame.single].unique():  # all of them, or none
+        at = todo & (frame.group == group)
+        margin[at] = margin[at] * float(margin[at].min() >= _LEAST)
+        margin[at] = margin[at].clamp(min=float(margin[at].max() > 0) * _CLEAR)
+    return cubes, margin
