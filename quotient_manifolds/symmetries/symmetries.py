@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -134,17 +134,28 @@ class Symmetries:
 
     @property
     def groups(self) -> tuple[Acting, ...]:
-        """Return what acts, translations first: they hold at the weights where they were found."""
-        return tuple(sorted((each.symmetry for each in self.every), key=lambda each: not each.local))
+        """Return groups that may act one after another: all, but of sets of translations that exclude each other one.
+
+        That is the set of most dimensions. Translations come first: they hold at the weights where they were found.
+        """
+        return self.together[0]
 
     @property
     def together(self) -> tuple[tuple[Acting, ...], ...]:
         """Return sets of groups that may act one after another, translations first, which together are all."""
-        sets = dict.fromkeys(each.apart for each in self.reparameterizations if each.apart) or {0: None}
+        sizes = Counter[int]()
+        for each in self.reparameterizations:
+            sizes[each.apart] += each.dimension
+        sets = [one for one, _ in sizes.most_common() if one] or [0]
         return tuple(
-            replace(self, reparameterizations=tuple(r for r in self.reparameterizations if r.apart in (0, one))).groups
+            tuple(sorted((each.symmetry for each in self._beside(one)), key=lambda each: not each.local))
             for one in sets
         )
+
+    def _beside(self, one: int) -> Iterator[Symmetry]:
+        """Yield all that may act with a set of translations."""
+        yield from self.pairs
+        yield from (each for each in self.reparameterizations if each.apart in (0, one))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,9 +250,8 @@ def random_representative(
     check_number("log_scale", log_scale)
     generator = generator_of(seed)
     stored, moved = _start(model_or_params, symmetries)
-    local = max(symmetries.together, key=lambda each: sum(one.local for one in each), default=())
     with fitting():
-        for each in local:
+        for each in symmetries.groups:
             if each.local:
                 moved = each.moved(moved, generator, log_scale)
         for pair in symmetries.pairs:
