@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries import example_inputs, find_symmetries, verify_symmetries
-from quotient_manifolds.symmetries.wires.labels import meaning
+from quotient_manifolds.symmetries.names import meaning
 from studies.common import load
 from studies.invariance import Subject
 from tests.symmetries.nets import D
