@@ -19,18 +19,22 @@ from quotient_manifolds.symmetries.groups import (
     Gauge,
     IntoMean,
     Params,
+    Part,
     Permutation,
+    Rows,
     Symmetry,
     Torus,
     Translation,
 )
-from quotient_manifolds.symmetries.names import CONSTANT, OF_STACKS, UNREAD, Roles
+from quotient_manifolds.symmetries.idle import did_not_run, held, idle_like
+from quotient_manifolds.symmetries.names import CONSTANT, OF_STACKS, Roles
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.pairing import Pairs, heads_of, pairs_of
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.scales import Scales
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
+from quotient_manifolds.symmetries.trace.record import Recording
 
 _DENSE = 4e7
 """Entries of all tangents, up to which dimensions that symmetries have in common are counted once."""
@@ -41,8 +45,73 @@ _TINY = 1e-9
 def find_symmetries(
     model: nn.Module, batch: Any, *others: Any, evaluate: Evaluate | None = None, declared: Symmetries | None = None
 ) -> Symmetries:
+    """Return the symmetries of `model`, the parameters in no pair, and what is refused.
+
+    Pairs (G, H), of which the model uses only the product (queries and keys, values and output, low-rank adapters,
+    bottlenecks, neurons of a ReLU or next to a gate), and reparameterizations: redundant biases, directions that are
+    never read or reached, gains of norms, rotations of streams. Charges at generic points decide, and a finite
+    transformation of everything has to leave outputs as they are, so no class need be known.
+
+    batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. Their values and,
+    as far as the model takes it, their sizes are varied. others: more inputs, from which is varied, too: give some if
+    one batch does not run through all of the model.
+
+    Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
+    computes. A symmetry is kept only if it leaves unchanged what modules without such a parameter compute, whatever
+    they are given.
+
+    declared: pairs (see `declare_pair`) that are known, in the place of what is found of the same parameters. A module
+    used twice is found once, under the first name of its parameters. A model may have no pairs, which is no error.
+    TypeError for anything but a module. ValueError in train mode, if the model does not run on the inputs, and if a
+    parameter has no values, is NaN or infinite, or is in a pair and quantized, sparse or complex.
+    """
     found, params = _found(model, batch, others, evaluate, declared)
-    return named(found, params, declared)
+    symmetries = named(found, params, declared)
+    idle = _idle(_recordings(found), params)
+    return held(model, (batch, *others), symmetries, idle, evaluate) if idle else symmetries
+
+
+def propose_symmetries(
+    model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None, declared: Symmetries | None = None
+) -> Symmetries:
+    """Return what `find_symmetries` has of one batch, though parameters that do not run on it may depend on it.
+
+    For a measure, which verifies it on all batches of its own. Reparameterizations alone are refused, if an idle
+    parameter is named like one of theirs.
+    """
+    found, params = _found(model, batch, (), evaluate, declared)
+    symmetries, idle = named(found, params, declared), _idle(_recordings(found), params)
+    reasons = {
+        e.name: did_not_run(name) for e in symmetries.reparameterizations if (name := idle_like(idle, e.names, params))
+    }
+    return symmetries.refusing(reasons) if reasons else symmetries
+
+
+def _recordings(found: Found) -> Sequence[Recording]:
+    return () if found.finder is None else found.finder.points.recordings
+
+
+def _idle(recordings: Sequence[Recording], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return where in a parameter, flat, the numbers are that ran on no input, by the names of those that have such.
+
+    Rows of a table that are not looked up have run: what does one thing with one row does it with another.
+    """
+    idle = {name: torch.ones(w.numel(), dtype=torch.bool) for name, w in params.items() if w.is_floating_point()}
+    for recording in recordings:
+        program = recording.program
+        memories = [layout.memory for layout in program.layouts]
+        owners = {memories[n]: name for n, name in program.parameters.items()}
+        used = {n for o in program.operations for n in o.ins if {memories[m] for m in o.outs} - {memories[n]}}
+        for number in (*used, *program.outputs):  # a view alone is no use
+            layout = program.layouts[number]
+            name = owners.get(layout.memory)
+            if name in idle:
+                flat = layout.of(torch.arange(layout.room)).reshape(-1)
+                idle[name][flat[flat < len(idle[name])]] = False
+        for name, first in recording.tied.items():
+            if name in idle and first in idle:
+                idle[name] = idle[first]
+    return {name: each for name, each in idle.items() if bool(each.any())}
 
 
 def _found(
@@ -62,7 +131,10 @@ def _found(
 
 
 def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | None = None) -> Symmetries:
-    """Return what was found as pairs and reparameterizations. declared: pairs in the place of those of the same parameters."""
+    """Return what was found as pairs and reparameterizations.
+
+    declared: pairs in the place of those of the same parameters.
+    """
     known = () if declared is None else declared.pairs
     if found.finder is None:
         return Symmetries(known, _rest(params, known), _sentences(found), held=found.held)
@@ -94,19 +166,51 @@ def _sentences(found: Found) -> tuple[Refused, ...]:
     return tuple(Refused("", "charge", sentence) for sentence in found.refused)
 
 
-def _unreached(stacks: Sequence[Stack]) -> dict[str, int]:
-    """Return by parameter in how many directions its inputs never are."""
-    found = Counter[str]()
-    for stack in stacks:
-        if stack.family == "unreached" and isinstance(stack.translation, Translation):
-            for part in stack.translation.parts:
-                found[part.rows.name] += part.ranks()[1]
-    return dict(found)
+def _unreached(stacks: Sequence[Stack]) -> list[tuple[Rows, int]]:
+    """Return rows of parameters, and in how many directions their inputs never are."""
+    some = (stack.translation for stack in stacks if stack.family == "unreached")
+    parts = (part for each in some if isinstance(each, Translation) for part in each.parts)
+    return [(part.rows, part.ranks()[1]) for part in parts]
 
 
 def _translations(stacks: Sequence[Stack]) -> Iterator[Reparameterization]:
     """Yield translations, of those that shift several parameters one for each that they start from."""
     sets = {key: k for k, key in enumerate(dict.fromkeys((s.outputs, s.apart) for s in stacks), 1)}
+    found: dict[tuple[object, ...], Reparameterization] = {}
+    for k, each in enumerate(_shifted(stacks, sets)):
+        about = (each.kind, each.apart, each.names)
+        both = _together(found[about].symmetry, each.symmetry) if about in found else None
+        if both is None:
+            found[(*about, k) if about in found else about] = each
+        else:
+            found[about] = replace(each, symmetry=both)
+    yield from found.values()
+
+
+def _together(one: Symmetry, other: Symmetry) -> Translation | None:
+    """Return two translations of the same parameters as one, if their unknowns are columns and no entry is in both."""
+    parts = []
+    if (
+        not isinstance(one, Translation)
+        or not isinstance(other, Translation)
+        or one.shape[1] != 1
+        or other.shape[1] != 1
+    ):
+        return None
+    for a, b in zip(one.parts, other.parts, strict=False):
+        plain = all(part.right is None or bool((part.right == 1).all()) for part in (a, b))
+        simple = all(not isinstance(x, Tensor) for part in (a, b) for x in (part.rows.scale, part.rows.offset))
+        same = simple and (a.rows.name, a.rows.scale, a.rows.columns) == (b.rows.name, b.rows.scale, b.rows.columns)
+        if not (plain and same) or a.rows.meets(b.rows):
+            return None
+        rows = Rows.at(a.rows.name, a.rows.shape, torch.cat([a.rows.places, b.rows.places]), scale=a.rows.scale)
+        lefts = (torch.eye(len(part.rows), dtype=torch.float64) if part.left is None else part.left for part in (a, b))
+        parts.append(Part(rows, torch.block_diag(*lefts), a.right))
+    return Translation(tuple(parts)) if len(one.parts) == len(other.parts) else None
+
+
+def _shifted(stacks: Sequence[Stack], sets: Mapping[tuple[bool, int], int]) -> Iterator[Reparameterization]:
+    """Yield translations, shifts by the parameter that they start from. sets: numbers of those that act together."""
     for stack in stacks:
         kind, apart = OF_STACKS[stack.family], sets[stack.outputs, stack.apart]
         if stack.family != "shift" or not isinstance(stack.translation, Translation):
@@ -232,7 +336,11 @@ def _dimensions(pairs: Sequence[Gauge], others: Sequence[Symmetry], params: Para
 
 def _covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
     """Return whether a mean is nothing but outputs that nobody reads."""
-    if not isinstance(symmetry, Gauge) or not isinstance(symmetry.algebra, IntoMean) or isinstance(symmetry.algebra, FromSum):
+    if (
+        not isinstance(symmetry, Gauge)
+        or not isinstance(symmetry.algebra, IntoMean)
+        or isinstance(symmetry.algebra, FromSum)
+    ):
         return False
     free = {each.names[0] for each in others if isinstance(each, Translation) and len(each.parts) == 1}
     return free.issuperset(symmetry.names)
@@ -261,7 +369,9 @@ def _tangents(symmetry: Symmetry, params: Params) -> Iterator[Tensor]:
 
 def _flat(symmetry: Symmetry, X: Tensor, params: Params) -> Tensor:
     along = symmetry.tangent(params, X)
-    return torch.cat([along[n].flatten(1) if n in along else w.new_zeros(len(X), w.numel()) for n, w in params.items()], 1)
+    return torch.cat(
+        [along[n].flatten(1) if n in along else w.new_zeros(len(X), w.numel()) for n, w in params.items()], 1
+    )
 
 
 def _spanned(several: Sequence[Tensor], params: Params) -> Tensor:
@@ -288,7 +398,12 @@ def _beyond(T: Tensor, known: Tensor) -> Tensor:
 
 
 def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> tuple[Permutation, ...]:
-    return charges.find_permutations(model, batch, evaluate)
+    """Return the units of a model that may change places: neurons, heads, experts, channels of a stream.
 
-
-__all__ = ["UNREAD", "find_permutations", "find_symmetries"]
+    One exchange of all of them, at other weights and on inputs of other sizes, leaves all outputs as they are. Channels
+    that a continuous group mixes are left out, as are units that a parameter may depend on which did not run. Takes what `find_symmetries` takes, and raises what it raises.
+    """
+    points = charges.points_of(model, batch, evaluate, 0)
+    params = {name: w.detach() for name, w in model.named_parameters()}
+    idle = _idle(points.recordings, params)
+    return tuple(each for each in charges.permutations_at(points) if not idle_like(idle, each.names, params))

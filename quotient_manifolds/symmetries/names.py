@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame, Port
-from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Pattern, Rows, Span
+from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Rows, Span
 from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY_KEY, RELU, VALUE_OUTPUT
+from quotient_manifolds.symmetries.reparameterization import REDUNDANT
 
 UNREAD, UNREACHED = "unread output direction", "unreached input direction"
-REDUNDANT, CONSTANT, BESIDE = "redundant bias", "constant input direction", "redundant weight"
+CONSTANT, BESIDE = "constant input direction", "redundant weight"
 OF_STACKS = {"unread": UNREAD, "unreached": UNREACHED, "constant": CONSTANT, "beside": BESIDE, "shift": REDUNDANT}
 """Kinds of translations by the family of their stack."""
 
@@ -130,7 +131,9 @@ class Roles:
 
     def is_left(self, nodes: Tensor) -> bool:
         """Return whether nodes are on the left of a contraction, as queries are."""
-        return bool(torch.isin(2 * self.frame.nodes.wires[nodes] + self.frame.nodes.dual[nodes].long(), self._left).any())
+        return bool(
+            torch.isin(2 * self.frame.nodes.wires[nodes] + self.frame.nodes.dual[nodes].long(), self._left).any()
+        )
 
     def role(self, nodes: Tensor) -> str:
         """Return query/key, value/output, residual or hidden."""
@@ -138,7 +141,7 @@ class Roles:
         return next((name for what, name in roles if self.has(what, nodes)), "hidden")
 
     def mixers(self, known: Tensor | None) -> list[str]:
-        """Return the modules whose parameters write and read channels that are mixed over tokens, but for known nodes."""
+        """Return the modules whose parameters write and read channels that are mixed over tokens, but known ones."""
         wires = self._classes.get("mixed", torch.zeros(0, dtype=torch.long))
         if known is not None:
             wires = wires[~torch.isin(wires, self.frame.nodes.wires[known])]
@@ -205,7 +208,7 @@ class Roles:
         X = algebra.project(torch.randn(algebra.n, algebra.n, generator=torch.Generator().manual_seed(0)).double())
         if bool((X + X.mT).abs().max() < 1e-9 * X.abs().max()):
             planes = all(part.n == 2 for _, part in algebra.summands) and algebra.n > 2
-            return f"{role} {'phase' if planes or isinstance(algebra, Span) and algebra.n == 2 else 'rotation'}"
+            return f"{role} {'phase' if planes or (isinstance(algebra, Span) and algebra.n == 2) else 'rotation'}"
         return f"{role} change of basis"
 
     def scaling(self, nodes: Tensor, gains: Sequence[tuple[Tensor, Tensor]], weights: bool, biases: bool) -> str:
@@ -237,6 +240,3 @@ def row_keys(starts: Tensor, steps: Tensor) -> Tensor:
         every = starts + steps
         low, high = every.amin(1), every.amax(1)
     return low * (1 << 31) + high - low
-
-
-__all__ = ["MEANINGS", "OF_STACKS", "Pattern", "Roles", "common_path", "meaning"]

@@ -112,7 +112,7 @@ class SymmetricPair:
 
     @property
     def symmetry(self) -> Gauge:
-        """Return what acts, as of every symmetry: the gauge."""
+        """Return the group, as of a reparameterization."""
         return self.gauge
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.instances import alike
 from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows, Slot, Span, Wire
-from quotient_manifolds.symmetries.names import Roles, common_path
+from quotient_manifolds.symmetries.names import Roles, common_path, row_keys
 from quotient_manifolds.symmetries.pair import (
     ADAPTER,
     BOTTLENECK,
@@ -22,8 +22,8 @@ from quotient_manifolds.symmetries.pair import (
     Group,
     SymmetricPair,
 )
-from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.strided_view import StridedView
+from quotient_manifolds.symmetries.symmetries import Refused
 
 _SAME = 1e-8
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
@@ -55,7 +55,14 @@ class Side:
     @property
     def key(self) -> tuple[object, ...]:
         """Return what the sides of heads of one pair have in common."""
-        return self.name, self.operation, self.port % 2, self.inverse, tuple(self.first.shape[1:]), tuple(self.behind.tolist())
+        return (
+            self.name,
+            self.operation,
+            self.port % 2,
+            self.inverse,
+            tuple(self.first.shape[1:]),
+            tuple(self.behind.tolist()),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,31 +153,64 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
 
 
 def _unfolded(gauge: Gauge) -> Gauge:
-    """Return the same group on one plane, if it is that of complex numbers on several planes at once."""
+    """Return the same group on one head, if it acts on several at once: equally, or by contragredients.
+
+    So it is on planes of queries that share keys, and on the channels of a weight that is used twice.
+    """
     (channels, algebra), *more = gauge.algebra.summands
-    if more or not isinstance(algebra, Span) or algebra.dimension != 2 or len(channels) > 1:
+    if more or not isinstance(algebra, Span) or len(channels) > 1:
         return gauge
-    planes, flips = alike(algebra.basis)
-    lead = algebra.basis[:, planes[0][:, None], planes[0]]
-    if planes.shape[1] != 2 or bool((Complex().project(lead) - lead).abs().max() > _SAME * lead.abs().max()):
+    X = algebra.basis
+    heads, flips = alike(X) if algebra.dimension == 2 else (_tied(gauge, channels[0]), torch.zeros(algebra.n).bool())
+    h = heads.shape[1]
+    lead = X[:, heads[0][:, None], heads[0]]
+    if h < 2 or len(heads) < 2:
+        return gauge
+    acting = [-lead.mT if flip else lead for flip in flips.tolist()]
+    whole = torch.zeros_like(X)
+    for own, Y in zip(heads, acting, strict=False):
+        whole[:, own[:, None], own] = Y
+    plane = h == len(X) == 2 and _close(Complex().project(lead), lead)
+    if not _close(whole, X) or not (plane or len(X) == h**2):
         return gauge
     slots = []
-    for plane, flip in zip(channels[0][planes], flips.tolist(), strict=True):
+    for own, flip in zip(channels[0][heads], flips.tolist(), strict=False):
         for slot in gauge.wire.slots:
-            place = (slot.channels[:, None] == plane).long()
+            place = (slot.channels[:, None] == own).long()
             some = torch.nonzero(place.any(1))[:, 0]
             if len(some):
                 units = None if slot.constant is None else slot.constant[some]
                 gains = tuple(replace(gain, at=gain.at[some]) for gain in slot.gains)
-                own = some_rows(slot.rows, some), place[some].argmax(1), slot.writes, slot.dual != flip
-                slots.append(Slot(*own, units, gains, slot.use))
-    return Gauge(Wire(tuple(slots), 2), Complex())
+                at = some_rows(slot.rows, some), place[some].argmax(1), slot.writes, slot.dual != flip
+                slots.append(Slot(*at, units, gains, slot.use))
+    return Gauge(Wire(tuple(slots), h), Complex() if plane else GL(h))
+
+
+def _tied(gauge: Gauge, channels: Tensor) -> Tensor:
+    """Return numbers of channels (heads, h), with those in a column that have rows of the same entries."""
+    first: dict[tuple[str, bool, int], int] = {}
+    lead = torch.arange(gauge.wire.channels)
+    for slot in gauge.wire.slots:
+        for channel, key in zip(
+            slot.channels.tolist(), row_keys(slot.rows.starts, slot.rows.steps).tolist(), strict=True
+        ):
+            lead[channel] = torch.minimum(
+                lead[channel], lead[first.setdefault((slot.name, slot.covariant, key), channel)]
+            )
+    columns = [torch.nonzero(lead[channels] == one)[:, 0] for one in lead[channels].unique()]
+    if len({len(each) for each in columns}) > 1:
+        return torch.arange(len(channels))[None]
+    return torch.stack(columns, 1)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= _SAME * b.abs().max())
 
 
 def heads_of_scales(
     parts: Sequence[tuple[Rows, Tensor, int]], origins: tuple[Origin, ...], roles: Roles
 ) -> Iterator[Heads]:
-    """Yield single channels with a scale. parts: rows of a parameter, (n, copies) of them, and the sign of exponents."""
+    """Yield single channels with a scale. parts: rows of a parameter, (n, copies) of them, and the exponents' sign."""
     sides, nodes = list[Side](), list[Tensor]()
     for rows, at, sign in parts:
         known = roles.port(rows)
@@ -234,10 +274,11 @@ def _ascending(first: Tensor) -> Tensor:
 # ---- pairs
 
 
-def pairs_of(heads: Iterable[Heads], roles: Roles, unreached: Mapping[str, int]) -> Pairs:
-    """Return the pairs of heads, and what is refused. unreached: by parameter how many directions of inputs never occur.
+def pairs_of(heads: Iterable[Heads], roles: Roles, unreached: Sequence[tuple[Rows, int]]) -> Pairs:
+    """Return the pairs of heads, and what is refused.
 
-    Of two pairs with entries in common the one that comes first by its kind is kept.
+    unreached: rows of parameters, and how many directions of their inputs never occur. Of two pairs with entries in
+    common the one that comes first by its kind is kept.
     """
     groups: dict[object, list[Heads]] = {}
     for each in sorted(heads, key=lambda each: each.start):
@@ -333,11 +374,13 @@ def _told_apart(pairs: Sequence[SymmetricPair]) -> list[SymmetricPair]:
     return told
 
 
-def _obstacle(pair: SymmetricPair, owned: Mapping[str, Sequence[SymmetricPair]], unreached: Mapping[str, int]) -> str:
+def _obstacle(
+    pair: SymmetricPair, owned: Mapping[str, Sequence[SymmetricPair]], unreached: Sequence[tuple[Rows, int]]
+) -> str:
     """Say why a pair may not be moved; "" if it may."""
     if pair.acts == "GL(h)" and pair.h > 1:
         for factor in (pair.G, pair.H):
-            if sum(view.rows - unreached.get(view.name, 0) for view in factor.views) < pair.h:
+            if sum(view.rows - _unreached(view, unreached) for view in factor.views) < pair.h:
                 return "the middle is wider than an end, so the factors have no full column rank: no manifold"
     for name in pair.names:
         own, count = _held(pair, name)
@@ -347,6 +390,12 @@ def _obstacle(pair: SymmetricPair, owned: Mapping[str, Sequence[SymmetricPair]],
             if bool((own & _held(other, name)[0]).any()):
                 return f"parameter {name!r} is shared with {other.name!r} (see the reparameterizations)"
     return ""
+
+
+def _unreached(view: StridedView, unreached: Sequence[tuple[Rows, int]]) -> int:
+    """Return how many directions of the inputs of these entries never occur."""
+    mine = [(rows, count) for rows, count in unreached if rows.name == view.name]
+    return max((count for rows, count in mine if bool(rows.touched[view.places.flatten()].any())), default=0)
 
 
 def _held(pair: SymmetricPair, name: str) -> tuple[Tensor, int]:

@@ -11,6 +11,8 @@ from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.groups import CenteredSO, Gauge, IntoMean, Torus
 from quotient_manifolds.symmetries.groups.rows import typical as typical
 
+REDUNDANT = "redundant bias"
+
 
 @dataclass(frozen=True, eq=False)
 class Reparameterization:

@@ -37,7 +37,7 @@ def find(
 
     Raises ModelError for a model that raises, is random or writes to its weights, and ValueError in train mode.
     """
-    points = _points(model, batch, evaluate, seed)
+    points = points_of(model, batch, evaluate, seed)
     for other in others:
         points.add(other)
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
@@ -55,14 +55,19 @@ def find_permutations(
     They are proposed by what each unit is connected to, and kept if one exchange of all units changes no output, at
     other weights and on inputs of other shapes. Raises as `find` does.
     """
-    points = _points(model, batch, evaluate, seed)
+    return permutations_at(points_of(model, batch, evaluate, seed), seed)
+
+
+def permutations_at(points: Points, seed: int = 0) -> tuple[Permutation, ...]:
+    """Return the permutations that hold on the recordings and answers of points."""
     answers = points.answers()
     walk = Walk(points.recordings[0], keep=True)
     draw = torch.Generator().manual_seed(seed + 1)
     return permutations(walk, lambda before, after: answers.change(before, after)[0], draw)
 
 
-def _points(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Points:
+def points_of(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Points:
+    """Return points of a model that is in order (see `find`)."""
     check_model(model)
     check_loaded(model)
     check_eval(model)

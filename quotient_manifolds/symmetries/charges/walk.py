@@ -37,9 +37,9 @@ class Walk:
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
     leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
     of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason. roles: nodes by what computes them: "left" of a contraction of
-    two activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added", "gated" by one another,
-    "bent" by a function; a parameter that is the "factor" of what depends on none.
+    that have no derivative, by name, with the reason. roles: nodes by what computes them: on the "left" of a product of
+    two activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
+    another, "bent" by a function; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
