@@ -18,16 +18,23 @@ _REGULAR = 1e-15
 _STEPS = 40
 
 
-def in_turns(
-    point: Point, groups: Sequence[Symmetry], tori: Sequence[Free], translations: Sequence[Translation]
-) -> tuple[Point, float]:
-    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left."""
-    left = 0.0
+def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
+    """Return the point after translations, in turns, before anything else moves the weights they hold at."""
     for _ in range(_SWEEPS):
         left = 0.0
         for translation in translations:
             point, change = _projected(point, translation)
             left = max(left, change)
+        if left <= DONE or len(translations) < 2:
+            break
+    return point
+
+
+def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
+    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left."""
+    left = 0.0
+    for _ in range(_SWEEPS):
+        left = 0.0
         for each in groups:
             if isinstance(each, Gauge):
                 point, change = _balanced(point, each)
@@ -57,6 +64,9 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
             part = moved[k]
             right = torch.ones(1, part.rows.columns, dtype=torch.float64) if part.right is None else part.right
             wanted = -(part.rows.read(point.params) @ right.mT / right.square().sum() + columns[k] @ z)
+            if part.left is None and len(basis) == basis.shape[1]:
+                z = wanted + z
+                break
             U, s, Vh = torch.linalg.svd(columns[k] @ basis)
             rank = int((s > 1e-9 * s[:1]).sum())
             z = z + basis @ (Vh[:rank].mT @ ((U[:, :rank].mT @ wanted) / s[:rank, None]))

@@ -2,7 +2,8 @@ r"""Turn the channels of wires to the principal axes of their second moments, wi
 
 The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T. Where
 all rotations of some channels are free, R M R^T is diagonal, in descending order. A group of fewer rotations takes the
-one of largest <R M R^T, diag(n, ..., 1)>. Signs of axes are left: the sum of cubes of what stands on an axis is positive.
+one of largest <R M R^T, diag(n, ..., 1)>. Signs of axes are left: the sum of cubes of what stands on an axis, slot by slot with weights 1, 1/2,
+..., is positive.
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
         if best < _LEAST:
             break
         for k, (frame, (cubes, margin)) in enumerate(zip(frames, found, strict=True)):
-            now = margin >= min(best, _CLEAR)
+            now = margin >= (_CLEAR if best >= _CLEAR else _LEAST)
             flips = now & (cubes < 0)
             for group in frame.group[now & ~frame.single].unique():  # an even number, without the least certain
                 at = torch.nonzero(frame.group == group)[:, 0]
@@ -351,7 +352,7 @@ def _cubes(
     cubes = total = torch.zeros(len(todo), dtype=torch.float64)
     if not bool(todo.any()):
         return cubes, total
-    for slot in frame.gauge.wire.slots:
+    for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
         sides = count[slot.name][slot.places] - _beside(k, slot, frames, every)
         others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
         others[slot.channels] = (sides > frame.moved(todo)[slot.channels][:, None].long()).double()
@@ -359,7 +360,7 @@ def _cubes(
         if len(free) != len(todo):
             free = frame.support @ others == 0
         V = frame.along(_rows(slot, params, n, small)) * free[:, None]
-        cubes, total = cubes + V.pow(3).sum((1, 2)), total + V.abs().pow(3).sum((1, 2))
+        cubes, total = cubes + V.pow(3).sum((1, 2)) / number, total + V.abs().pow(3).sum((1, 2)) / number
     margin = torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
     for group in frame.group[todo & ~frame.single].unique():  # all of them, or none
         at = todo & (frame.group == group)
