@@ -89,7 +89,9 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     else:
         free = [replace(each, basis=each.basis.to_dense()) for each in free] + [Free.of(each) for each in others]
         point, left = least(point, [each for each in free if len(each.basis)])
-    doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    doubts = (
+        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    )
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
 

@@ -20,12 +20,15 @@ _STEPS = 40
 
 def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
     """Return the point after translations, in turns, before anything else moves the weights they hold at."""
+    todo = list(translations)
     for _ in range(_SWEEPS):
-        left = 0.0
-        for translation in translations:
+        again: dict[str, None] = {}
+        for translation in todo:
             point, change = _projected(point, translation)
-            left = max(left, change)
-        if left <= DONE or len(translations) < 2:
+            again |= dict.fromkeys(translation.names if change > DONE else ())
+        shared = [name for name in again if sum(name in each.names for each in translations) > 1]
+        todo = [each for each in translations if {*each.names} & {*shared}]
+        if not todo:
             break
     return point
 
@@ -49,8 +52,7 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
 
 def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
     """Return the point of least |w| along a translation: where constants are 0 as far as they can be, by parameter."""
-    moved = [part for part in translation.parts]
-    a, b = translation.shape
+    moved, (a, b) = translation.parts, translation.shape
     if len(moved) == 1:
         part = moved[0]
         z = -part.rows.read(point.params)
@@ -81,12 +83,12 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         )
     else:
         return point, 0.0
-    size = max(float(part.change(z).norm() / part.rows.read(point.params).norm().clamp(min=1e-300)) for part in moved)
+    size = max(float(part.change(z).norm() / point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
-    """Return the point where second moments of writers and readers agree, block by block, and how far they were apart."""
+    """Return the point where second moments of writers and readers agree by blocks, and how far apart they were."""
     A, far = torch.eye(gauge.wire.channels, dtype=torch.float64), 0.0
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, (GL, Complex)):

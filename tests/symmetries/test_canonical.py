@@ -106,7 +106,9 @@ def pair(heads: int, n: int, h: int, m: int, algebra: object = None) -> tuple[Ga
     )
     algebra = algebra or blocks(size, torch.arange(size).view(heads, h))
     generator = torch.Generator().manual_seed(0)
-    params = {key: torch.randn(shape, generator=generator).double() for key, shape in (("W", (size, n)), ("R", (m, size)))}
+    params = {
+        key: torch.randn(shape, generator=generator).double() for key, shape in (("W", (size, n)), ("R", (m, size)))
+    }
     return Gauge(Wire(slots, size), algebra), params  # type: ignore[arg-type]
 
 
@@ -130,7 +132,9 @@ def test_several_heads_are_each_balanced_whatever_the_width() -> None:
     W, R = point.params["W"].view(4, 8, -1), point.params["R"].mT.reshape(4, 8, -1)
     torch.testing.assert_close(W @ W.mT, R @ R.mT)
     assert apart(point.params, canonical([gauge], moved((gauge,), params, 1, 0.5)).params) < SAME
-    torch.testing.assert_close(R.mT.reshape(4, -1, 8) @ W, params["R"].mT.reshape(4, 8, -1).mT @ params["W"].view(4, 8, -1))
+    torch.testing.assert_close(
+        R.mT.reshape(4, -1, 8) @ W, params["R"].mT.reshape(4, 8, -1).mT @ params["W"].view(4, 8, -1)
+    )
 
 
 @pytest.mark.parametrize("algebra", [None, GL(4), planes(4, torch.tensor([[0, 2], [1, 3]]))])
@@ -169,8 +173,12 @@ def test_an_orbit_that_is_not_closed_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "change_of, message",
-    [({"R": None}, "Found no 'R'"), ({"R": torch.randn(4, 3)}, "must have shape"), ({"R": torch.ones(5, 3).int()}, "real")],
+    ("change_of", "message"),
+    [
+        ({"R": None}, "Found no 'R'"),
+        ({"R": torch.randn(4, 3)}, "must have shape"),
+        ({"R": torch.ones(5, 3).int()}, "real"),
+    ],
 )
 def test_parameters_of_another_model_are_refused(change_of: dict[str, Tensor | None], message: str) -> None:
     gauge, params = pair(1, 6, 3, 5)
