@@ -195,7 +195,7 @@ def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor
     return step
 
 
-def _taken(point: Point, free: Sequence[Free], step: Tensor, J: Tensor, size: Tensor, target: Tensor) -> Point | None:
+def _taken(point: Point, free: Sequence[Free], step: Tensor, target: Tensor) -> Point | None:
     """Return the point after a step, or a part of it, that makes |w|^2 less; None if no part does."""
     k, value = len(target), float(point.vector.square().sum())
     share = 1.0

@@ -1,8 +1,8 @@
 r"""Turn the channels of wires to the principal axes of their second moments, with signs.
 
 The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T.
-Channels all of whose rotations are free are turned so that R M R^T is diagonal, in descending order. In a group of fewer
-rotations, R is the one of largest <R M R^T, L> for a fixed L. Signs of axes are left: the sum of cubes of the entries
+Channels all of whose rotations are free are turned so that R M R^T is diagonal, in descending order. In a smaller
+group, R is the one of largest <R M R^T, L> for a fixed L. Signs of axes are left: the sum of cubes of the entries
 on an axis, slot by slot with weights 1, 1/2, ..., is positive.
 """
 
@@ -73,7 +73,7 @@ class Frame:
         return self.support[todo].sum(0) > 0
 
     def along(self, V: Tensor) -> Tensor:
-        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or projections if axes have several vectors."""
+        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or projections."""
         if len(self.single) == len(self.axis):
             return (self.vectors.mT @ V if self.mixed else V[self.vectors.argmax(0)])[:, None]
         every = torch.zeros(len(self.single), len(self.axis), dtype=torch.float64)
