@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Rows, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns
+from quotient_manifolds.symmetries.in_turns import in_turns, without_constants
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -73,6 +73,9 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     point = _start(symmetries, params)
+    wide = sum(each.numel() for each in point.zero.values()) > SMALL
+    if wide:
+        point = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
     free = []
     numbers = _gains(symmetries)
     for symmetry in symmetries:
@@ -81,12 +84,14 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
             free.append(each)
     point, zeros = _without_constants(point)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
-    if sum(each.numel() for each in point.zero.values()) > SMALL:
-        point, left = in_turns(point, others, free, [each for each in symmetries if isinstance(each, Translation)])
+    if wide:
+        point, left = in_turns(point, others, free)
     else:
         free = [replace(each, basis=each.basis.to_dense()) for each in free] + [Free.of(each) for each in others]
         point, left = least(point, [each for each in free if len(each.basis)])
-    doubts = [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    doubts = (
+        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
+    )
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
 
@@ -196,7 +201,9 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
             free, values, columns = [*free, some], [*values, v], [*columns, np.full(len(some), count)]
             count += 1
     index = torch.from_numpy(np.stack([np.concatenate(columns), np.concatenate(free)]))
-    basis = torch.sparse_coo_tensor(index, torch.from_numpy(np.concatenate(values)), (count, torus.size)).coalesce()
+    basis = torch.sparse_coo_tensor(
+        index, torch.from_numpy(np.concatenate(values)), (count, torus.size), check_invariants=True
+    )
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))
     return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))

@@ -18,16 +18,26 @@ _REGULAR = 1e-15
 _STEPS = 40
 
 
-def in_turns(
-    point: Point, groups: Sequence[Symmetry], tori: Sequence[Free], translations: Sequence[Translation]
-) -> tuple[Point, float]:
+def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
+    """Return the point after translations, in turns, before anything else moves the weights they hold at."""
+    todo = list(translations)
+    for _ in range(_SWEEPS):
+        again: dict[str, None] = {}
+        for translation in todo:
+            point, change = _projected(point, translation)
+            again |= dict.fromkeys(translation.names if change > DONE else ())
+        shared = [name for name in again if sum(name in each.names for each in translations) > 1]
+        todo = [each for each in translations if {*each.names} & {*shared}]
+        if not todo:
+            break
+    return point
+
+
+def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
     """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left."""
     left = 0.0
     for _ in range(_SWEEPS):
         left = 0.0
-        for translation in translations:
-            point, change = _projected(point, translation)
-            left = max(left, change)
         for each in groups:
             if isinstance(each, Gauge):
                 point, change = _balanced(point, each)
@@ -42,8 +52,7 @@ def in_turns(
 
 def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
     """Return the point of least |w| along a translation: where constants are 0 as far as they can be, by parameter."""
-    moved = [part for part in translation.parts]
-    a, b = translation.shape
+    moved, (a, b) = translation.parts, translation.shape
     if len(moved) == 1:
         part = moved[0]
         z = -part.rows.read(point.params)
@@ -57,6 +66,9 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
             part = moved[k]
             right = torch.ones(1, part.rows.columns, dtype=torch.float64) if part.right is None else part.right
             wanted = -(part.rows.read(point.params) @ right.mT / right.square().sum() + columns[k] @ z)
+            if part.left is None and len(basis) == basis.shape[1]:
+                z = wanted + z
+                break
             U, s, Vh = torch.linalg.svd(columns[k] @ basis)
             rank = int((s > 1e-9 * s[:1]).sum())
             z = z + basis @ (Vh[:rank].mT @ ((U[:, :rank].mT @ wanted) / s[:rank, None]))
@@ -71,12 +83,12 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         )
     else:
         return point, 0.0
-    size = max(float(part.change(z).norm() / part.rows.read(point.params).norm().clamp(min=1e-300)) for part in moved)
+    size = max(float(part.change(z).norm() / point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
-    """Return the point where second moments of writers and readers agree, block by block, and how far they were apart."""
+    """Return the point where second moments of writers and readers agree by blocks, and how far apart they were."""
     A, far = torch.eye(gauge.wire.channels, dtype=torch.float64), 0.0
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, (GL, Complex)):

@@ -9,7 +9,7 @@ unique up to rotations if the orbit is closed. Otherwise |w|^2 has no least valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -151,7 +151,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
         if left <= DONE or since > _PATIENCE:
             break
         step = _newton(along, V, H, size, k)
-        taken = _taken(point, free, step, J, size, target)
+        taken = _taken(point, free, step, target)
         if taken is None:
             break
         point = taken
@@ -160,21 +160,25 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
     """Return tangents (k + translations, P), and (k, P) the derivatives of the charges at w, w along all entries."""
-    T, S = ([point.directions[:0]] for _ in range(2))
+    T, S = [point.directions[:0]], [point.directions[:0]]
     for each in free:
         own, count = each.symmetry.names, len(each.basis)
         with torch.enable_grad():
-            x = {name: w.detach() for name, w in point.params.items()}
-            y = {name: (x[name] - point.zero[name]).requires_grad_() for name in own}
-            x = {name: w.requires_grad_() if name in point.zero else w for name, w in x.items()}
+            x = {name: w.detach().requires_grad_(name in point.zero) for name, w in point.params.items()}
+            y = {name: (x[name] - point.zero[name]).detach().requires_grad_() for name in own}
             charge = each.basis.flatten(1) @ each.symmetry.charge(x, y).value.flatten()
-            every = [*y.values(), *(x[name] for name in point.zero)]
-            parts = torch.autograd.grad(charge, every, torch.eye(count).double(), is_grads_batched=True, allow_unused=True)
-        for into, found in ((T, dict(zip(own, parts, strict=False))), (S, dict(zip(point.zero, parts[len(own) :], strict=True)))):
-            rows = (found.get(name) for name in point.zero)
-            filled = (z.new_zeros(count, z.numel()) if r is None else r.flatten(1) for z, r in zip(point.zero.values(), rows, strict=True))
-            into.append(torch.cat(list(filled), 1))
+            wanted = [*y.values(), *(x[name] for name in point.zero)]
+            seeds = torch.eye(count, dtype=torch.float64)
+            parts = torch.autograd.grad(charge, wanted, seeds, is_grads_batched=True, allow_unused=True)
+        T.append(_in_rows(point, dict(zip(own, parts, strict=False)), count))
+        S.append(_in_rows(point, dict(zip(point.zero, parts[len(own) :], strict=True)), count))
     return torch.cat([*T, point.directions]), torch.cat(T) + torch.cat(S)
+
+
+def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Tensor:
+    """Return derivatives (count, *shape) by name as rows (count, P)."""
+    found = ((parts.get(name), at) for name, at in point.zero.items())
+    return torch.cat([at.new_zeros(count, at.numel()) if w is None else w.flatten(1) for w, at in found], 1)
 
 
 def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor:
@@ -191,15 +195,13 @@ def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor
     return step
 
 
-def _taken(
-    point: Point, free: Sequence[Free], step: Tensor, J: Tensor, size: Tensor, target: Tensor
-) -> Point | None:
+def _taken(point: Point, free: Sequence[Free], step: Tensor, target: Tensor) -> Point | None:
     """Return the point after a step, or a part of it, that makes |w|^2 less; None if no part does."""
     k, value = len(target), float(point.vector.square().sum())
     share = 1.0
     for _ in range(_PARTS):
         try:
-            moved = point.added(share * ((step[k:] / 1.0) @ point.directions)) if len(step) > k else point
+            moved = point.added(share * (step[k:] @ point.directions)) if len(step) > k else point
             for each, own in zip(free, (share * step[:k]).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
         except ValueError:  # too far for a group to act

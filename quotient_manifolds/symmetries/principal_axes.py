@@ -1,8 +1,9 @@
 r"""Turn the channels of wires to the principal axes of their second moments, with signs.
 
-The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T. Where
-all rotations of some channels are free, R M R^T is diagonal, in descending order. A group of fewer rotations takes the
-one of largest <R M R^T, diag(n, ..., 1)>. Signs of axes are left: the sum of cubes of what stands on an axis is positive.
+The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T.
+Channels all of whose rotations are free are turned so that R M R^T is diagonal, in descending order. In a smaller
+group, R is the one of largest <R M R^T, L> for a fixed L. Signs of axes are left: the sum of cubes of the entries
+on an axis, slot by slot with weights 1, 1/2, ..., is positive.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Frame:
         return self.support[todo].sum(0) > 0
 
     def along(self, V: Tensor) -> Tensor:
-        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or what of V is on axes of several vectors."""
+        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or projections."""
         if len(self.single) == len(self.axis):
             return (self.vectors.mT @ V if self.mixed else V[self.vectors.argmax(0)])[:, None]
         every = torch.zeros(len(self.single), len(self.axis), dtype=torch.float64)
@@ -256,12 +257,15 @@ def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
 
 def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
     """Return axes, two of which at once change their sign in a half turn that leaves M as it is."""
-    n, axes, turns = len(M), [], []
+    n, turns = len(M), []
     bracket = (K @ M - M @ K).flatten(1)
     _, Q = torch.linalg.eigh(bracket @ bracket.mT)
     for X in torch.einsum("lk,lij->kij", Q, K):
         H = torch.matrix_exp(torch.pi * X / torch.linalg.matrix_norm(X, 2))
-        if float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm()) and float((H @ H - torch.eye(n).double()).norm()) < 1e-7:
+        if (
+            float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm())
+            and float((H @ H - torch.eye(n).double()).norm()) < 1e-7
+        ):
             turns.append(H)
     weights = torch.randn(len(turns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mixed = sum((w * H for w, H in zip(weights, turns, strict=True)), torch.zeros(n, n, dtype=torch.float64))
@@ -285,7 +289,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
         if best < _LEAST:
             break
         for k, (frame, (cubes, margin)) in enumerate(zip(frames, found, strict=True)):
-            now = margin >= min(best, _CLEAR)
+            now = margin >= (_CLEAR if best >= _CLEAR else _LEAST)
             flips = now & (cubes < 0)
             for group in frame.group[now & ~frame.single].unique():  # an even number, without the least certain
                 at = torch.nonzero(frame.group == group)[:, 0]
@@ -337,9 +341,9 @@ def _beside(k: int, slot: Slot, frames: list[Frame], todo: list[Tensor]) -> Tens
         if j == k or not bool(todo[j].any()) or not (other.mixed or frames[k].mixed):
             continue
         for each in other.gauge.wire.slots:
-            if each.name == slot.name and torch.equal(each.places, slot.places):
-                if float((own.mT @ other.vectors[each.channels]).abs().max()) < 1e-9:
-                    found += other.moved(todo[j])[each.channels][:, None].long()
+            same = each.name == slot.name and torch.equal(each.places, slot.places)
+            if same and float((own.mT @ other.vectors[each.channels]).abs().max()) < 1e-9:
+                found += other.moved(todo[j])[each.channels][:, None].long()
     return found
 
 
@@ -351,7 +355,7 @@ def _cubes(
     cubes = total = torch.zeros(len(todo), dtype=torch.float64)
     if not bool(todo.any()):
         return cubes, total
-    for slot in frame.gauge.wire.slots:
+    for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
         sides = count[slot.name][slot.places] - _beside(k, slot, frames, every)
         others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
         others[slot.channels] = (sides > frame.moved(todo)[slot.channels][:, None].long()).double()
@@ -359,7 +363,7 @@ def _cubes(
         if len(free) != len(todo):
             free = frame.support @ others == 0
         V = frame.along(_rows(slot, params, n, small)) * free[:, None]
-        cubes, total = cubes + V.pow(3).sum((1, 2)), total + V.abs().pow(3).sum((1, 2))
+        cubes, total = cubes + V.pow(3).sum((1, 2)) / number, total + V.abs().pow(3).sum((1, 2)) / number
     margin = torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
     for group in frame.group[todo & ~frame.single].unique():  # all of them, or none
         at = todo & (frame.group == group)

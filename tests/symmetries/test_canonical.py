@@ -1,0 +1,187 @@
+"""Each orbit has one canonical point: gains are 1, constants are 0, |w| is least, along principal axes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.symmetries.canonical import canonical
+from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    CenteredSO,
+    Gauge,
+    Rows,
+    Slices,
+    Slot,
+    Symmetry,
+    Torus,
+    Translation,
+    Wire,
+    blocks,
+    planes,
+)
+from tests.symmetries.nets import net
+from tests.symmetries.test_nets import shown
+
+PLACE, SAME = 1e-6, 1e-9
+NAMES = ["cumsum", "glu", "rms", "gain two", "ln res", "rot3"]
+
+
+@cache
+def found(name: str) -> tuple[nn.Module, Tensor, tuple[Symmetry, ...], dict[str, Tensor]]:
+    model, x = net(name, False)
+    params = {key: w.detach() for key, w in model.named_parameters()}
+    return model, x, find(model, shown(name, x)[:4]).every, params
+
+
+def moved(symmetries: tuple[Symmetry, ...], params: dict[str, Tensor], seed: int, scale: float) -> dict[str, Tensor]:
+    """Return parameters after an element of each group; translations hold at the first ones only, and are left out."""
+    generator = torch.Generator().manual_seed(seed)
+    for symmetry in symmetries:
+        if not isinstance(symmetry, Translation):
+            params = symmetry.act(params, symmetry.element(generator, scale))
+    return params
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((other[key] - w).abs().max() / w.abs().max()) for key, w in one.items())
+
+
+@torch.no_grad()
+def change(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
+    answer = model(x)
+    return float((torch.func.functional_call(model, params, (x,)) - answer).abs().max() / answer.abs().max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.1, 0.5, 1.0]))
+def test_all_points_of_an_orbit_have_one_canonical_point(name: str, seed: int, scale: float) -> None:
+    model, x, symmetries, params = found(name)
+    groups = tuple(each for each in symmetries if not isinstance(each, Translation))
+    here = canonical(groups, params)
+    there = canonical(groups, moved(groups, params, seed, scale))
+    assert not here.doubts
+    assert apart(here.params, there.params) < PLACE
+    assert change(model, x, there.params) < SAME
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_element_leads_there_and_back(name: str) -> None:
+    model, x, symmetries, params = found(name)
+    point = canonical(symmetries, params)
+    assert apart(point.params, point.applied(params)) < 1e-12
+    assert apart(params, point.undone(point.params)) < SAME
+    assert change(model, x, point.params) < SAME
+
+
+@pytest.mark.parametrize("name", ["ln res", "glu"])
+def test_the_gradient_norm_there_is_that_of_the_orbit(name: str) -> None:
+    model, x, symmetries, params = found(name)
+    groups = tuple(each for each in symmetries if not isinstance(each, Translation))
+
+    def gradient(at: dict[str, Tensor]) -> float:
+        at = {key: w.clone().requires_grad_() for key, w in canonical(groups, at).params.items()}
+        loss = torch.func.functional_call(model, at, (x,)).square().mean()
+        return float(sum(g.square().sum() for g in torch.autograd.grad(loss, list(at.values()))))
+
+    first = gradient(params)
+    assert abs(gradient(moved(groups, params, 5, 0.5)) - first) < SAME * first
+
+
+def pair(heads: int, n: int, h: int, m: int, algebra: object = None) -> tuple[Gauge, dict[str, Tensor]]:
+    """Return y = R W x of several heads side by side."""
+    size = heads * h
+    slots = (
+        Slot(Rows.along("W", (size, n), 0), torch.arange(size), writes=True),
+        Slot(Rows.along("R", (m, size), 1), torch.arange(size), writes=False),
+    )
+    algebra = algebra or blocks(size, torch.arange(size).view(heads, h))
+    generator = torch.Generator().manual_seed(0)
+    params = {
+        key: torch.randn(shape, generator=generator).double() for key, shape in (("W", (size, n)), ("R", (m, size)))
+    }
+    return Gauge(Wire(slots, size), algebra), params  # type: ignore[arg-type]
+
+
+def test_a_pair_alone_is_balanced() -> None:
+    gauge, params = pair(1, 6, 3, 5)
+    point = canonical([gauge], params).params
+    G, H = params["R"], params["W"].mT
+    balanced = FixedRankQuotient(5, 6).balance(torch.cat([G, H]))
+    R, W = point["R"], point["W"].mT
+    turn = torch.linalg.lstsq(balanced, torch.cat([R, W])).solution
+    torch.testing.assert_close(turn.mT @ turn, torch.eye(3).double())
+    torch.testing.assert_close(balanced @ turn, torch.cat([R, W]))
+    moment = R.mT @ R + W.mT @ W
+    torch.testing.assert_close(moment, moment.diagonal().sort(descending=True)[0].diag())
+
+
+def test_several_heads_are_each_balanced_whatever_the_width() -> None:
+    gauge, params = pair(4, 300, 8, 200)
+    point = canonical([gauge], params)
+    assert not point.doubts
+    W, R = point.params["W"].view(4, 8, -1), point.params["R"].mT.reshape(4, 8, -1)
+    torch.testing.assert_close(W @ W.mT, R @ R.mT)
+    assert apart(point.params, canonical([gauge], moved((gauge,), params, 1, 0.5)).params) < SAME
+    torch.testing.assert_close(
+        R.mT.reshape(4, -1, 8) @ W, params["R"].mT.reshape(4, 8, -1).mT @ params["W"].view(4, 8, -1)
+    )
+
+
+@pytest.mark.parametrize("algebra", [None, GL(4), planes(4, torch.tensor([[0, 2], [1, 3]]))])
+def test_the_length_is_the_least_of_the_orbit(algebra: object) -> None:
+    gauge, params = pair(2, 3, 2, 5, algebra)
+
+    def length(at: object) -> tuple[float, object]:
+        X = torch.tensor(at).double().requires_grad_()
+        A = gauge.algebra.exp(gauge.algebra.project(X.view(4, 4)))
+        value = torch.stack([w.square().sum() for w in gauge.act(params, A).values()]).sum()
+        return float(value.detach()), torch.autograd.grad(value, X)[0].numpy()
+
+    least = minimize(length, torch.zeros(16).numpy(), jac=True, tol=1e-10).fun
+    point = canonical([gauge], params).params
+    assert float(sum(w.square().sum() for w in point.values())) == pytest.approx(least, rel=1e-6)
+
+
+def test_a_torus_goes_to_equal_lengths() -> None:
+    rows = Rows.along("W", (3, 4), 0), Rows.along("R", (2, 3), 1)
+    torus = Torus((Slices.of(rows[0], torch.eye(3)), Slices.of(rows[1], -torch.eye(3))), 3)
+    _, params = pair(1, 4, 3, 2)
+    point = canonical([torus], params).params
+    torch.testing.assert_close(point["W"].norm(dim=1), point["R"].norm(dim=0))
+
+
+def test_axes_that_coincide_are_said() -> None:
+    gauge = Gauge(pair(1, 4, 4, 4)[0].wire, CenteredSO(4))
+    point = canonical([gauge], {"W": torch.eye(4), "R": torch.eye(4)})
+    assert any("Principal axes must be distinct" in each for each in point.doubts)
+
+
+def test_an_orbit_that_is_not_closed_is_said() -> None:
+    gauge, params = pair(1, 4, 3, 4)
+    point = canonical([gauge], params | {"R": torch.zeros(4, 3).double()})
+    assert any("must have a least value" in each for each in point.doubts)
+
+
+@pytest.mark.parametrize(
+    ("change_of", "message"),
+    [
+        ({"R": None}, "Found no 'R'"),
+        ({"R": torch.randn(4, 3)}, "must have shape"),
+        ({"R": torch.ones(5, 3).int()}, "real"),
+    ],
+)
+def test_parameters_of_another_model_are_refused(change_of: dict[str, Tensor | None], message: str) -> None:
+    gauge, params = pair(1, 6, 3, 5)
+    given_params = {key: w for key, w in (params | change_of).items() if w is not None}
+    with pytest.raises(ValueError, match=message):
+        canonical([gauge], given_params)
