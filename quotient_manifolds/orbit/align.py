@@ -110,7 +110,7 @@ def align(
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
-        element = _Aligner(own, other, symmetries.groups, permutations, seen, condition).element(progress)
+        element = _Aligner(own, other, symmetries, permutations, seen, condition).element(progress)
         start = element.apply(own)
         other = parameters(to)
         before = distance(own, other)
@@ -217,7 +217,7 @@ class _Aligner:
         self,
         own: Params,
         other: Params,
-        groups: Sequence[Symmetry],
+        symmetries: Symmetries,
         permutations: Sequence[Permutation],
         seen: Callable[..., list[Tensor]] | None,
         condition: float,
@@ -225,8 +225,10 @@ class _Aligner:
         self._own, self._other = (
             {name: w.to("cpu", torch.float64, copy=True) for name, w in each.items()} for each in (own, other)
         )
-        self._local = [each for each in groups if each.local]
-        self._groups = [each for each in groups if not each.local]
+        self._groups = [each for each in symmetries.groups if not each.local]
+        local = [each for each in symmetries.reparameterizations if each.symmetry.local]
+        apart = dict.fromkeys(each.apart for each in local if each.apart) or {0}
+        self._local = [[each.symmetry for each in local if each.apart in (0, k)] for k in apart]
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
         self._units = [each for each in units if not each.exchanged]
@@ -253,16 +255,22 @@ class _Aligner:
             if not any(changed) and not self._distance() < (1 - SETTLED) * before:
                 break
         back = [(each, each.bounded(value, self._condition)) for each, value in GroupElement(last).inverse.steps]  # type: ignore[union-attr]
-        fit = Fit(self._own, self._other, self._local, self._groups)
         size = sum(float(w.square().sum()) for w in self._other.values() if w.is_floating_point()) ** 0.5
-        _, steps = fit.run((*self._steps, *back), ROUNDS, self._condition, EXACT * size)
+        found = []
+        for local in self._local:
+            fit = Fit(self._own, self._other, local, self._groups)
+            here, steps = fit.run((*self._steps, *back), ROUNDS, self._condition, EXACT * size)
+            found.append((distance(here, self._other), steps))
+        _, steps = min(found, key=lambda each: each[0])
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         return GroupElement(steps)
 
     def _without_shifts(self, params: Params) -> Params:
         zeros = {name: torch.zeros_like(w) for name, w in params.items()}
-        return Fit(params, zeros, self._local, ()).run((), 1, self._condition, 0.0)[0]
+        for local in self._local:
+            params = Fit(params, zeros, local, ()).run((), 1, self._condition, 0.0)[0]
+        return params
 
     def _activations(self, first: Steps, last: Steps) -> list[Tensor | None]:
         if self._seen is None:
