@@ -12,6 +12,7 @@ from quotient_manifolds.symmetries.groups import Params, Symmetry
 
 SWEEPS, SETTLED = 60, 1e-2  # of the square of all numbers, in a sweep
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
+GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
 
 
@@ -85,7 +86,7 @@ class Fit:
             z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ (J @ r)) / size[:, 0]
             here, steps = self._stepped(here, steps, z, before, condition)
             after = float(self._flat({name: self.target[name] - here[name] for name in self.names}).norm())
-            if not after < before * (1 - 1e-6):
+            if not after < before * (1 - GAIN):
                 break
         shifts = tuple((each, z) for each, z in zip(self.local, self.shifts, strict=True) if bool(z.any()))
         return here, (*shifts, *steps)
