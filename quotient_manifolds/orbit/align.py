@@ -25,9 +25,10 @@ from quotient_manifolds.orbit.units import Units
 from quotient_manifolds.replica import differing_tensors, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, balance, find_symmetries
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, balance
 from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.groups import Permutation, Symmetry
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
+from quotient_manifolds.symmetries.groups import GL, Algebra, Complex, DirectSum, Gauge, Rows, Slot, Wire
 from quotient_manifolds.symmetries.strided_view import StridedView
 
 Params = dict[str, Tensor]
@@ -93,6 +95,20 @@ class SymmetricPair:
     def group_dimension(self) -> int:
         """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
+
+    @cached_property
+    def gauge(self) -> Gauge:
+        """Return the group with its action on all heads: matrices with blocks A by (G A^-1, H A^T), head by head."""
+        channels = torch.arange(self.heads * self.h).view(self.heads, self.h)
+        slots = [
+            Slot(Rows.at(view.name, view.stored, view.places.mT.flatten(0, 1)), channels.flatten(), writes)
+            for factor, writes in ((self.G, False), (self.H, True))
+            for view in factor.views
+        ]
+        block: Algebra = Complex() if self.acts == "GL(1, C)" else GL(self.h)
+        algebra = DirectSum(channels.numel(), ((channels, block),))
+        signs = torch.ones(algebra.components, dtype=torch.bool) if self.acts == "GL(h)" else None
+        return Gauge(Wire(tuple(slots), channels.numel()), algebra, signs)
 
     @property
     def families(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, together
 
 SWEEPS = 9  # of canonical points that depend on each other, at most
 SETTLED = 1e-13  # relative: what a sweep changes at the end

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
+from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.wires.reparameterization import together
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -59,6 +61,7 @@ class Symmetries:
     rest: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
+    held: tuple[str, ...] = ()
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""
@@ -127,6 +130,16 @@ class Symmetries:
     def every(self) -> tuple[Symmetry, ...]:
         """Return all pairs and reparameterizations, in this order."""
         return (*self.pairs, *self.reparameterizations)
+
+    @property
+    def groups(self) -> tuple[groups.Symmetry, ...]:
+        """Return all as groups: first those that hold at the weights alone where they were found."""
+        free = [each.symmetry for each in self.reparameterizations]
+        return (
+            *(each for each in free if each.local),
+            *(pair.gauge for pair in self.pairs),
+            *(each for each in free if not each.local),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from quotient_manifolds.symmetries.checks import (
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounded
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
+from quotient_manifolds.symmetries.wires.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, balance, check_symmetries
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition

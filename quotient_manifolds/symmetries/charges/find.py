@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,18 +24,22 @@ SMALL = 2_000
 """Parameters, up to which all unknowns are solved for at once."""
 
 
-def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0) -> Found:
+def find(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, others: Sequence[Any] = (), seed: int = 0
+) -> Found:
     """Return the symmetries of evaluate(model, batch), by default of the model's outputs, and the gap in the evidence.
 
     A Lie group leaves all outputs as they are if and only if the charges of its generators vanish at all weights and
     inputs; they are analytic between kinks, so that what vanishes at some random points vanishes everywhere, with
     probability one. Points differ in weights, inputs, numbers of examples, lengths and sizes of pictures, as far as the
     model takes them. A random finite element of everything that is found is tried last, on inputs of other shapes;
-    inputs on which it fails become points themselves.
+    inputs on which it fails become points themselves, as `others` are from the start.
 
     Raises ModelError for a model that raises, is random or writes to its weights, and ValueError in train mode.
     """
     points = _points(model, batch, evaluate, seed)
+    for other in others:
+        points.add(other)
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
     if not size:
         return Found((), (), ("No parameter is of floating point",), points.held, 0.0, float("inf"), 0.0)

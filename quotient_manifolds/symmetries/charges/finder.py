@@ -32,7 +32,8 @@ class Found:
     symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
     a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
     over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
-    change: the largest relative change of an output under a joint random element.
+    change: the largest relative change of an output under a joint random element. finder: what found it, which names
+    are made by; none if there is nothing to be found.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -42,6 +43,7 @@ class Found:
     largest: float
     smallest: float
     change: float
+    finder: Finder | None = None
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
@@ -114,7 +116,7 @@ class Finder(ABC):
         signed = tuple(self._with_reflections(kept[0]))
         refused += [*read.refused, *stacks.refused]
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+        return Found(signed, tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change, self)
 
     def _read(self) -> tuple[Readings, Stacks]:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.labels import UNREACHED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel

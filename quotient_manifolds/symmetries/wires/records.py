@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from quotient_manifolds.symmetries.pair import SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.blocks import find_blocks
 from quotient_manifolds.symmetries.wires.channels import Bundle
 from quotient_manifolds.symmetries.wires.constants import Constants, FreeDirections, unreached_basis
