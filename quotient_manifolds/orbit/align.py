@@ -22,18 +22,19 @@ from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, 
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Steps, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters, state
 from quotient_manifolds.orbit.units import Units
-from quotient_manifolds.replica import differing_tensors
+from quotient_manifolds.replica import differing_tensors, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, balance
 from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.groups import Permutation, Symmetry
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-EXACT = 1e-13
+EXACT, TRIES = 1e-13, 3
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 By: TypeAlias = Literal["activations", "weights"]
@@ -110,12 +111,18 @@ def align(
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
-        element = _Aligner(own, other, symmetries.groups, permutations, seen, condition).element(progress)
-        start = element.apply(own)
-        other = parameters(to)
-        before = distance(own, other)
-        if distance(start, other) > before:
-            element = GroupElement()
+        before, steps, start = _distance(own, other), list[tuple[Any, Tensor]](), own
+        for _ in range(TRIES):
+            last = _distance(start, other)
+            found = _Aligner(start, other, symmetries, permutations, seen, condition).element(progress)
+            moved = found.apply(start)
+            if not _distance(moved, other) < (1 - SETTLED) * last:
+                break
+            start, steps = moved, [*steps, *found.steps]
+            if len(_sets(symmetries)) < 2 or _distance(start, other) <= EXACT:
+                break
+            symmetries = find_symmetries(_at(model, start), inputs, evaluate=evaluate)  # some depend on what has moved
+        element = GroupElement(tuple(steps))
     path: tuple[float, ...] = ()
     if loss is not None:
         start, dtype = element.apply(own), precision(own)
@@ -206,6 +213,32 @@ def quotient_distance(
     return total**0.5
 
 
+def _sets(symmetries: Symmetries) -> list[list[Symmetry]]:
+    """Return the symmetries that hold at weights alone where they were found, in sets that may act in one element."""
+    local = [each for each in symmetries.reparameterizations if each.symmetry.local]
+    apart = dict.fromkeys(each.apart for each in local if each.apart) or {0: None}
+    return [[each.symmetry for each in local if each.apart in (0, k)] for k in apart]
+
+
+def _at(model: nn.Module, params: Params) -> nn.Module:
+    """Return a copy of a model with other parameters and buffers."""
+    there = twin(model)
+    for name, w in (*there.named_parameters(), *there.named_buffers()):
+        if name in params:
+            w.copy_(params[name])
+    return there
+
+
+def _distance(params: Params, other: Params) -> float:
+    """Return the relative distance of parameters and of buffers that both have."""
+    shared = [name for name in params if name in other and params[name].shape == other[name].shape]
+    return distance({name: params[name] for name in shared}, {name: other[name] for name in shared})
+
+
+def _zeros(params: Params) -> Params:
+    return {name: torch.zeros_like(w) for name, w in params.items()}
+
+
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
@@ -217,7 +250,7 @@ class _Aligner:
         self,
         own: Params,
         other: Params,
-        groups: Sequence[Symmetry],
+        symmetries: Symmetries,
         permutations: Sequence[Permutation],
         seen: Callable[..., list[Tensor]] | None,
         condition: float,
@@ -225,8 +258,8 @@ class _Aligner:
         self._own, self._other = (
             {name: w.to("cpu", torch.float64, copy=True) for name, w in each.items()} for each in (own, other)
         )
-        self._local = [each for each in groups if each.local]
-        self._groups = [each for each in groups if not each.local]
+        self._groups = [each for each in symmetries.groups if not each.local]
+        self._local = _sets(symmetries)
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
         self._units = [each for each in units if not each.exchanged]
@@ -236,7 +269,8 @@ class _Aligner:
 
     def element(self, progress: Progress | None) -> GroupElement:
         """Return the group element that brings the one nearest to the other."""
-        least = [self._without_shifts(each) for each in (self._own, self._other)]
+        gains = {rows.name for each in self._groups for rows in each.units}
+        least = [self._without_shifts(each, gains) for each in (self._own, self._other)]
         (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in least)
         self._moments = self._activations(first, last)
         self._steps = [*first]
@@ -253,16 +287,22 @@ class _Aligner:
             if not any(changed) and not self._distance() < (1 - SETTLED) * before:
                 break
         back = [(each, each.bounded(value, self._condition)) for each, value in GroupElement(last).inverse.steps]  # type: ignore[union-attr]
-        fit = Fit(self._own, self._other, self._local, self._groups)
         size = sum(float(w.square().sum()) for w in self._other.values() if w.is_floating_point()) ** 0.5
-        _, steps = fit.run((*self._steps, *back), ROUNDS, self._condition, EXACT * size)
+        found = []
+        for local in self._local:
+            fit = Fit(self._own, self._other, local, self._groups)
+            here, steps = fit.run((*self._steps, *back), ROUNDS, self._condition, EXACT * size)
+            found.append((distance(here, self._other), steps))
+        _, steps = min(found, key=lambda each: each[0])
         if progress is not None:
             progress("alignment", ROUNDS, ROUNDS)
         return GroupElement(steps)
 
-    def _without_shifts(self, params: Params) -> Params:
-        zeros = {name: torch.zeros_like(w) for name, w in params.items()}
-        return Fit(params, zeros, self._local, ()).run((), 1, self._condition, 0.0)[0]
+    def _without_shifts(self, params: Params, gains: set[str]) -> Params:
+        """Return parameters where what translations add is least, without biases, which they shift."""
+        for local in self._local:
+            params = Fit(params, _zeros(params), local, ()).run((), 1, self._condition, 0.0)[0]
+        return {name: w if name in self._compared or name in gains else torch.zeros_like(w) for name, w in params.items()}
 
     def _activations(self, first: Steps, last: Steps) -> list[Tensor | None]:
         if self._seen is None:

@@ -12,28 +12,47 @@ from quotient_manifolds.symmetries.groups import Params, Symmetry
 
 SWEEPS, SETTLED = 60, 1e-2  # of the square of all numbers, in a sweep
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
+GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
 
 
-def balanced(symmetries: Iterable[Symmetry], params: Params) -> tuple[Params, Steps]:
+def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
     """Return parameters with gains of 1 and about the least norm on their orbit, and what leads there.
 
     From there orthogonal elements lead to the points of the same orbit that are so, too.
     """
-    symmetries = [*symmetries]
     start = folded(symmetries, params)
     here, steps = start.apply(params), [*start.steps]
+    for_sweeps = [each for each in symmetries if each.balancing(here) is not None]
+    others = [each for each in symmetries if each.balancing(here) is None and _stretches(each, here)]
+    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
     names, square = dict.fromkeys(name for each in symmetries for name in each.names), torch.inf
-    for _ in range(SWEEPS):
-        for symmetry in symmetries:
+    for number in range(SWEEPS):
+        if others and number < 2:
+            here, more = Fit(here, zeros, (), others).run((), 8, torch.inf, 0.0)
+            steps += more
+        for symmetry in for_sweeps:
             value = symmetry.balancing(here)
-            if value is not None:
-                here = symmetry.act(here, value)
-                steps.append((symmetry, value))
+            here = symmetry.act(here, value)
+            steps.append((symmetry, value))
         last, square = square, sum(float(here[name].square().sum()) for name in names)
         if last - square <= SETTLED * square:
             break
-    return here, GroupElement(tuple(steps)).composed
+    return here, shortened(tuple(steps), params, here)
+
+
+def _stretches(symmetry: Symmetry, params: Params) -> bool:
+    """Return whether a symmetry changes the norm of parameters."""
+    value, size = symmetry.charge(params, params)
+    return bool((value.abs() > 1e-9 * size.max().clamp(min=1e-300)).any())
+
+
+def shortened(steps: Steps, params: Params, there: Params) -> Steps:
+    """Return one step for each symmetry, in place of several, where that leads to the same parameters."""
+    short = GroupElement(GroupElement(steps).composed)
+    apart = (float((w - there[name]).abs().max()) for name, w in short.apply(params).items() if w.is_floating_point())
+    size = max(float(w.abs().max()) for w in there.values() if w.is_floating_point())
+    return short.steps if max(apart) <= 1e-10 * size else steps
 
 
 class Fit:
@@ -52,6 +71,7 @@ class Fit:
     def run(self, steps: Steps, rounds: int, condition: float, enough: float) -> tuple[Params, Steps]:
         """Return parameters that no step brings nearer, and all that acts."""
         here = GroupElement(steps).apply(self.own)
+        steps = shortened(steps, self.own, here)
         for _ in range(rounds if self.names else 0):
             r = self._flat({name: self.target[name] - here[name] for name in self.names})
             before = float(r.norm())
@@ -66,7 +86,7 @@ class Fit:
             z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ (J @ r)) / size[:, 0]
             here, steps = self._stepped(here, steps, z, before, condition)
             after = float(self._flat({name: self.target[name] - here[name] for name in self.names}).norm())
-            if not after < before * (1 - 1e-6):
+            if not after < before * (1 - GAIN):
                 break
         shifts = tuple((each, z) for each, z in zip(self.local, self.shifts, strict=True) if bool(z.any()))
         return here, (*shifts, *steps)
@@ -95,7 +115,7 @@ class Fit:
                     new.append((symmetry, value))
             if float(self._flat({name: self.target[name] - moved[name] for name in self.names}).norm()) < before:
                 self.shifts = added
-                return moved, GroupElement((*steps, *new)).composed if False else (*steps, *new)
+                return moved, shortened((*steps, *new), self._shifted((), added), moved)
             share /= 4
         return here, steps
 

@@ -21,8 +21,9 @@ from quotient_manifolds.orbit.path import parameters
 from quotient_manifolds.replica import TrueGradients, private_batch, replica, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_list, check_model, check_weights
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 from quotient_manifolds.symmetries.symmetries import check_symmetries
 
@@ -95,8 +96,7 @@ def descend_orbit(
 
     objective: `RoundingError`, `Sparsity`, or any function of all named parameters (a dict) that returns a number and
     is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
-    inputs: as for `find_symmetries`, which finds the symmetries unless they are given; those that
-    `verify_symmetries` does not confirm are left out. held_out: more inputs, on which the function is verified too.
+    inputs: as for `find_symmetries`, which finds the symmetries unless they are given. held_out: more inputs, on which the function is verified too.
     Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
     the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
     group element. The descent computes in float64 for models in float64 and in float32 else; the element that is found
@@ -169,13 +169,12 @@ def precision(params: Params) -> torch.dtype:
 
 
 def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
-    """Return the symmetries given, or those that are found, without what numbers do not confirm."""
+    """Return the symmetries given, or those that are found."""
     if symmetries is not None:
-        # check_symmetries(symmetries)
+        check_symmetries(symmetries)
         check_weights(dict(model.named_parameters()), symmetries.moved)
         return symmetries
-    found = find_symmetries(model, inputs, evaluate=evaluate)
-    return verify_symmetries(model, inputs, found, evaluate=evaluate).holding(found) if found.moved else found
+    return find_symmetries(model, inputs, evaluate=evaluate)
 
 
 def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evaluate: Evaluate | None) -> Moved:
