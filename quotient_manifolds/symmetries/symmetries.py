@@ -156,16 +156,6 @@ class Symmetries:
         return (*self.pairs, *self.reparameterizations)
 
     @property
-    def groups(self) -> tuple[groups.Symmetry, ...]:
-        """Return all as groups: first those that hold at the weights alone where they were found."""
-        free = [each.symmetry for each in self.reparameterizations]
-        return (
-            *(each for each in free if each.local),
-            *(pair.gauge for pair in self.pairs),
-            *(each for each in free if not each.local),
-        )
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that any pair touches, each once."""
         return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
