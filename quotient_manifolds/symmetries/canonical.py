@@ -66,7 +66,7 @@ def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> C
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters.
+    Translations must hold at these parameters, and after one another: those of one set of `Found.together`.
 
     ValueError for a missing parameter, and one of another shape or kind, before anything is computed.
     """
@@ -182,8 +182,7 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     matrix, log = vstack(E).tocsr(), np.concatenate(logs)
     touched = np.diff(matrix.tocsc().indptr)
     z, free = np.zeros(torus.size), [np.flatnonzero(touched == 0)]
-    values = [np.ones(len(free[0]))]
-    columns, count = [np.arange(len(free[0]))], len(free[0])
+    columns, powers, count = [np.arange(len(free[0]))], [np.ones(len(free[0]))], len(free[0])
     graph = (matrix.T @ matrix).tocsr()
     alone = (np.diff(graph.indptr) == 1) & (touched > 0)  # a gain or several of one log-scale
     square = np.asarray(matrix.multiply(matrix).sum(0))[0]
@@ -198,11 +197,11 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
         rank = int((s > _RANK * s[0]).sum())
         z[some] = -Vh[:rank].T @ ((U[:, :rank].T @ log[present]) / s[:rank])
         for v in Vh[rank:]:
-            free, values, columns = [*free, some], [*values, v], [*columns, np.full(len(some), count)]
+            free, powers, columns = [*free, some], [*powers, v], [*columns, np.full(len(some), count)]
             count += 1
     index = torch.from_numpy(np.stack([np.concatenate(columns), np.concatenate(free)]))
     basis = torch.sparse_coo_tensor(
-        index, torch.from_numpy(np.concatenate(values)), (count, torus.size), check_invariants=True
+        index, torch.from_numpy(np.concatenate(powers)), (count, torus.size), check_invariants=True
     )
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))

@@ -42,8 +42,8 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
             if isinstance(each, Gauge):
                 point, change = _balanced(point, each)
                 left = max(left, change)
-        for each in tori:
-            point, change = _scaled(point, each)
+        for log_scales in tori:
+            point, change = _scaled(point, log_scales)
             left = max(left, change)
         if left <= DONE:
             break

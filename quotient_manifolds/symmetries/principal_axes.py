@@ -107,7 +107,9 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
 
 def _frame(gauge: Gauge, sets: Sequence[tuple[Tensor, str, bool]]) -> Frame:
     """Return all sets of vectors of a gauge as one frame: planes change the signs of both vectors at once."""
-    axis, single, group = [], [], []
+    axis: list[int] = []
+    single: list[bool] = []
+    group: list[int] = []
     for k, (vectors, kind, free) in enumerate(sets):
         count = 1 if kind == "plane" else vectors.shape[1]
         axis += [len(single) + (0 if kind == "plane" else i) for i in range(vectors.shape[1])]

@@ -83,6 +83,17 @@ def test_the_element_leads_there_and_back(name: str) -> None:
     assert change(model, x, point.params) < SAME
 
 
+def test_constants_that_a_later_map_can_take_are_zero() -> None:
+    model, x = net("linear", True)
+    params = {key: w.detach() for key, w in model.named_parameters()}
+    point = canonical(find(model, x[:4]).every, params)
+    assert "embed.bias" in point.zeros
+    assert "z_8_12.bias" not in point.zeros
+    for key, at in point.zeros.items():
+        assert float(point.params[key].reshape(-1)[at].abs().max()) < 1e-12
+    assert change(model, x, point.params) < SAME
+
+
 @pytest.mark.parametrize("name", ["ln res", "glu"])
 def test_the_gradient_norm_there_is_that_of_the_orbit(name: str) -> None:
     model, x, symmetries, params = found(name)

@@ -1,0 +1,97 @@
+"""Print whether each orbit of the small nets has one canonical point.
+
+    python -m tests.symmetries.one_place --every 5 --first 0
+
+Translations hold at the weights where they were found, so their directions are carried along with the random elements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.canonical import canonical
+from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.groups import Part, Rows, Symmetry, Translation
+from quotient_manifolds.symmetries.least_norm import carry
+from tests.symmetries.nets import NETS, net
+from tests.symmetries.test_canonical import PLACE, SAME, change
+from tests.symmetries.test_nets import shown
+
+SCALES = (0.5, 0.5, 0.5, 1.5)
+"""Of random elements; the last has a condition of about 1e4 over all wires."""
+
+
+def moved(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], seed: int, scale: float) -> tuple:
+    """Return parameters after an element of each symmetry, and the symmetries that hold there."""
+    generator, w = torch.Generator().manual_seed(seed), {name: each.double() for name, each in params.items()}
+    every = []
+    for each in symmetries:
+        if isinstance(each, Translation):
+            k = each.shape[0] * each.shape[1]
+            D = each.tangent(w, torch.eye(k, dtype=torch.float64).view(k, *each.shape))
+            every.append({name: D.get(name, torch.zeros(k, *at.shape).double()) for name, at in w.items()})
+            entries = torch.cat([part.rows.entries(w).reshape(-1) for part in each.parts])
+            size = scale * max(1e-3, float(entries.square().mean().sqrt()))
+            w = each.act(w, each.element(generator, size))
+    groups = [each for each in symmetries if not isinstance(each, Translation)]
+    for each in groups:
+        element = each.element(generator, scale)
+        every = [carry(each, element, w, D) for D in every]
+        w = each.act(w, element)
+    directions = (
+        {name: rows[k] for name, rows in D.items()} for D in every for k in range(len(next(iter(D.values()))))
+    )
+    return w, [*map(along, directions), *groups]
+
+
+def along(direction: Mapping[str, Tensor]) -> Translation:
+    parts = []
+    for name, each in direction.items():
+        if bool(each.any()):
+            rows = Rows.at(name, tuple(each.shape), torch.arange(each.numel())[None])
+            parts.append(Part(rows, None, each.reshape(1, -1)))
+    return Translation(tuple(parts))
+
+
+def line(name: str, bias: bool) -> str:
+    """Return the largest relative distance of canonical points, and the largest change of outputs."""
+    model, x = net(name, bias)
+    found = find(model, shown(name, x)[:4])
+    several = [each.translation for each in found.stacks if each.outputs]
+    symmetries = [*(several or (each.translation for each in found.stacks)), *found.symmetries]
+    params = {key: w.detach() for key, w in model.named_parameters()}
+    here, place = canonical(symmetries, params), 0.0
+    same = change(model, x, here.params)
+    for seed, scale in enumerate(SCALES):
+        w, every = moved(symmetries, params, seed, scale)
+        there = canonical(every, w)
+        same = max(same, change(model, x, there.params))
+        for key, at in here.params.items():
+            far = float((there.params[key] - at).abs().max())
+            place = max(place, far / float(at.abs().max()) if far > 1e-12 else 0.0)
+    good = place < PLACE and same < SAME
+    return f"{'one ' if good else 'MORE'} {name}, {bias}: {place:.0e}, outputs {same:.0e} {here.doubts or ''}"
+
+
+def main() -> None:
+    """Print a line for each net."""
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    given = parser.parse_args()
+    for name in list(NETS)[given.first :: given.every]:
+        for bias in (True, False):
+            try:
+                print(line(name, bias), flush=True)
+            except Exception as error:  # of any net: the others are looked at all the same
+                print(f"MORE {name}, {bias}: {error!r}"[:200], flush=True)
+
+
+if __name__ == "__main__":
+    main()
