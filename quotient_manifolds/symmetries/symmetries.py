@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
-from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization
 from quotient_manifolds.symmetries.representatives import gaussian_element
@@ -128,7 +128,7 @@ class Symmetries:
         return there
 
     @property
-    def groups(self) -> tuple[groups.Symmetry, ...]:
+    def groups(self) -> tuple[Acting, ...]:
         """Return groups that may act one after another: all, but of sets of translations that exclude each other one.
 
         That is the set of most dimensions.
@@ -136,7 +136,7 @@ class Symmetries:
         return self.together[0]
 
     @property
-    def together(self) -> tuple[tuple[groups.Symmetry, ...], ...]:
+    def together(self) -> tuple[tuple[Acting, ...], ...]:
         """Return sets of groups that may act one after another, which together are all.
 
         Translations come first, as they hold at the weights where they were found, then other reparameterizations, then
@@ -260,7 +260,7 @@ def random_representative(
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 
 
-def _acting(symmetries: Symmetries, generator: torch.Generator) -> tuple[groups.Symmetry, ...]:
+def _acting(symmetries: Symmetries, generator: torch.Generator) -> tuple[Acting, ...]:
     """Return the groups of reparameterizations that act one after another: of sets of translations one at random."""
     sets = replace(symmetries, pairs=()).together
     return sets[int(torch.randint(len(sets), (), generator=generator))]
