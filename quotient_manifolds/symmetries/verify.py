@@ -233,7 +233,7 @@ def _generic(params: Params, symmetries: Sequence[Symmetry], seed: int) -> Param
 
     Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
     """
-    with contextlib.suppress(ValueError):  # what is claimed may be false, and lead nowhere
+    with contextlib.suppress(ValueError, torch.linalg.LinAlgError):  # what is claimed may be false, and lead nowhere
         params = canonical([each.symmetry for each in symmetries], params).params
     return jittered({name: w.clone() for name, w in params.items()}, seed)
 
