@@ -26,11 +26,6 @@ from quotient_manifolds.symmetries.verify import (
     Verification,
     verify_symmetries,
 )
-from quotient_manifolds.symmetries.wires.constants import FreeDirections
-from quotient_manifolds.symmetries.wires.gauges import Gauge
-from quotient_manifolds.symmetries.wires.reparameterization import zeros_of
-from quotient_manifolds.symmetries.wires.scaling import Scaling
-from quotient_manifolds.symmetries.wires.shifting import Shift
 
 __all__ = [
     "ADAPTER",
@@ -42,15 +37,11 @@ __all__ = [
     "Evaluate",
     "Factor",
     "FibreDimension",
-    "FreeDirections",
-    "Gauge",
     "Params",
     "Permutation",
     "Refused",
     "Reparameterization",
-    "Scaling",
     "Scope",
-    "Shift",
     "StridedView",
     "SymmetricPair",
     "Symmetries",
@@ -68,10 +59,8 @@ __all__ = [
     "make_generic",
     "optional_inputs",
     "output_change",
-    "propose_symmetries",
     "random_representative",
     "small_copy",
     "verify_sharded",
     "verify_symmetries",
-    "zeros_of",
 ]

@@ -143,7 +143,7 @@ def _orthonormal(D: Tensor) -> Tensor:
         return D
     size = D.norm(dim=1, keepdim=True)
     _, s, Vh = torch.linalg.svd(D[size[:, 0] > 0] / size[size[:, 0] > 0], full_matrices=False)
-    return Vh[s > _RANK * s[:1]]
+    return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
 
 
 def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -136,14 +136,14 @@ class SymmetricPair:
         """Return the parameters the pair touches, each once."""
         return tuple(dict.fromkeys(view.name for view in self.views))
 
-    def without(self, zeros: Mapping[str, Collection[int]]) -> SymmetricPair:
-        """Return the pair without rows that are 0; zeros: places of zeros by parameter."""
+    def without(self, zeros: Mapping[str, Tensor]) -> SymmetricPair:
+        """Return the pair without rows that are 0; zeros: by parameter the numbers of entries that are."""
 
-        def left(factor: Factor) -> Factor:
-            rows = ((view, zeros.get(view.name, ()) if view.rows == 1 else ()) for view in factor.views)
-            return Factor(tuple(v for v, gone in rows if not gone or not {*v.places.flatten().tolist()} <= {*gone}))
+        def stays(view: StridedView) -> bool:
+            return view.rows > 1 or view.name not in zeros or not bool(torch.isin(view.places, zeros[view.name]).all())
 
-        return replace(self, G=left(self.G), H=left(self.H))
+        G, H = (Factor(tuple(filter(stays, factor.views))) for factor in (self.G, self.H))
+        return replace(self, G=G, H=H)
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.groups import CenteredSO, Gauge, IntoMean, Torus
+from quotient_manifolds.symmetries.groups.rows import typical as typical
 
 REDUNDANT = "redundant bias"
 
@@ -76,9 +77,3 @@ class Reparameterization:
 def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
     """Draw Gaussian numbers in float64 where a tensor is, of its shape or another."""
     return torch.randn(shape or like.shape, generator=generator, dtype=torch.float64).to(like.device)
-
-
-def typical(numbers: Tensor) -> float:
-    """Return the root mean square of numbers, and 1 if all of them are 0."""
-    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
-    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0

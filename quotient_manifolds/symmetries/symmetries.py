@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
-from quotient_manifolds.symmetries import groups
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization, typical
-from quotient_manifolds.symmetries.representatives import balanced_point, gaussian_element
+from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization
+from quotient_manifolds.symmetries.representatives import gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -127,16 +128,27 @@ class Symmetries:
         return there
 
     @property
-    def groups(self) -> tuple[groups.Symmetry, ...]:
-        """Return all groups, in an order in which they may act one after another, but see `Reparameterization.apart`.
+    def groups(self) -> tuple[Acting, ...]:
+        """Return groups that may act one after another: all, but of sets of translations that exclude each other one.
 
-        Translations come first, as they hold at the weights where they were found, then groups that mix channels, and
-        scales; pairs last.
+        That is the set of most dimensions.
         """
-        several = [each.symmetry for each in self.reparameterizations]
-        shifts = [each for each in several if isinstance(each, groups.Translation)]
-        others = [each for each in several if not isinstance(each, groups.Translation)]
-        return (*shifts, *others, *(pair.gauge for pair in self.pairs))
+        return self.together[0]
+
+    @property
+    def together(self) -> tuple[tuple[Acting, ...], ...]:
+        """Return sets of groups that may act one after another, which together are all.
+
+        Translations come first, as they hold at the weights where they were found, then other reparameterizations, then
+        pairs.
+        """
+        sizes = Counter[int]()
+        for each in self.reparameterizations:
+            sizes[each.apart] += each.dimension
+        sets = [one for one, _ in sizes.most_common() if one] or [0]
+        pairs, free = [each.symmetry for each in self.pairs], self.reparameterizations
+        some = ([*(each.symmetry for each in free if each.apart in (0, one)), *pairs] for one in sets)
+        return tuple(tuple(sorted(each, key=lambda symmetry: not symmetry.local)) for each in some)
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
@@ -241,22 +253,17 @@ def random_representative(
     with fitting():
         drawn = {pair.name: scale * gaussian_element(pair, generator) for pair in symmetries.pairs}
         for symmetry in _acting(symmetries, generator):
-            size = log_scale
-            if isinstance(symmetry, groups.Translation):
-                size *= max(typical(part.rows.entries(moved)) for part in symmetry.parts)
-            moved = symmetry.act(moved, symmetry.element(generator, size))
+            moved = symmetry.moved(moved, generator, log_scale)
         moved = {name: w.clone() if w is stored[name] else w for name, w in moved.items()}
         for pair in symmetries.pairs:
             pair.write(moved, pair.act(drawn[pair.name], pair.read(moved)))
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 
 
-def _acting(symmetries: Symmetries, generator: torch.Generator) -> list[groups.Symmetry]:
-    """Return the groups of reparameterizations that act one after another: of translations one set."""
-    sets = sorted({each.apart for each in symmetries.reparameterizations if each.apart})
-    one = sets[int(torch.randint(len(sets), (), generator=generator))] if sets else 0
-    some = [each for each in symmetries.reparameterizations if each.apart in (0, one)]
-    return [*replace(symmetries, pairs=(), reparameterizations=tuple(some)).groups]
+def _acting(symmetries: Symmetries, generator: torch.Generator) -> tuple[Acting, ...]:
+    """Return the groups of reparameterizations that act one after another: of sets of translations one at random."""
+    sets = replace(symmetries, pairs=()).together
+    return sets[int(torch.randint(len(sets), (), generator=generator))]
 
 
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
@@ -268,8 +275,8 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     tensors; computed in float64.
     """
     stored, moved = _start(model_or_params, symmetries)
-    for pair in symmetries.pairs:
-        pair.write(moved, balanced_point(pair, pair.read(moved)))
+    with fitting():
+        moved = canonical(symmetries.groups, moved).params
     return _rounded(moved, stored, symmetries, "balancing")
 
 

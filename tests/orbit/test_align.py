@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
-from quotient_manifolds.orbit.closest import _labels
-from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
+
+from quotient_manifolds.orbit.units import Units
+from quotient_manifolds.symmetries.charges.find import find_permutations
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from tests.handwritten_models import HeadByHead
+from tests.orbit.found import found_in, planted
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
 from tests.symmetries.nets import Computed
-from tests.symmetries.test_nets import found_in, shown
+from tests.symmetries.test_nets import shown
 
 RECOVERED = 1e-6
 WIDTH, HEADS, WORDS = 16, 4, 60
@@ -105,19 +108,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
-def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
-    """A copy of a model, moved by a random element of its whole group, permutations too."""
-    params = random_representative(model, find_symmetries(model, inputs), log_scale=0.4, seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    for permutation in find_permutations(model, inputs):
-        permutation.permute(params, torch.randperm(permutation.size, generator=draw))
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, w in twin.named_parameters():
-            w.copy_(params[name])
-    return twin
-
-
 @pytest.mark.parametrize(
     ("name", "by"),
     [
@@ -145,9 +135,9 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
     ("name", "bias"), [*((name, True) for name in WITH_BIASES), *((name, False) for name in WITHOUT)]
 )
 def test_elements_are_recovered_in_small_nets(name: str, bias: bool) -> None:
-    model, x, symmetries = found_in(name, bias)
+    model, x, _ = found_in(name, bias)
     x = shown(name, x)
-    found = align(planted(model, x), model, x, by="weights", symmetries=symmetries, condition=1e9)
+    found = align(planted(model, x), model, x, by="weights", condition=1e9)
     assert found.distance < RECOVERED < found.before
 
 
@@ -268,10 +258,11 @@ def test_labels_of_units_stand_where_their_numbers_do() -> None:
     """Whatever the model multiplies a weight by."""
     model = Computed(lambda s, x: F.linear(s.a(x).tanh(), 2 * s.b.weight), a=nn.Linear(5, 8), b=nn.Linear(8, 3)).eval()
     (units,) = find_permutations(model, torch.randn(4, 5))
-    labels = _labels(units, dict(model.named_parameters()))
-    order = torch.arange(1.0, 9, dtype=torch.float64)
-    assert torch.equal(labels["a.weight"], order[:, None].expand(8, 5))
-    assert torch.equal(labels["b.weight"], order.expand(3, 8))
+    found = Units(units, (), {name: w.ndim for name, w in model.named_parameters()})
+    order = torch.randperm(8)
+    here = {name: w.detach() for name, w in model.named_parameters()}
+    assert torch.equal(found.order(here, units.act(here, order)), order)
+    assert not found.exchanged
 
 
 A, X = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval(), torch.randn(2, 3).double()

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,6 +102,14 @@ class Algebra(Record, ABC):
         """
         return _signs(self.n, torch.zeros(1, dtype=torch.int64), flips[..., : self.components])
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        """Return the orthogonal elements R of the group with the largest <M, R>, M (..., n, n): Procrustes.
+
+        flips: bool (components,), which elements outside the identity component belong to the group. Here it is the
+        identity, for groups in which little else is orthogonal.
+        """
+        return torch.eye(self.n, dtype=M.dtype, device=M.device).expand(M.shape)
+
     @property
     def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
         """Return the algebra as a direct sum: channels int64 (k, m), with the algebra of m x m matrices on each row."""
@@ -123,12 +132,25 @@ def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
     return not X.numel() or bool((X.abs().amax((-2, -1)) <= tolerance * A.abs().amax((-2, -1))).all())
 
 
+def _rotation(M: Tensor, flips: Tensor | None) -> Tensor:
+    """Return the orthogonal R with the largest <M, R>; with determinant 1 unless reflections count."""
+    U, _, Vh = torch.linalg.svd(M)
+    if flips is None or not bool(flips.all()):
+        sign = torch.linalg.det(U @ Vh).sign()
+        proper = sign if flips is None else torch.where(flips[..., 0], torch.ones_like(sign), sign)
+        U = torch.cat([U[..., :-1], U[..., -1:] * proper[..., None, None]], -1)
+    return U @ Vh
+
+
 @dataclass(frozen=True, eq=False)
 class GL(Algebra):
     """All n x n matrices; the group is that of the invertible ones, GL(n)."""
 
     def project(self, C: Tensor) -> Tensor:
         return C
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        return _rotation(M, flips)
 
     @property
     def dimension(self) -> int:
@@ -192,6 +214,9 @@ class SO(Algebra):
     def project(self, C: Tensor) -> Tensor:
         return (C - C.mT) / 2
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        return _rotation(M, flips)
+
     def bound(self, S: Tensor) -> Tensor:
         return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device))
 
@@ -216,6 +241,13 @@ class CenteredSO(Algebra):
         P = (torch.eye(self.n, dtype=S.dtype, device=S.device) - 1 / self.n).abs()
         S = P @ S @ P
         return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device)) * (self.n > 2)
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        if self.n < 2:
+            return torch.ones_like(M)
+        one = torch.ones(self.n, 1, dtype=M.dtype, device=M.device)
+        B = torch.linalg.svd(one)[0][:, 1:]  # of what is orthogonal to 1
+        return B @ _rotation(B.mT @ M @ B, flips) @ B.mT + 1 / self.n
 
     @property
     def dimension(self) -> int:
@@ -283,6 +315,11 @@ class Complex(Algebra):
 
     def bound(self, S: Tensor) -> Tensor:
         return (S + S.flip(-2, -1)) / 2
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        R = self.project(M)
+        size = torch.linalg.det(R).clamp(min=0.0).sqrt()[..., None, None]
+        return torch.where(size > 0, R / size.clamp(min=1e-300), torch.eye(2, dtype=M.dtype, device=M.device))
 
     @property
     def components(self) -> int:
@@ -380,6 +417,11 @@ class DirectSum(Algebra):
         eye = torch.eye(self.n, dtype=X.dtype, device=X.device).expand(X.shape)
         return self._each(eye, [algebra.exp(X[at]) for at, algebra in self._at])
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        eye = torch.eye(self.n, dtype=M.dtype, device=M.device).expand(M.shape)
+        each = zip(self.parts, self._flips(flips), self._at, strict=True)
+        return self._each(eye, [algebra.nearest(M[at], bits) for (_, algebra), bits, (at, _) in each])
+
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
         eye = torch.eye(self.n, dtype=A.dtype, device=A.device).expand(A.shape)
         outside = A - self._each(eye, [A[at] for at, _ in self._at])
@@ -391,14 +433,8 @@ class DirectSum(Algebra):
         return sum(len(channels) * algebra.components for channels, algebra in self.parts)
 
     def reflect(self, flips: Tensor) -> Tensor:
-        batch = flips.shape[:-1]
-        sizes = [(len(channels), algebra.components) for channels, algebra in self.parts]
-        split = flips.split([prod(size) for size in sizes], -1)
-        each = [
-            algebra.reflect(f.reshape(*batch, *size))
-            for f, size, (_, algebra) in zip(split, sizes, self.parts, strict=True)
-        ]
-        return self._each(torch.eye(self.n, dtype=torch.float64).expand(*batch, -1, -1), each)
+        each = [algebra.reflect(f) for f, (_, algebra) in zip(self._flips(flips), self.parts, strict=True)]
+        return self._each(torch.eye(self.n, dtype=torch.float64).expand(*flips.shape[:-1], -1, -1), each)
 
     @property
     def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
@@ -412,6 +448,14 @@ class DirectSum(Algebra):
     def _at(self) -> list[tuple[tuple[EllipsisType, Tensor, Tensor], Algebra]]:
         """Return where the blocks (..., k, m, m) of each part are."""
         return [((..., c[:, :, None], c[:, None, :]), algebra) for c, algebra in self.parts]
+
+    def _flips(self, flips: Tensor | None) -> list[Any]:
+        """Return what of flips (..., components) each part has, (..., k, its components)."""
+        if flips is None:
+            return [None] * len(self.parts)
+        sizes = [(len(channels), algebra.components) for channels, algebra in self.parts]
+        split = flips.split([prod(size) for size in sizes], -1)
+        return [f.reshape(*flips.shape[:-1], *size) for f, size in zip(split, sizes, strict=True)]
 
     def _each(self, X: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """Return a matrix with other blocks (..., k, m, m) of each part."""

@@ -1,0 +1,39 @@
+"""Symmetries of the small nets, and models moved by a random element of all of them."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.orbit.group import GroupElement
+from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.symmetries.charges.find import find_permutations
+from quotient_manifolds.symmetries.discovery import find_symmetries
+from tests.symmetries.nets import net
+from tests.symmetries.test_nets import shown
+
+
+@cache
+def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
+    model, x = net(name, bias)
+    return model, x, find_symmetries(model, shown(name, x))
+
+
+def planted(model: nn.Module, inputs: Any, seed: int = 5, log_scale: float = 0.4) -> nn.Module:
+    """A copy of a model, moved by a random element of its whole group, permutations too.
+
+    Of directions that depend on weights that others move, those of the first kind.
+    """
+    found, draw = find_symmetries(model, inputs), torch.Generator().manual_seed(seed)
+    apart = {0, *[each.apart for each in found.reparameterizations if each.apart][:1]}
+    skipped = [each.symmetry for each in found.reparameterizations if each.apart not in apart]
+    groups = [each for each in found.groups if not any(each is other for other in skipped)]
+    steps = [(each, each.element(draw, log_scale)) for each in groups]
+    steps += [(each, each.element(draw)) for each in find_permutations(model, inputs)]
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(GroupElement(tuple(steps)).apply(dict(twin.state_dict())))
+    return twin
