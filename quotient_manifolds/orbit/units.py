@@ -104,6 +104,6 @@ def _exchange(algebra: Algebra, labels: Tensor) -> bool:
     other = rows[labels[rows, 0] != labels[rows[:1], 0]] if len(rows) else rows
     if not len(other):
         return False
-    swap = torch.eye(algebra.n, dtype=torch.float64)
-    swap[[rows[0], other[0]]] = swap[[other[0], rows[0]]]
-    return algebra.contains(swap)
+    order = torch.arange(algebra.n)
+    order[rows[0]], order[other[0]] = int(other[0]), int(rows[0])
+    return algebra.contains(torch.eye(algebra.n, dtype=torch.float64)[order])
