@@ -29,7 +29,7 @@ def moments_of(
         def watched(copied: nn.Module, batch: Any, found: list[tuple[int, Tensor]] = found) -> Any:
             found.clear()  # of a run that failed
             for k, symmetry in enumerate(symmetries):
-                for algebra, placed in symmetry.blocks if symmetry is not None else ():
+                for algebra, _, placed in symmetry.blocks if symmetry is not None else ():
                     for rows, at in placed if symmetry is not None and algebra.n == symmetry.shape[0] else ():
                         module = copied.get_submodule(rows.name.rpartition(".")[0])
                         module.register_forward_hook(partial(_record, found, k, rows, at))

@@ -109,6 +109,8 @@ def align(
         check_weights(each, each)
     symmetries = verified(model, inputs, symmetries, evaluate)
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
+    held = {*own, *other} & {*parameters(model), *model.state_dict()}  # what is not saved is made from a configuration
+    permutations = [each for each in permutations if held.issuperset(each.names)]
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
         before, steps, start = _distance(own, other), list[tuple[Any, Tensor]](), own
@@ -153,18 +155,19 @@ def same_function(
     parameters and floating-point buffers. tolerance: that of models in float64; in float32 rounding alone may exceed
     it, so give 1e-4. options: of `align`.
 
-    Warns of buffers that differ, by name: no symmetry changes them.
+    Warns of buffers that differ, by name, after what permutations of units change of them.
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
-    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, b))):
-        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)
-    if change > tolerance:
+    found = align(b, a, inputs, **options) if change <= tolerance else None
+    moved = b if found is None else found.model
+    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, moved))):
+        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
+    if found is None:
         return "different", change
-    found = align(b, a, inputs, **options)
-    left = max(found.distance, _apart(b, a, names))
+    left = max(found.distance, _apart(moved, a, names))
     return ("same" if left <= tolerance else "same outputs here, no element found"), left
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.orbit.group import GroupElement
+from quotient_manifolds.orbit.path import state
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.discovery import find_symmetries
@@ -33,7 +34,10 @@ def planted(model: nn.Module, inputs: Any, seed: int = 5, log_scale: float = 0.4
     skipped = [each.symmetry for each in found.reparameterizations if each.apart not in apart]
     groups = [each for each in found.groups if not any(each is other for other in skipped)]
     steps = [(each, each.element(draw, log_scale)) for each in groups]
-    steps += [(each, each.element(draw)) for each in find_permutations(model, inputs)]
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(GroupElement(tuple(steps)).apply(dict(twin.state_dict())))
+    held = {*dict(model.named_parameters()), *model.state_dict()}
+    steps += [(each, each.element(draw)) for each in find_permutations(model, inputs) if held.issuperset(each.names)]
+    moved, twin = GroupElement(tuple(steps)).apply(state(model)), copy.deepcopy(model)
+    with torch.no_grad():
+        for name, w in (*twin.named_parameters(), *twin.named_buffers()):
+            w.copy_(moved.get(name, w))
     return twin
