@@ -35,8 +35,8 @@ def moments_of(
                         module.register_forward_hook(partial(_record, found, k, rows, at))
             return (evaluate or answer)(copied, batch)
 
-        devices = {name: w.device for name, w in model.named_parameters()}
-        ModelOutputs(model, [inputs], watched).at({name: own[name].to(where) for name, where in devices.items()})
+        devices = {name: w.device for name, w in (*model.named_parameters(), *model.named_buffers())}
+        ModelOutputs(model, [inputs], watched).at({name: w.to(devices[name]) for name, w in own.items()})
         seen.append(found)
     moments: list[Tensor | None] = [None] * len(symmetries)
     for (k, b), (_, a) in zip(*seen, strict=False):

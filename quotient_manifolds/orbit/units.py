@@ -26,13 +26,17 @@ class Units:
         inside: dict[bytes, tuple[Algebra, Tensor | None, dict[int, Placed]]] = {}
         taken = {name: torch.zeros(len(unit), dtype=torch.bool) for name, unit in self._unit.items()}
         within: set[int] = set()
-        for number, algebra, flips, placed in ((k, *block) for k, each in enumerate(symmetries) for block in each.blocks):
+        for number, algebra, flips, placed in (
+            (k, *block) for k, each in enumerate(symmetries) for block in each.blocks
+        ):
             mine = [(rows, at) for rows, at in placed if rows.name in self._unit]
             labels = [self._unit[rows.name][rows.places[at]] for rows, at in mine]
             units = torch.cat([label.flatten() for label in labels]).unique() if labels else torch.tensor([-1])
             if len(units) == 1 and int(units) >= 0 and len(mine) == len(placed):
                 codes = [self._code[rows.name][rows.places[at]] for rows, at in mine]
-                inside.setdefault(repr([c.tolist() for c in codes]).encode(), (algebra, flips, {}))[2][int(units)] = mine
+                inside.setdefault(repr([c.tolist() for c in codes]).encode(), (algebra, flips, {}))[2][int(units)] = (
+                    mine
+                )
                 within.add(number)
                 for rows, at in mine:
                     taken[rows.name][rows.places[at]] = True
@@ -68,8 +72,7 @@ class Units:
             columns = part.rows[0].columns
             for rows, own in zip(part.rows, number.split([len(each) for each in part.rows]), strict=True):
                 unit, code = (
-                    of.setdefault(rows.name, torch.full((rows.touched.numel(),), -1))
-                    for of in (self._unit, self._code)
+                    of.setdefault(rows.name, torch.full((rows.touched.numel(),), -1)) for of in (self._unit, self._code)
                 )
                 at, own = rows.places[own >= 0], own[own >= 0, None]
                 unit[at] = torch.where((unit[at] == -1) | (unit[at] == own // m), own // m, -2)

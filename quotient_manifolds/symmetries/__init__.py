@@ -10,7 +10,6 @@ from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.propose import find_permutations, propose_symmetries
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.wires.reparameterization import zeros_of
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
@@ -30,6 +29,7 @@ from quotient_manifolds.symmetries.verify import (
 from quotient_manifolds.symmetries.wires.constants import FreeDirections
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.permutations import Permutation
+from quotient_manifolds.symmetries.wires.reparameterization import zeros_of
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.shifting import Shift
 

@@ -9,7 +9,7 @@ unique up to rotations if the orbit is closed. Otherwise |w|^2 has no least valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch

@@ -205,7 +205,7 @@ class Roles:
         X = algebra.project(torch.randn(algebra.n, algebra.n, generator=torch.Generator().manual_seed(0)).double())
         if bool((X + X.mT).abs().max() < 1e-9 * X.abs().max()):
             planes = all(part.n == 2 for _, part in algebra.summands) and algebra.n > 2
-            return f"{role} {'phase' if planes or isinstance(algebra, Span) and algebra.n == 2 else 'rotation'}"
+            return f"{role} {'phase' if planes or (isinstance(algebra, Span) and algebra.n == 2) else 'rotation'}"
         return f"{role} change of basis"
 
     def scaling(self, nodes: Tensor, gains: Sequence[tuple[Tensor, Tensor]], weights: bool, biases: bool) -> str:

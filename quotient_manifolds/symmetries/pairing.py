@@ -22,8 +22,8 @@ from quotient_manifolds.symmetries.pair import (
     Group,
     SymmetricPair,
 )
-from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.strided_view import StridedView
+from quotient_manifolds.symmetries.symmetries import Refused
 
 _SAME = 1e-8
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers

@@ -19,8 +19,8 @@ from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
-from quotient_manifolds.symmetries.wires.reparameterization import together
 from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
+from quotient_manifolds.symmetries.wires.reparameterization import together
 
 Model = TypeVar("Model", bound=nn.Module)
 

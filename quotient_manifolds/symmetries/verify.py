@@ -26,8 +26,8 @@ from quotient_manifolds.symmetries.checks import (
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounded
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.propose import propose_symmetries
-from quotient_manifolds.symmetries.wires.reparameterization import gaussian, together, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, balance, check_symmetries
+from quotient_manifolds.symmetries.wires.reparameterization import gaussian, together, typical
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
 ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, right to about 1e-10
