@@ -29,14 +29,14 @@ def moments_of(
         def watched(copied: nn.Module, batch: Any, found: list[tuple[int, Tensor]] = found) -> Any:
             found.clear()  # of a run that failed
             for k, symmetry in enumerate(symmetries):
-                for algebra, placed in symmetry.blocks if symmetry is not None else ():
+                for algebra, _, placed in symmetry.blocks if symmetry is not None else ():
                     for rows, at in placed if symmetry is not None and algebra.n == symmetry.shape[0] else ():
                         module = copied.get_submodule(rows.name.rpartition(".")[0])
                         module.register_forward_hook(partial(_record, found, k, rows, at))
             return (evaluate or answer)(copied, batch)
 
-        devices = {name: w.device for name, w in model.named_parameters()}
-        ModelOutputs(model, [inputs], watched).at({name: own[name].to(where) for name, where in devices.items()})
+        devices = {name: w.device for name, w in (*model.named_parameters(), *model.named_buffers())}
+        ModelOutputs(model, [inputs], watched).at({name: w.to(devices[name]) for name, w in own.items()})
         seen.append(found)
     moments: list[Tensor | None] = [None] * len(symmetries)
     for (k, b), (_, a) in zip(*seen, strict=False):

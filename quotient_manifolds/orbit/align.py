@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -25,7 +24,8 @@ from quotient_manifolds.orbit.units import Units
 from quotient_manifolds.replica import differing_tensors, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, balance
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.discovery import find_symmetries
@@ -109,33 +109,38 @@ def align(
         check_weights(each, each)
     symmetries = verified(model, inputs, symmetries, evaluate)
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
+    held = own.keys() & other.keys() & {*parameters(model), *model.state_dict()}  # other buffers are made, not saved
+    permutations = [each for each in permutations if held.issuperset(each.names)]
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
-        before, steps, start = _distance(own, other), list[tuple[Any, Tensor]](), own
+        acting: Steps = ()
+        start = own
         for _ in range(TRIES):
             last = _distance(start, other)
             found = _Aligner(start, other, symmetries, permutations, seen, condition).element(progress)
             moved = found.apply(start)
             if not _distance(moved, other) < (1 - SETTLED) * last:
                 break
-            start, steps = moved, [*steps, *found.steps]
+            start, acting = moved, (*acting, *found.steps)
             if len(_sets(symmetries)) < 2 or _distance(start, other) <= EXACT:
                 break
             symmetries = find_symmetries(_at(model, start), inputs, evaluate=evaluate)  # some depend on what has moved
-        element = GroupElement(tuple(steps))
+        element, other = GroupElement(acting), parameters(to)
+        before = distance(own, other)
     path: tuple[float, ...] = ()
     if loss is not None:
-        start, dtype = element.apply(own), precision(own)
+        moved, dtype = element.apply(own), precision(own)
+        start = {name: moved[name] for name in other}
         group = Group(symmetries, start, condition=condition)
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
-        values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
+        values = Terms(mean_loss(loss, _at(model, moved), batches, dtype, places), start, dtype)
         first, _ = values(start)
         found, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
             element = GroupElement(element.steps + found.steps)
-    moved = moved_by(model, element, tried, evaluate)
-    return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
+    there = moved_by(model, element, tried, evaluate)
+    return Alignment(**vars(there), before=before, distance=distance(there.params, other), path=path)
 
 
 def _between(other: Params, t: float, params: Params) -> Params:
@@ -153,18 +158,19 @@ def same_function(
     parameters and floating-point buffers. tolerance: that of models in float64; in float32 rounding alone may exceed
     it, so give 1e-4. options: of `align`.
 
-    Warns of buffers that differ, by name: no symmetry changes them.
+    Warns of buffers that differ, by name, after what permutations of units change of them.
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
-    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, b))):
-        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)
-    if change > tolerance:
+    found = align(b, a, inputs, **options) if change <= tolerance else None
+    moved = b if found is None else found.model
+    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, moved))):
+        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
+    if found is None:
         return "different", change
-    found = align(b, a, inputs, **options)
-    left = max(found.distance, _apart(b, a, names))
+    left = max(found.distance, _apart(moved, a, names))
     return ("same" if left <= tolerance else "same outputs here, no element found"), left
 
 
@@ -201,7 +207,12 @@ def quotient_distance(
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)
-    here, there = (balance(each, symmetries) for each in (a, b))
+    others = find_symmetries(b, inputs, evaluate=evaluate)  # what holds at its own weights alone
+    shared = [each for each in symmetries.groups if not each.local]
+    here, there = (
+        canonical([*(each for each in found.groups if each.local), *shared], parameters(model)).params
+        for model, found in ((a, symmetries), (b, others))
+    )
     total, rest = 0.0, {name: torch.ones_like(w) for name, w in here.items()}
     for number, pair in enumerate(symmetries.pairs, 1):
         lengths = pair.manifold(metric).dist(*(pair.read(each).double() for each in (here, there)))
@@ -223,9 +234,10 @@ def _sets(symmetries: Symmetries) -> list[list[Symmetry]]:
 def _at(model: nn.Module, params: Params) -> nn.Module:
     """Return a copy of a model with other parameters and buffers."""
     there = twin(model)
-    for name, w in (*there.named_parameters(), *there.named_buffers()):
-        if name in params:
-            w.copy_(params[name])
+    with torch.no_grad():
+        for name, w in (*there.named_parameters(), *there.named_buffers()):
+            if name in params:
+                w.copy_(params[name])
     return there
 
 
@@ -256,7 +268,8 @@ class _Aligner:
         condition: float,
     ) -> None:
         self._own, self._other = (
-            {name: w.to("cpu", torch.float64, copy=True) for name, w in each.items()} for each in (own, other)
+            {name: each[name].to("cpu", torch.float64, copy=True) for name in own if name in other}
+            for each in (own, other)
         )
         self._groups = [each for each in symmetries.groups if not each.local]
         self._local = _sets(symmetries)
@@ -302,7 +315,9 @@ class _Aligner:
         """Return parameters where what translations add is least, without biases, which they shift."""
         for local in self._local:
             params = Fit(params, _zeros(params), local, ()).run((), 1, self._condition, 0.0)[0]
-        return {name: w if name in self._compared or name in gains else torch.zeros_like(w) for name, w in params.items()}
+        return {
+            name: w if name in self._compared or name in gains else torch.zeros_like(w) for name, w in params.items()
+        }
 
     def _activations(self, first: Steps, last: Steps) -> list[Tensor | None]:
         if self._seen is None:
@@ -330,7 +345,8 @@ class _Aligner:
                 others = [n for n in left if n != k and n not in inside]
                 free = {name for name in names if name in self._compared}
                 usable[k] = free - {name for n in others for name in moved[n][0]}
-            def share(k: int) -> float:
+
+            def share(k: int, usable: dict[int, set[str]] = usable) -> float:
                 if k < len(self._groups) and self._moments[k] is not None:
                     return 2.0
                 sizes = [self._here[name].numel() for name in usable[k]]
@@ -364,7 +380,7 @@ class _Aligner:
 
     def _only(self, names: set[str]) -> Params:
         """Return the other parameters, 0 but for those of these names."""
-        return {name: w if name in names or not w.is_floating_point() else torch.zeros_like(w) for name, w in self._there.items()}
+        return {name: w if name in names else torch.zeros_like(w) for name, w in self._there.items()}
 
 
 def unit(moment: Tensor) -> Tensor:

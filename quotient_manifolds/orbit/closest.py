@@ -75,7 +75,7 @@ class Fit:
         for _ in range(rounds if self.names else 0):
             r = self._flat({name: self.target[name] - here[name] for name in self.names})
             before = float(r.norm())
-            rows = [J for J in self._slopes(here, steps)]
+            rows = [*self._slopes(here, steps)]
             J = torch.cat(rows) if rows else torch.zeros(0, len(r), dtype=torch.float64)
             if not len(J) or before <= enough:
                 break
@@ -99,9 +99,7 @@ class Fit:
         counts = [each.identity.numel() for each in self.local] + [len(B) for B in self.bases]
         parts = z.split(counts)
         shifts = [part.view(each.shape) for part, each in zip(parts, self.local, strict=False)]
-        turns = [
-            torch.tensordot(part, B, 1) for part, B in zip(parts[len(self.local) :], self.bases, strict=True)
-        ]
+        turns = [torch.tensordot(part, B, 1) for part, B in zip(parts[len(self.local) :], self.bases, strict=True)]
         far = max((float(X.abs().max()) for X in turns if X.numel()), default=0.0)
         share = min(1.0, FAR / far) if far else 1.0
         for _ in range(HALVINGS):

@@ -17,7 +17,7 @@ from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Walk, names_of
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
-from quotient_manifolds.orbit.path import parameters
+from quotient_manifolds.orbit.path import parameters, state
 from quotient_manifolds.replica import TrueGradients, private_batch, replica, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
@@ -179,7 +179,7 @@ def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evalu
 
 def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evaluate: Evaluate | None) -> Moved:
     """Return the model where a group element takes it; ValueError where its function changes on one of the batches."""
-    own = parameters(model)
+    own, names = state(model), dict(model.named_parameters())
     with torch.no_grad():
         wide = element.apply(own, torch.float64)
         params = {name: w.to(own[name].dtype) for name, w in wide.items()}
@@ -199,9 +199,10 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
             change = max(change, here)
             stored = max(stored, outputs.change({name: params[name].double() for name in element.names}))
         there = twin(model)
-        for name, w in there.named_parameters():
-            w.copy_(params[name])
-    return Moved(there, params, element, change, stored)
+        for name, w in (*there.named_parameters(), *there.named_buffers()):
+            if name in element.names:
+                w.copy_(params[name])
+    return Moved(there, {name: params[name] for name in names}, element, change, stored)
 
 
 def mean_loss(

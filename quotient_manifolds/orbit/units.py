@@ -23,23 +23,27 @@ class Units:
     def __init__(self, permutation: Permutation, symmetries: Iterable[Symmetry], shapes: Mapping[str, int]) -> None:
         self.permutation, self.exchanged = permutation, False
         self._label(permutation)
-        inside: dict[bytes, tuple[Algebra, dict[int, Placed]]] = {}
+        inside: dict[bytes, tuple[Algebra, Tensor | None, dict[int, Placed]]] = {}
         taken = {name: torch.zeros(len(unit), dtype=torch.bool) for name, unit in self._unit.items()}
         within: set[int] = set()
-        for number, algebra, placed in ((k, *block) for k, each in enumerate(symmetries) for block in each.blocks):
+        for number, algebra, flips, placed in (
+            (k, *block) for k, each in enumerate(symmetries) for block in each.blocks
+        ):
             mine = [(rows, at) for rows, at in placed if rows.name in self._unit]
             labels = [self._unit[rows.name][rows.places[at]] for rows, at in mine]
             units = torch.cat([label.flatten() for label in labels]).unique() if labels else torch.tensor([-1])
             if len(units) == 1 and int(units) >= 0 and len(mine) == len(placed):
                 codes = [self._code[rows.name][rows.places[at]] for rows, at in mine]
-                inside.setdefault(repr([c.tolist() for c in codes]).encode(), (algebra, {}))[1][int(units)] = mine
+                inside.setdefault(repr([c.tolist() for c in codes]).encode(), (algebra, flips, {}))[2][int(units)] = (
+                    mine
+                )
                 within.add(number)
                 for rows, at in mine:
                     taken[rows.name][rows.places[at]] = True
             else:
                 self.exchanged |= any(_exchange(algebra, label) for label in labels)
-        full = [(algebra, of) for algebra, of in inside.values() if len(of) == permutation.units]
-        self._inside = [(algebra, [of[u] for u in range(permutation.units)]) for algebra, of in full]
+        full = [each for each in inside.values() if len(each[2]) == permutation.units]
+        self._inside = [(a, flips, [of[u] for u in range(permutation.units)]) for a, flips, of in full]
         self.inside = tuple(sorted(within))
         self._rest = self._apart(taken, shapes)
 
@@ -50,12 +54,12 @@ class Units:
         """
         a, b = (self._numbers(params) for params in (here, there))
         gain = b @ a.mT
-        for algebra, placed in self._inside:
+        for algebra, flips, placed in self._inside:
             M = torch.zeros((), dtype=torch.float64)
             for slot in zip(*placed, strict=True):
                 V, W = (torch.stack([rows.read(p)[at] for rows, at in slot]) for p in (here, there))
                 M = M + torch.einsum("inc,jmc->ijnm", W, V)
-            gain = gain + (M * algebra.nearest(M)).sum((-2, -1))
+            gain = gain + (M * algebra.nearest(M, flips)).sum((-2, -1))
         return torch.from_numpy(linear_sum_assignment(-gain.numpy())[1])
 
     def _label(self, permutation: Permutation) -> None:
@@ -68,8 +72,7 @@ class Units:
             columns = part.rows[0].columns
             for rows, own in zip(part.rows, number.split([len(each) for each in part.rows]), strict=True):
                 unit, code = (
-                    of.setdefault(rows.name, torch.full((rows.touched.numel(),), -1))
-                    for of in (self._unit, self._code)
+                    of.setdefault(rows.name, torch.full((rows.touched.numel(),), -1)) for of in (self._unit, self._code)
                 )
                 at, own = rows.places[own >= 0], own[own >= 0, None]
                 unit[at] = torch.where((unit[at] == -1) | (unit[at] == own // m), own // m, -2)
@@ -104,6 +107,6 @@ def _exchange(algebra: Algebra, labels: Tensor) -> bool:
     other = rows[labels[rows, 0] != labels[rows[:1], 0]] if len(rows) else rows
     if not len(other):
         return False
-    swap = torch.eye(algebra.n, dtype=torch.float64)
-    swap[[rows[0], other[0]]] = swap[[other[0], rows[0]]]
-    return algebra.contains(swap)
+    order = torch.arange(algebra.n)
+    order[rows[0]], order[other[0]] = int(other[0]), int(rows[0])
+    return algebra.contains(torch.eye(algebra.n, dtype=torch.float64)[order])

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.orbit.group import GroupElement
+from quotient_manifolds.orbit.group import GroupElement, Steps
+from quotient_manifolds.orbit.path import state
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.discovery import find_symmetries
@@ -23,17 +24,25 @@ def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
     return model, x, find_symmetries(model, shown(name, x))
 
 
-def planted(model: nn.Module, inputs: Any, seed: int = 5, log_scale: float = 0.4) -> nn.Module:
-    """A copy of a model, moved by a random element of its whole group, permutations too.
-
-    Of directions that depend on weights that others move, those of the first kind.
-    """
-    found, draw = find_symmetries(model, inputs), torch.Generator().manual_seed(seed)
+def elsewhere(found: Symmetries, draw: torch.Generator, log_scale: float = 0.4) -> Steps:
+    """Random elements of all symmetries; of directions that depend on weights that others move, of the first kind."""
     apart = {0, *[each.apart for each in found.reparameterizations if each.apart][:1]}
     skipped = [each.symmetry for each in found.reparameterizations if each.apart not in apart]
     groups = [each for each in found.groups if not any(each is other for other in skipped)]
-    steps = [(each, each.element(draw, log_scale)) for each in groups]
-    steps += [(each, each.element(draw)) for each in find_permutations(model, inputs)]
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(GroupElement(tuple(steps)).apply(dict(twin.state_dict())))
+    return tuple((each, each.element(draw, log_scale)) for each in groups)
+
+
+def planted(
+    model: nn.Module, inputs: Any, seed: int = 5, log_scale: float = 0.4, permutations: bool = True
+) -> nn.Module:
+    """A copy of a model, moved by a random element of its whole group, permutations too."""
+    draw = torch.Generator().manual_seed(seed)
+    steps = elsewhere(find_symmetries(model, inputs), draw, log_scale)
+    held = {*dict(model.named_parameters()), *model.state_dict()}
+    units = find_permutations(model, inputs) if permutations else ()
+    steps += tuple((each, each.element(draw)) for each in units if held.issuperset(each.names))
+    moved, twin = GroupElement(steps).apply(state(model)), copy.deepcopy(model)
+    with torch.no_grad():
+        for name, w in (*twin.named_parameters(), *twin.named_buffers()):
+            w.copy_(moved.get(name, w))
     return twin

@@ -9,8 +9,8 @@ from torch import Tensor
 from quotient_manifolds.orbit import Group
 from quotient_manifolds.orbit.group import names_of
 from quotient_manifolds.symmetries import Params
-from tests.symmetries.nets import NETS
 from tests.orbit.found import found_in
+from tests.symmetries.nets import NETS
 from tests.symmetries.test_nets import CHANGE, difference
 
 BOUND = 50.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,10 +76,10 @@ class Gauge(Symmetry):
         return torch.eye(self.wire.channels, dtype=torch.float64)
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
-        return then @ first
+        return self._each([b @ a for a, b in zip(self._blocks(first), self._blocks(then), strict=True)])
 
     def inverse(self, element: Tensor) -> Tensor:
-        return torch.linalg.inv(element)
+        return self._each([torch.linalg.inv(each) for each in self._blocks(element)])
 
     def condition(self, element: Tensor) -> float:
         """Return the largest ratio of singular values among the blocks that the algebra is a sum of."""
@@ -86,12 +87,11 @@ class Gauge(Symmetry):
         return max((float((s[:, 0] / s[:, -1]).max()) for s in sizes), default=1.0)
 
     def bounded(self, element: Tensor, condition: float) -> Tensor:
-        if self.condition(element) <= condition:
+        norms = (b.norm(dim=(1, 2)) * torch.linalg.inv(b).norm(dim=(1, 2)) for b in self._blocks(element))
+        if max((float(each.max()) for each in norms), default=1.0) <= condition or self.condition(element) <= condition:
             return element
-        moved = self.identity
-        for (channels, _), block in zip(self.algebra.summands, self._blocks(element), strict=True):
-            U, s, Vh = torch.linalg.svd(block)
-            moved[channels[:, :, None], channels[:, None]] = U * s.clamp(min=s[:, :1] / condition)[:, None] @ Vh
+        parts = [torch.linalg.svd(block) for block in self._blocks(element)]
+        moved = self._each([U * s.clamp(min=s[:, :1] / condition)[:, None] @ Vh for U, s, Vh in parts])
         return moved if self.algebra.contains(moved) else self.identity
 
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
@@ -101,14 +101,19 @@ class Gauge(Symmetry):
         return self.algebra.nearest(overlap, self.reflections)
 
     @property
-    def blocks(self) -> Iterator[tuple[Algebra, tuple[tuple[Rows, Tensor], ...]]]:
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor], ...]]]:
         rows = []
         for slot in self.wire.slots:
             row = torch.full((self.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
             rows.append((slot.rows, row))
-        for channels, algebra in self.algebra.summands:
+        summands, flips = self.algebra.summands, self.reflections
+        counted = flips is not None and sum(len(c) * a.components for c, a in summands) == len(flips)
+        start = 0
+        for channels, algebra in summands:
             for each in channels:
-                yield algebra, tuple((of, row[each]) for of, row in rows if bool((row[each] >= 0).all()))
+                own = flips[start : start + algebra.components] if counted and flips is not None else None
+                start += algebra.components
+                yield algebra, own, tuple((of, row[each]) for of, row in rows if bool((row[each] >= 0).all()))
 
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
         """Return A with equal second moments of what is written and read in the wire's units, A M A^T = A^-T N A^-1."""
@@ -149,9 +154,22 @@ class Gauge(Symmetry):
         element = element.detach().cpu()
         return [element[channels[:, :, None], channels[:, None]] for channels, _ in self.algebra.summands]
 
+    def _each(self, blocks: Iterable[Tensor]) -> Tensor:
+        """Return the matrix with these blocks, and 1 elsewhere."""
+        A = self.identity
+        for (channels, _), block in zip(self.algebra.summands, blocks, strict=True):
+            A[channels[:, :, None], channels[:, None]] = block
+        return A
+
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return wire.act(params, element); algebra.contains says whether a matrix is an element."""
-        return self.wire.act(params, element)
+        return self.wire.act(params, element, self._sets)
+
+    @cached_property
+    def _sets(self) -> Tensor | None:
+        """Return the channels (k, m) of the blocks of all elements, if there are several of one size."""
+        summands = self.algebra.summands
+        return summands[0][0] if len(summands) == 1 and len(summands[0][0]) > 1 else None
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw exp(scale X), X of spectral norm about 1, times each of the reflections with probability 1/2."""
@@ -174,7 +192,7 @@ class Gauge(Symmetry):
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the projection of the wire's charge onto the algebra (n, n), and the size of its summands (n, n)."""
-        value, size = self.wire.charge(params, cotangent)
+        value, size = self.wire.charge(params, cotangent, self._sets)
         return Charge(self.algebra.project(value), self.algebra.bound(size))
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:

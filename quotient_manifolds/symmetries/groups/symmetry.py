@@ -97,8 +97,8 @@ class Symmetry(Record, ABC):
         return self.identity
 
     @property
-    def blocks(self) -> Iterator[tuple[Algebra, tuple[tuple[Rows, Tensor], ...]]]:
-        """Yield algebras of the matrices that act on some rows (m,) of parameters each; none unless matrices act."""
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor], ...]]]:
+        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on."""
         return iter(())
 
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:

@@ -96,10 +96,21 @@ class Slot(Record):
             raise ValueError(f"gains between the wire and {self.name!r} must be finite and not 0. Found others.")
         return u
 
-    def moved(self, params: Mapping[str, Tensor], A: Tensor) -> Tensor:
-        """Return S A S^-1 V, the rows V acted on by A (rows, rows), with S = diag(u) for writers, diag(u)^-1 else."""
-        s = self._from_wire(params)
-        return s * (A.to(s.device) @ (self.rows.read(params) / s))
+    def moved(self, params: Mapping[str, Tensor], A: Tensor, sets: Tensor) -> Tensor:
+        """Return S A S^-1 V, the rows V acted on by A, with S = diag(u) for writers, diag(u)^-1 else.
+
+        A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
+        """
+        s, (covered, at) = self._from_wire(params), self.among(sets)
+        V, at = self.rows.read(params) / s, at.to(s.device)
+        return s * V.index_copy(0, at.flatten(), (A[covered].to(s.device) @ V[at]).flatten(0, 1))
+
+    def among(self, sets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which sets of channels (k, m) the slot covers, bool (k,), and their rows."""
+        row = torch.full((int(max(self.channels.max(), sets.max())) + 1,), -1)
+        at = row.index_copy(0, self.channels, torch.arange(len(self.channels)))[sets]
+        covered = (at >= 0).all(1)
+        return covered, at[covered]
 
     def in_wire(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return S^-1 V, the rows of x in the wire's units, and S Y, those of a cotangent y, both (rows, columns)."""
@@ -162,15 +173,15 @@ class Wire(Record):
             mask &= ~(covered & ~covered[:, None]) if slot.covariant else ~(covered[:, None] & ~covered)
         return mask
 
-    def act(self, params: Mapping[str, Tensor], A: Tensor) -> Params:
+    def act(self, params: Mapping[str, Tensor], A: Tensor, sets: Tensor | None = None) -> Params:
         """Return the parameters acted on by A (n, n), all of them, in their own dtypes; gains are unchanged.
 
-        Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
+        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
         ValueError for a matrix of another shape, a singular one, one that mixes channels that a slot covers with some
         that it does not, a missing parameter or one of another shape, a gain of 0, and uses of a tied entry that
         disagree on its value.
         """
-        A, dual = self._with_dual(A)
+        A, dual, sets = self._with_dual(A, sets)
         given, params = params, self.constants.included(params)
         result = Draft(params)
         for name, uses in self._uses().items():
@@ -178,14 +189,20 @@ class Wire(Record):
             for slots in uses:
                 draft = Draft(params)
                 for slot in slots:
-                    c = slot.channels.to(A.device)
-                    draft.write(slot.rows, slot.moved(draft, (A if slot.covariant else dual)[c[:, None], c]))
+                    blocks = A if slot.covariant else dual
+                    if sets is None:
+                        c = slot.channels.to(A.device)
+                        draft.write(slot.rows, slot.moved(draft, blocks[c[:, None], c][None], slot.channels[None]))
+                    else:
+                        draft.write(slot.rows, slot.moved(draft, blocks, sets))
                 values.append(draft[name])
             result[name] = _agreed(uses, values)
         return self.constants.excluded(result.finished(), given)
 
-    def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Charge:
+    def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor], sets: Tensor | None = None) -> Charge:
         r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.
+
+        sets: disjoint sets of channels (k, m), of whose blocks alone C is computed; 0 elsewhere.
 
         C = sum of (u y) (x / u)^T over writers - (u x) (y / u)^T over readers, in which dual ones have minus the
         transpose. x: parameters. y: a cotangent, of the same shapes. Rows and columns of channels that a slot does not
@@ -193,10 +210,14 @@ class Wire(Record):
         """
         value = size = torch.zeros(self.channels, self.channels, dtype=torch.float64)
         for slot, a, b in self._pairs(x, y):
-            value = _add(value, slot, b @ a.mT if slot.covariant else -(a @ b.mT))
+            c, (a, b) = slot.channels[None], (a[None], b[None])
+            if sets is not None:
+                covered, at = slot.among(sets)
+                c, a, b = sets[covered], a[0, at.to(a.device)], b[0, at.to(b.device)]
+            value = _add(value, c, b @ a.mT if slot.covariant else -(a @ b.mT))
             with torch.no_grad():
                 a, b = a.abs(), b.abs()
-                size = _add(size, slot, b @ a.mT if slot.covariant else a @ b.mT)
+                size = _add(size, c, b @ a.mT if slot.covariant else a @ b.mT)
         return Charge(value, size)
 
     def overlap(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
@@ -208,7 +229,7 @@ class Wire(Record):
         """
         total = torch.zeros(self.channels, self.channels, dtype=torch.float64)
         for slot, a, b in self._pairs(x, y):
-            total = _add(total, slot, b @ a.mT)
+            total = _add(total, slot.channels[None], (b @ a.mT)[None])
         return total
 
     def _pairs(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Iterator[tuple[Slot, Tensor, Tensor]]:
@@ -246,30 +267,38 @@ class Wire(Record):
         slots = self.slots
         return tuple((i, j) for i, j in pairs if slots[i].use == slots[j].use and slots[i].rows.meets(slots[j].rows))
 
-    def _with_dual(self, A: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A and A^-T in float64, once A is what it must be."""
+    def _with_dual(self, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return A and A^-T in float64, once A is what it must be, as blocks if A is 1 outside of those of sets."""
         n = self.channels
         if tuple(A.shape) != (n, n) or A.is_complex():
             raise ValueError(f"A must be a real matrix of shape {(n, n)}. Found {tuple(A.shape)}, {A.dtype}.")
-        A = A.double()
+        whole = A = A.double()
+        if sets is not None:
+            at = sets[:, :, None], sets[:, None]
+            rest = torch.eye(n, dtype=A.dtype, device=A.device).index_put(at, A.detach()[at])
+            sets, A = (sets, A[at]) if torch.equal(rest, A.detach()) else (None, A)
         inverse, info = torch.linalg.inv_ex(A)
-        condition = float((torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1)).detach())
+        norms = torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(inverse, 1)
+        condition = float(norms.detach().max())
         eps = torch.finfo(torch.float64).eps
-        if int(info) or not condition < 1 / eps:
+        if bool(info.any()) or not condition < 1 / eps:
             raise ValueError(f"A must be invertible. Found a matrix of condition number {condition:.1e}.")
+        if sets is not None:  # a gauge has no others than its wire lets act
+            return A, inverse.mT, sets
+        A = whole
         crossing = A.detach().abs().where(~(self.possible | torch.eye(n, dtype=torch.bool)).to(A.device), 0.0)
         if float(crossing.max()) > n * eps * float(A.detach().abs().max()):
             i, j = divmod(int(crossing.argmax()), n)
             raise ValueError(
                 f"A must not mix channels that a slot covers with others. Found A[{i}, {j}] = {A.detach()[i, j]:.2g}."
             )
-        return A, inverse.mT
+        return A, inverse.mT, None
 
 
-def _add(total: Tensor, slot: Slot, part: Tensor) -> Tensor:
-    """Return a matrix (n, n) plus a part on the channels of a slot."""
-    c = slot.channels.to(part.device)
-    return total.to(part.device).index_put((c[:, None], c), part, accumulate=True)
+def _add(total: Tensor, sets: Tensor, part: Tensor) -> Tensor:
+    """Return a matrix (n, n) plus blocks (k, m, m) on sets of channels (k, m)."""
+    c = sets.to(part.device)
+    return total.to(part.device).index_put((c[:, :, None], c[:, None]), part, accumulate=True)
 
 
 def _touched(slots: list[Slot]) -> Tensor:
