@@ -73,12 +73,12 @@ def align(
 ) -> Alignment:
     """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
 
-    Both have the same architecture, of which only the names and shapes of parameters are checked. Gains of norms are
-    absorbed first, and biases, means and what else shifts go to their canonical points. Then streams are rotated
-    (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units that
-    `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) and scales brought together, and
-    where no order changes any more, Gauss-Newton fits the continuous group at once; last, gains and shifts go to where
-    they are in the other model. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    Both have the same architecture, of which only the names and shapes of parameters are checked. Both are brought to
+    gains of 1 and balanced. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
+    inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their buffers. Last,
+    what balanced the other model is undone, and Gauss-Newton fits the continuous group at once. Where a stream has no
+    rotation, as in post-norm blocks, its channels are permuted only. Symmetries that are given must have been found at
+    the model's own weights; of translations that depend on each other those of one kind act, then they are found again.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over

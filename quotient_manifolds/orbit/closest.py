@@ -32,9 +32,9 @@ def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, St
             here, more = Fit(here, zeros, (), others).run((), 8, torch.inf, 0.0)
             steps += more
         for symmetry in for_sweeps:
-            value = symmetry.balancing(here)
-            here = symmetry.act(here, value)
-            steps.append((symmetry, value))
+            if (value := symmetry.balancing(here)) is not None:
+                here = symmetry.act(here, value)
+                steps.append((symmetry, value))
         last, square = square, sum(float(here[name].square().sum()) for name in names)
         if last - square <= SETTLED * square:
             break

@@ -96,7 +96,8 @@ def descend_orbit(
 
     objective: `RoundingError`, `Sparsity`, or any function of all named parameters (a dict) that returns a number and
     is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
-    inputs: as for `find_symmetries`, which finds the symmetries unless they are given. held_out: more inputs, on which the function is verified too.
+    inputs: as for `find_symmetries`, which finds the symmetries unless they are given.
+    held_out: more inputs, on which the function is verified too.
     Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
     the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
     group element. The descent computes in float64 for models in float64 and in float32 else; the element that is found

@@ -85,7 +85,7 @@ class Units:
         names = [name for name in self._unit if shapes[name] > 1 or not wide]  # translations move biases
         free = {name: torch.nonzero((self._unit[name] >= 0) & ~taken[name])[:, 0] for name in names}
         codes = torch.cat([self._code[name][at] for name, at in free.items()])
-        every, which, count = codes.unique(return_inverse=True, return_counts=True)
+        _, which, count = codes.unique(return_inverse=True, return_counts=True)
         good, self._count = count == self.permutation.units, int((count == self.permutation.units).sum())
         column, found = good.cumsum(0) - 1, []
         for (name, at), own in zip(free.items(), which.split([len(at) for at in free.values()]), strict=True):
