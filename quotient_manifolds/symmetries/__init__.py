@@ -3,7 +3,7 @@
 from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries
 from quotient_manifolds.symmetries.declare import declare_pair
-from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries, propose_symmetries
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.groups import Permutation

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 import torch
+from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import Gauge, Linear, Params, Rows, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.groups import (
+    FromSum,
+    Gauge,
+    IntoMean,
+    Linear,
+    Params,
+    Part,
+    Rows,
+    Symmetry,
+    Torus,
+    Translation,
+)
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, without_constants
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, least
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
 SMALL = 4_000
 """Entries up to which all groups move jointly at last, and constants are those of all translations together."""
+_CHANGE = 1e-9
+"""Relative: outputs that may change, by rounding."""
 _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
+_ZERO = 1e-12
+"""Of the largest entry: what counts as 0 beside it."""
+_SEEN = 1e-6
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -51,43 +68,66 @@ class Canonical:
     def undone(self, params: Mapping[str, Tensor]) -> Params:
         """Return parameters after the inverse element."""
         for symmetry, element in reversed(self.element):
-            params = symmetry.act(params, inverse(symmetry, element))
+            params = symmetry.act(params, symmetry.inverse(element))
         return dict(params)
 
 
-def inverse(symmetry: Symmetry, element: Tensor) -> Tensor:
-    """Return the inverse of an element of a symmetry's group."""
-    return torch.linalg.inv(element) if isinstance(symmetry, Gauge) else -element
-
-
-def canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+def canonical(
+    symmetries: Sequence[Symmetry],
+    params: Mapping[str, Tensor],
+    changed: Callable[[Params], float] | None = None,
+) -> Canonical:
     """Return the canonical point of the orbit of parameters.
 
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters, and after one another: those of one set of `Found.together`.
+    Translations must hold at these parameters, and after one another: those of one set of `Found.together`. Found at w,
+    they hold at g w, g = steps of the groups, once `least_norm.carried(symmetries, steps, w)` has carried them along.
 
-    ValueError for a missing parameter, and one of another shape or kind, before anything is computed.
+    changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
+    out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
+    kind, before anything is computed.
     """
+    found = _canonical(symmetries, params)
+    change = changed(found.params) if changed else 0.0
+    if change <= _CHANGE:
+        return found
+    groups = [each for each in symmetries if not isinstance(each, Translation)]
+    found = _canonical(groups, params)
+    if changed and (left := changed(found.params)) > _CHANGE:
+        raise ValueError(f"symmetries must leave outputs as they are. Found a change of {left:.1e}; find them again.")
+    doubt = f"Translations must hold at these parameters. Found a change of outputs of {change:.1e} and left them out."
+    return replace(found, doubts=(*found.doubts, doubt))
+
+
+def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
+    symmetries = joined(symmetries)
     point = _start(symmetries, params)
     wide = sum(each.numel() for each in point.zero.values()) > SMALL
+    zeros: dict[str, Tensor] = {}
     if wide:
-        point = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
+        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
     free = []
     numbers = _gains(symmetries)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    point, zeros = _without_constants(point)
+    if not wide:
+        point, zeros = _without_constants(point)
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            point = _without_mean(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        free = [replace(each, basis=each.basis.to_dense()) for each in free] + [Free.of(each) for each in others]
+        mixed = {name for each in others for name in each.names}
+        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
+        free += [Free.of(each) for each in others]
         point, left = least(point, [each for each in free if len(each.basis)])
     doubts = (
         [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
@@ -113,8 +153,8 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
     """Return the point in float64, with what translations there are."""
     every = list(_every_rows(symmetries))
-    names = [name for name in params if any(rows.name == name for rows in every)]
-    w = {name: params[name].detach().double() for name in names}
+    moved = {rows.name for rows in every}
+    w = {name: each.detach().double() for name, each in params.items() if name in moved}
     zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
     for rows in every:
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
@@ -124,18 +164,9 @@ def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Poin
     point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
     if point.directions.shape[1] > SMALL:
         return point
-    D = [_directions(point, each) for each in symmetries if isinstance(each, Translation)]
-    return replace(point, directions=_orthonormal(torch.cat([point.directions, *D])))
-
-
-def _directions(point: Point, translation: Translation) -> Tensor:
-    """Return the directions of a translation (k, P)."""
-    size = translation.shape[0] * translation.shape[1]
-    X = torch.eye(size, dtype=torch.float64).view(size, *translation.shape)
-    T = translation.tangent(point.params, X)
-    return torch.cat(
-        [T[n].reshape(size, -1) if n in T else X.new_zeros(size, z.numel()) for n, z in point.zero.items()], 1
-    )
+    D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
+    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
+    return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
 
 
 def _orthonormal(D: Tensor) -> Tensor:
@@ -163,7 +194,7 @@ def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
     for each in torus.slices:
         if each.rows.name == rows.name:
             row = np.full(prod(rows.shape), -1)
-            row[each.rows.places.flatten()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+            row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
             own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
             inside = np.flatnonzero(row[at] >= 0)
             select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
@@ -225,6 +256,59 @@ def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
         point = replace(point, directions=U[:, rank:].mT @ point.directions)
         zeros[name] = torch.nonzero(moved)[:, 0]
     return point, zeros
+
+
+def _without_mean(point: Point, gauge: Gauge) -> Point:
+    """Return the point where means of channels are 0 that anything may be added to: a limit of elements 1 + 1 w^T.
+
+    All that has a value must be moved by it alone, as by 1 + t 1^T what takes a constant sum of channels is.
+    """
+    algebra, wire = gauge.algebra, gauge.wire
+    rows = [(slot, in_units(slot, point.params)) for slot in wire.slots]
+    size = max(float(V.abs().max()) for _, V in rows)
+    some = [(slot, V) for slot, V in rows if float(V.abs().max()) > _ZERO * size]
+    wanted = (
+        isinstance(algebra, IntoMean)
+        and not wire.constants.every
+        and all(slot.covariant != isinstance(algebra, FromSum) for slot, _ in some)
+    )
+    if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
+        return point
+    D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}
+    for slot, V in some:
+        s = slot.units(point.params)[:, None]
+        s = s if slot.writes else 1 / s
+        point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
+        change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
+        D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
+    left = torch.cat([*D.values()], 1)
+    return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
+
+
+def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
+    """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
+
+    These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
+    mixed: parameters that other groups act on, whose lengths are not those of single entries.
+    """
+    assert isinstance(torus, Torus)
+    exponents = [np.zeros((0, len(basis) + 1))]
+    for name in torus.names:
+        at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
+        if len(at):
+            rows = Rows.at(name, tuple(point.zero[name].shape), at)
+            own = (_exponents(torus, rows) @ basis.mT.numpy()).round(12)
+            exponents.append(np.concatenate([own, np.full((len(own), 1), float(name not in mixed))], 1))
+    E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
+    E, most = E[:, :-1], E[:, -1]
+    target, (m, k) = basis.new_zeros(len(basis)), E.shape
+    if m and k:  # the most entries that one generator may make smaller while it makes none larger
+        bounds = [(None, None)] * k + [(0.0, high) for high in most]
+        cost = np.concatenate([np.zeros(k), -np.ones(m)])
+        found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
+        alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
+        target = torch.from_numpy(E[alone].T @ counts[alone])
+    return Free(torus, basis, target)
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:

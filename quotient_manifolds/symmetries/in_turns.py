@@ -2,51 +2,109 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Params, Symmetry, Translation
-from quotient_manifolds.symmetries.groups.rows import Draft
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point
+from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Part, Rows, Symmetry, Translation, Wire, blocks
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
 """Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
 _STEPS = 40
+_ZERO = 1e-12
 
 
-def without_constants(point: Point, translations: Sequence[Translation]) -> Point:
-    """Return the point after translations, in turns, before anything else moves the weights they hold at."""
-    todo = list(translations)
-    for _ in range(_SWEEPS):
-        again: dict[str, None] = {}
-        for translation in todo:
-            point, change = _projected(point, translation)
-            again |= dict.fromkeys(translation.names if change > DONE else ())
-        shared = [name for name in again if sum(name in each.names for each in translations) > 1]
-        todo = [each for each in translations if {*each.names} & {*shared}]
-        if not todo:
-            break
-    return point
+def without_constants(point: Point, translations: Sequence[Translation]) -> tuple[Point, dict[str, Tensor]]:
+    """Return the point after translations, in turns, before anything else moves the weights they hold at.
+
+    Also which entries are 0 there, by parameter.
+    """
+    names = [{*each.names} for each in translations]
+    todo, visits = dict.fromkeys(range(len(translations))), 0
+    while todo and visits < _SWEEPS * len(translations):
+        k, visits = next(iter(todo)), visits + 1
+        del todo[k]
+        point, change = _projected(point, translations[k])
+        if change > DONE:
+            todo |= dict.fromkeys(j for j in range(len(names)) if j != k and names[j] & names[k])
+    zeros: dict[str, Tensor] = {}
+    for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
+        name, at = part.rows.name, part.rows.places[:, 0]
+        if float((point.params[name].flatten()[at]).abs().max()) <= _ZERO:
+            zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
+    return point, zeros
+
+
+def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
+    """Return symmetries with those gauges as one that are alike, but for which rows of the same parameters they have.
+
+    As the heads of a layer.
+    """
+    alike: dict[Any, list[Gauge]] = {}
+    result: list[Symmetry] = []
+    for each in symmetries:
+        slots = each.wire.slots if isinstance(each, Gauge) else ()
+        plain = all(s.constant is None and not s.gains and s.rows.plain for s in slots)
+        if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain and not each.wire.constants.every:
+            own = tuple((s.name, s.writes, s.dual, s.use, s.rows.columns, *s.channels.tolist()) for s in slots)
+            bits = () if each.reflections is None else tuple(each.reflections.tolist())
+            alike.setdefault((each.algebra.n, bits, own), []).append(each)
+        else:
+            result.append(each)
+    for gauges in alike.values():
+        result += [_beside(gauges)] if len(gauges) > 1 and _disjoint(gauges) else gauges
+    return result
+
+
+def _disjoint(gauges: Sequence[Gauge]) -> bool:
+    """Return whether no entry is in slots of two gauges."""
+    places: dict[str, list[Tensor]] = {}
+    for gauge in gauges:
+        own: dict[str, list[Tensor]] = {}
+        for slot in gauge.wire.slots:
+            own.setdefault(slot.name, []).append(slot.places.flatten())
+        for name, each in own.items():
+            places.setdefault(name, []).append(torch.cat(each).unique())
+    return all(int(torch.bincount(torch.cat(each)).max()) == 1 for each in places.values())
+
+
+def _beside(gauges: Sequence[Gauge]) -> Gauge:
+    """Return gauges of GL(n) on disjoint entries as one, of blocks."""
+    n, count = gauges[0].wire.channels, len(gauges)
+    slots = []
+    for same in zip(*(gauge.wire.slots for gauge in gauges), strict=True):
+        rows = Rows.at(same[0].name, same[0].rows.shape, torch.cat([slot.places for slot in same]))
+        channels = torch.cat([k * n + slot.channels for k, slot in enumerate(same)])
+        slots.append(replace(same[0], rows=rows, channels=channels))
+    flips = [gauge.reflections for gauge in gauges if gauge.reflections is not None]
+    algebra = blocks(n * count, torch.arange(n * count).view(count, n))
+    return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left."""
-    left = 0.0
+    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left.
+
+    A group that shares no parameter with others is done after its turn.
+    """
+    counts = Counter(name for each in (*groups, *(free.symmetry for free in tori)) for name in each.names)
+    gauges = [each for each in groups if isinstance(each, Gauge)]
     for _ in range(_SWEEPS):
         left = 0.0
-        for each in groups:
-            if isinstance(each, Gauge):
-                point, change = _balanced(point, each)
-                left = max(left, change)
+        for each in gauges:
+            point, change = _balanced(point, each)
+            left = max(left, change)
         for log_scales in tori:
             point, change = _scaled(point, log_scales)
             left = max(left, change)
-        if left <= DONE:
-            break
+        gauges = [each for each in gauges if any(counts[name] > 1 for name in each.names)]
+        if left <= DONE or not (gauges or tori):
+            return point, 0.0
     return point, left
 
 
@@ -83,8 +141,14 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         )
     else:
         return point, 0.0
-    size = max(float(part.change(z).norm() / point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
+    size = max(_length(part, z) / float(point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
+
+
+def _length(part: Part, z: Tensor) -> float:
+    """Return the length of left @ z @ right, which is not formed."""
+    z = z if part.left is None else part.left @ z
+    return float(z.norm() if part.right is None else (torch.linalg.qr(part.right.mT, mode="r")[1] @ z.mT).norm())
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
@@ -93,7 +157,7 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, (GL, Complex)):
             continue
-        M, N = _moments(point.params, gauge, channels)
+        M, N = moments(point.params, gauge, channels)
         m = channels.shape[1]
         if isinstance(algebra, Complex):
             M, N = (torch.eye(2).double() * each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
@@ -104,7 +168,7 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
         channels, M, N = channels[alive], M[alive], N[alive]
         far = max(far, float(((M - N).flatten(1).norm(dim=1) / sizes[alive]).max()))
         A[channels[:, :, None], channels[:, None]] = _between(M, N, m)
-    return (point, 0.0) if far <= DONE else (_acted(point, gauge, A), far)
+    return (point, 0.0) if far <= DONE else (point.acted(gauge, A), far)
 
 
 def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
@@ -116,44 +180,6 @@ def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
     P = torch.linalg.solve(L.mT, (V * e.clamp(min=0).sqrt()[:, None]) @ V.mT) @ torch.linalg.inv(L)
     e, V = torch.linalg.eigh((P + P.mT) / 2)
     return (V * e.clamp(min=1e-300).sqrt()[:, None]) @ V.mT
-
-
-def _moments(params: Params, gauge: Gauge, channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the second moments (k, m, m) of blocks of channels, of slots in which A acts, and of others."""
-    k, m = channels.shape
-    found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
-    for slot in gauge.wire.slots:
-        V = slot.in_wire(params, params)[0]
-        place = torch.full((gauge.wire.channels,), -1)
-        place[slot.channels] = torch.arange(len(V))
-        at = place[channels]
-        inside = (at >= 0).all(1)
-        blocks = V[at[inside]]
-        found[not slot.covariant][inside] += blocks @ blocks.mT
-    return found[0], found[1]
-
-
-def _acted(point: Point, gauge: Gauge, A: Tensor) -> Point:
-    """Return the point after an element of a gauge, block by block."""
-    blocks = [(c, A[c[:, :, None], c[:, None]]) for c, _ in gauge.algebra.summands]
-    if any(c.shape[1] == gauge.wire.channels for c, _ in blocks) or len({s.name for s in gauge.wire.slots}) < len(
-        gauge.wire.slots
-    ):
-        return point.acted(gauge, A)
-    draft = Draft(point.params)
-    for slot in gauge.wire.slots:
-        s = slot.units(point.params)[:, None]
-        s = s if slot.writes else 1 / s
-        V = slot.rows.read(draft) / s
-        place = torch.full((gauge.wire.channels,), -1)
-        place[slot.channels] = torch.arange(len(V))
-        for channels, each in blocks:
-            at = place[channels]
-            inside = (at >= 0).all(1)
-            block = each[inside] if slot.covariant else torch.linalg.inv(each[inside]).mT
-            V[at[inside]] = block @ V[at[inside]]
-        draft.write(slot.rows, s * V)
-    return replace(point, params=draft.finished(), steps=(*point.steps, (gauge, A)))
 
 
 def _scaled(point: Point, free: Free) -> tuple[Point, float]:

@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Symmetry, Translation
+from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Slot, Symmetry, Translation
 
 DONE = 1e-13
 """Of the length of w: the part along the orbit that may be left."""
-_RANK = 1e-13
-"""Eigenvalues of the Gram matrix of tangents that count as 0, relative to the largest."""
+_RANK = 3e-7
+"""Singular values of unit tangents that count as 0."""
 _FLAT = 1e-9
 """Second derivatives per squared length of a tangent that count as 0."""
 _FAR = 1.0
 """Largest coordinate of a generator in one step."""
 _STEPS, _PATIENCE, _PARTS = 100, 25, 30
 _SKEW = 1e-10
+_SLOW, _LONG = (0.5, 0.75), 8
+"""Of the part left before a step: what is left after steps of equal length in the group, e^-1/2; so many at once."""
 
 Step = tuple[Symmetry, Tensor]
 
@@ -86,6 +88,41 @@ def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], cha
     return {**changes, **dict(zip(names, moved, strict=True))}
 
 
+def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mapping[str, Tensor]) -> list[Symmetry]:
+    """Return symmetries that hold at params (float64) as they hold after steps: translations are carried along.
+
+    steps: elements of the groups among the symmetries, or of translations of one set (see `Stack`).
+    """
+    result = []
+    for each in symmetries:
+        if isinstance(each, Translation):
+            w, D = {name: w.double() for name, w in params.items()}, directions(each, params)
+            for symmetry, element in steps:
+                D, w = carry(symmetry, element, w, D), symmetry.act(w, element)
+            each = along(D)
+        result.append(each)
+    return result
+
+
+def directions(translation: Translation, params: Mapping[str, Tensor]) -> Params:
+    """Return the directions (k, *shape) of a translation, of all parameters by name."""
+    k = translation.shape[0] * translation.shape[1]
+    D = translation.tangent(params, torch.eye(k, dtype=torch.float64).view(k, *translation.shape))
+    zero = {name: torch.zeros(k, *w.shape, dtype=torch.float64) for name, w in params.items() if name not in D}
+    return {**zero, **D}
+
+
+def along(D: Params) -> Translation:
+    """Return the translation with directions (k, *shape) by name."""
+    parts = []
+    for name, each in D.items():
+        flat = each.flatten(1)
+        at = torch.nonzero(flat.any(0))
+        if len(at):
+            parts.append(Part(Rows.at(name, tuple(each.shape[1:]), at), flat[:, at[:, 0]].mT))
+    return Translation(tuple(parts))
+
+
 def moving(algebra: Algebra) -> Tensor:
     """Return an orthonormal basis (k, n, n) of the part of an algebra that is orthogonal to its skew matrices."""
     found = [torch.zeros(0, algebra.n, algebra.n, dtype=torch.float64)]
@@ -100,6 +137,28 @@ def moving(algebra: Algebra) -> Tensor:
             own[:, c[:, None], c] = B
         found.append(X.flatten(0, 1))
     return torch.cat(found)
+
+
+def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
+    """Return the rows (rows, columns) of a slot in the units of its wire."""
+    V, u = slot.rows.read(params), slot.units(params)[:, None]
+    return V / u if slot.writes else u * V
+
+
+def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the second moments (k, m, m) of sets of channels (k, m), of slots in which A acts, and of others."""
+    k, m = channels.shape
+    params = gauge.wire.constants.included(params)
+    found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
+    for slot in gauge.wire.slots:
+        V = in_units(slot, params)
+        at = torch.full((gauge.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(V)))[channels]
+        inside = (at >= 0).any(1)
+        if bool((at[inside] < 0).any()):  # channels that it does not cover have rows of 0
+            V = torch.cat([V, V.new_zeros(1, V.shape[1])])
+        rows = V[at[inside]]
+        found[not slot.covariant][inside] += rows @ rows.mT
+    return found[0], found[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,32 +185,36 @@ class Free:
 
 
 def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point of least |w - zero|^2, and how much of the length of w is left along the orbit there."""
+    """Return the point of least |w - zero|^2 / 2 - <target, x>, and how much of |w| is left along the orbit there.
+
+    Groups move with the translations that make their tangents orthogonal to all others, so that x and y below are
+    coordinates in which tangents are orthonormal.
+    """
+    best, since, left, ago, previous = float("inf"), 0, 0.0, float("inf"), None
     target = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.target for each in free)])
-    best, since, left = float("inf"), 0, 0.0
     for _ in range(_STEPS):
-        J, second = _tangents(point, free)
-        k, x = len(target), point.vector
-        if not len(J):
-            return point, 0.0
-        size = J.norm(dim=1).clamp(min=1e-300)
-        J, second = J / size[:, None], second / size[:k, None]
-        H = torch.eye(len(J), dtype=torch.float64)
-        H[:k] = second @ J.mT
-        H[:k, :k] = (H[:k, :k] + H[:k, :k].mT) / 2
-        H[k:, :k] = H[:k, k:].mT
-        g = J @ x
-        g[:k] -= target / size[:k]
-        values, V = torch.linalg.eigh(J @ J.mT)
-        V = V[:, values > _RANK * values[-1]] / values[values > _RANK * values[-1]].sqrt()
-        along = V.mT @ g
-        left = float(along.norm() / x.norm().clamp(min=1e-300))
+        (J, S), D, w = _tangents(point, free), point.directions, point.vector
+        size = J.norm(dim=1, keepdim=True)
+        size = size.where(size > _RANK**2 * w.norm(), 1.0)  # what moves nothing has no length to divide by
+        J, S = J / size, S / size
+        C = J @ D.mT
+        U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)
+        V, Vh = U[:, s > _RANK] / s[s > _RANK], Vh[s > _RANK]
+        along = torch.cat([Vh @ w - V.mT @ (target / size[:, 0]), D @ w])
+        F = V.mT @ ((S - J) @ D.mT)
+        K = V.mT @ S @ Vh.mT - F @ (C.mT @ V)
+        H = torch.eye(len(along), dtype=torch.float64)
+        H[: len(K), : len(K)], H[: len(K), len(K) :], H[len(K) :, : len(K)] = (K + K.mT) / 2, F, F.mT
+        left = float(along.norm() / w.norm().clamp(min=1e-300))
         since = 0 if left < 0.7 * best else since + 1
         best = min(best, left)
         if left <= DONE or since > _PATIENCE:
             break
-        step = _newton(along, V, H, size, k)
-        taken = _taken(point, free, step, target)
+        xy = _newton(along, H, V / size)
+        step, change = (V @ xy[: len(K)]) / size[:, 0], (xy[len(K) :] - C.mT @ (V @ xy[: len(K)])) @ D
+        slow, ago = _SLOW[0] < left / ago < _SLOW[1], left
+        taken = _taken(point, free, _farther(step, previous) if slow and previous is not None else step, change)
+        previous = step
         if taken is None:
             break
         point = taken
@@ -159,7 +222,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
-    """Return tangents (k + translations, P), and (k, P) the derivatives of the charges at w, w along all entries."""
+    """Return tangents (k, P), and the derivatives of the charges at w, w along all entries."""
     T, S = [point.directions[:0]], [point.directions[:0]]
     for each in free:
         own, count = each.symmetry.names, len(each.basis)
@@ -172,7 +235,7 @@ def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
             parts = torch.autograd.grad(charge, wanted, seeds, is_grads_batched=True, allow_unused=True)
         T.append(_in_rows(point, dict(zip(own, parts, strict=False)), count))
         S.append(_in_rows(point, dict(zip(point.zero, parts[len(own) :], strict=True)), count))
-    return torch.cat([*T, point.directions]), torch.cat(T) + torch.cat(S)
+    return torch.cat(T), torch.cat(T) + torch.cat(S)
 
 
 def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Tensor:
@@ -181,34 +244,42 @@ def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Te
     return torch.cat([at.new_zeros(count, at.numel()) if w is None else w.flatten(1) for w, at in found], 1)
 
 
-def _newton(along: Tensor, V: Tensor, H: Tensor, size: Tensor, k: int) -> Tensor:
-    """Return coordinates of a step, no longer than is near in the group."""
-    curvature, Q = torch.linalg.eigh(V.mT @ H @ V)
+def _newton(along: Tensor, H: Tensor, W: Tensor) -> Tensor:
+    """Return coordinates of a step, no longer than is near in the group, on which the first ones act by W (k, r)."""
+    curvature, Q = torch.linalg.eigh(H)
     curvature = torch.where(curvature.abs() > _FLAT, curvature.abs(), 1.0)
-    step = -(V @ (Q @ ((Q.mT @ along) / curvature))) / size
-    if k and float(step[:k].abs().max()) > _FAR:
-        B, P = (Q * curvature) @ Q.mT, V[:k] / size[:k, None]
-        for damping in 10.0 ** torch.linspace(-8, 4, 25, dtype=torch.float64):
-            step = -(V @ torch.linalg.solve(B + damping * P.mT @ P, along)) / size
-            if float(step[:k].abs().max()) <= _FAR:
-                break
+    step, r = -(Q @ ((Q.mT @ along) / curvature)), W.shape[1]
+    if not W.numel() or float((W @ step[:r]).abs().max()) <= _FAR:
+        return step
+    B, P = (Q * curvature) @ Q.mT, torch.cat([W, W.new_zeros(len(W), len(H) - r)], 1)
+    for damping in 10.0 ** torch.linspace(-8, 4, 25, dtype=torch.float64):
+        step = -torch.linalg.solve(B + damping * P.mT @ P, along)
+        if float((W @ step[:r]).abs().max()) <= _FAR:
+            break
     return step
 
 
-def _taken(point: Point, free: Sequence[Free], step: Tensor, target: Tensor) -> Point | None:
-    """Return the point after a step, or a part of it, that makes |w|^2 less; None if no part does."""
-    k, value = len(target), float(point.vector.square().sum())
-    share = 1.0
+def _farther(step: Tensor, previous: Tensor) -> Tensor:
+    """Return a step that goes farther where it is as the previous one: to a limit that is no point of the orbit."""
+    share = float(step @ previous / previous.square().sum().clamp(min=1e-300))
+    if not len(step) or abs(share - 1) > 0.2 or float(previous.abs().max()) < 0.05:
+        return step
+    return step + (_LONG - 1) * previous
+
+
+def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> Point | None:
+    """Return the point after a step and a translation, or a part of them, that makes |w|^2 less; None if none does."""
+    share, size = 1.0, float(point.vector.square().sum())
+    target = torch.cat([step[:0], *(each.target for each in free)])
     for _ in range(_PARTS):
         try:
-            moved = point.added(share * (step[k:] @ point.directions)) if len(step) > k else point
-            for each, own in zip(free, (share * step[:k]).split([len(each.basis) for each in free]), strict=True):
+            moved = point.added(share * change)
+            for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
         except ValueError:  # too far for a group to act
             share /= 4
             continue
-        now = float(moved.vector.square().sum()) - 2 * share * float(target @ step[:k])
-        if now <= value * (1 + 1e-13):
+        if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):
             return moved
         share /= 4
     return None

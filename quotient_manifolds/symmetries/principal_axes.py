@@ -9,8 +9,7 @@ on an axis, slot by slot with weights 1, 1/2, ..., is positive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +28,8 @@ from quotient_manifolds.symmetries.groups import (
     Pattern,
     Slot,
 )
-from quotient_manifolds.symmetries.least_norm import Point
+from quotient_manifolds.symmetries.groups.rows import Draft
+from quotient_manifolds.symmetries.least_norm import Point, in_units, moments
 
 _DISTINCT = 1e-7
 """Of the largest eigenvalue: how far apart others must be for axes to be told from one another."""
@@ -40,83 +40,70 @@ _SMALL = 1e-8
 _CLEAR, _LEAST = 1e-3, 1e-6
 """Of the sum of absolute cubes: a sum of cubes whose sign is clear, and one whose sign is rounding."""
 _STARTS, _STEPS = 12, 60
-_TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Hold orthonormal vectors (n, r) along which the channels of a wire stand, and which signs are free.
+    """Hold orthonormal vectors (n, r) along which the channels of a wire stand, and which signs are open.
 
-    axis: (r,), of which axis each vector is; those of one axis change sign together. single: by axis, whether it may
-    change its sign alone. group: by axis, with which others it may change its sign at once, two of them.
+    axis: (r,), of which axis each vector is; those of one axis change their signs together. turns: which axes change
+    their signs at once, bool (t, axes), a row for each of the elements of order two that generate all; or bool (axes,)
+    if each of them may on its own.
     """
 
     gauge: Gauge
     vectors: Tensor
     axis: Tensor
-    single: Tensor
-    group: Tensor
+    turns: Tensor
 
-    @cached_property
-    def mixed(self) -> bool:
-        """Return whether vectors have several channels."""
-        return bool(((self.vectors.abs() > _TINY).sum(0) > 1).any())
+    @property
+    def open(self) -> Tensor:
+        """Return which axes have an open sign, bool (axes,)."""
+        return self.turns if self.turns.ndim == 1 else self.turns.any(0)
 
-    @cached_property
-    def support(self) -> Tensor:
-        """Return which channels each axis has, (axes, n)."""
-        axes = torch.zeros(len(self.single), len(self.vectors), dtype=torch.float64)
-        return axes.index_add_(0, self.axis, (self.vectors.mT.abs() > _TINY).double())
-
-    def moved(self, todo: Tensor) -> Tensor:
-        """Return which channels some of the axes have, bool (n,)."""
-        return self.support[todo].sum(0) > 0
-
-    def along(self, V: Tensor) -> Tensor:
-        """Return rows (n, columns) by axis, (axes, k, columns): coordinates, or projections."""
-        if len(self.single) == len(self.axis):
-            return (self.vectors.mT @ V if self.mixed else V[self.vectors.argmax(0)])[:, None]
-        every = torch.zeros(len(self.single), len(self.axis), dtype=torch.float64)
+    def along(self, slot: Slot, params: Params) -> Tensor:
+        """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
+        V, U = in_units(slot, params), self.vectors[slot.channels]
+        if len(self.axis) == len(self.open):
+            first = U.abs().argmax(0)
+            single = bool((self.vectors.count_nonzero(0) == 1).all())
+            values = V[first] * U[first, torch.arange(U.shape[1])][:, None] if single else U.mT @ V
+            return values[:, None]
+        every = torch.zeros(len(self.open), len(self.axis), dtype=torch.float64)
         every[self.axis, torch.arange(len(self.axis))] = 1.0
-        return torch.einsum("ar,ir,jr,jc->aic", every, self.vectors, self.vectors, V)
+        return torch.einsum("ar,ir,jr,jc->aic", every, U, U, V)
+
+    def settled(self, cubes: Tensor, margin: Tensor, least: float) -> tuple[Tensor, Frame]:
+        """Return the axes that change sign so that clear sums of cubes are positive, and what is open then."""
+        clear = margin >= least
+        if self.turns.ndim == 1:
+            return clear & (cubes < 0), replace(self, turns=self.turns & ~clear)
+        turns, flips = self.turns.clone(), torch.zeros_like(clear)
+        for a in margin.argsort(descending=True)[: int(clear.sum())]:
+            having = torch.nonzero(turns[:, a])[:, 0]
+            if len(having):  # elimination: one of them settles the axis, the others no longer change it
+                one = turns[having[0]].clone()
+                flips = flips ^ one if bool((cubes[a] < 0) ^ flips[a]) else flips
+                turns[having] ^= one
+        return flips, replace(self, turns=turns)
 
 
 def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
     """Return the point with all channels along principal axes, and a sentence for each wire without distinct ones."""
     doubts: list[str] = []
     frames: list[Frame] = []
+    point = replace(point, directions=point.directions[:0])
     for gauge in gauges:
-        eye = torch.eye(gauge.wire.channels, dtype=torch.float64)
-        A, sets, several = eye, list(_sets(gauge)), len(frames)
-        M = _moment(gauge, point.params)
-        for vectors, kind, _ in sets:
-            if kind and vectors.shape[1] > 1:
-                R, distinct = _turn(vectors, kind, M)
-                A = R if A is eye else R @ A
-                if not distinct:
-                    doubts.append(f"Principal axes must be distinct. Found some that coincide, of {_named(gauge)}.")
-        if sets:
-            frames.append(_frame(gauge, sets))
-        for R, frame in _by_half_turns(gauge, M):
-            A = R @ A
-            frames.append(frame)
-        if len(frames) > several and A is not eye:
+        A = torch.eye(gauge.wire.channels, dtype=torch.float64)
+        found, distinct = _by_axes(gauge, point.params, A)
+        found += _by_half_turns(gauge, point.params, A)
+        if not distinct:
+            named = ", ".join(gauge.names)
+            doubts.append(f"Principal axes must be distinct. Found some that coincide, of the wire of {named}.")
+        if found and not bool((A.diagonal() == 1).all()):
             point = point.acted(gauge, _exact(gauge, A))
+        frames += found
     return _signed(point, frames, doubts)
-
-
-def _frame(gauge: Gauge, sets: Sequence[tuple[Tensor, str, bool]]) -> Frame:
-    """Return all sets of vectors of a gauge as one frame: planes change the signs of both vectors at once."""
-    axis: list[int] = []
-    single: list[bool] = []
-    group: list[int] = []
-    for k, (vectors, kind, free) in enumerate(sets):
-        count = 1 if kind == "plane" else vectors.shape[1]
-        axis += [len(single) + (0 if kind == "plane" else i) for i in range(vectors.shape[1])]
-        single += [free or kind == "plane"] * count
-        group += [k] * count
-    vectors = torch.cat([each for each, *_ in sets], 1)
-    return Frame(gauge, vectors, torch.tensor(axis), torch.tensor(single), torch.tensor(group))
 
 
 def _exact(gauge: Gauge, A: Tensor) -> Tensor:
@@ -124,51 +111,59 @@ def _exact(gauge: Gauge, A: Tensor) -> Tensor:
     return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
 
 
-def _named(gauge: Gauge) -> str:
-    return "the wire of " + ", ".join(gauge.names)
-
-
-def _moment(gauge: Gauge, params: Params) -> Tensor:
-    """Return the sum of V V^T over slots (n, n)."""
-    M = torch.zeros(gauge.shape, dtype=torch.float64)
-    for slot in gauge.wire.slots:
-        V = slot.in_wire(params, params)[0]
-        M[slot.channels[:, None], slot.channels] += V @ V.mT
-    return M
-
-
-def _sets(gauge: Gauge) -> Iterator[tuple[Tensor, str, bool]]:
-    """Yield vectors (n, r) all of whose rotations are free, with what turns them, and whether one may change sign."""
+def _by_axes(gauge: Gauge, params: Params, A: Tensor) -> tuple[list[Frame], bool]:
+    """Write to A what turns sets of channels to their axes; return frames of these, and whether they are distinct."""
     bits = gauge.reflections
     bits = torch.zeros(gauge.algebra.components, dtype=torch.bool) if bits is None else bits
-    eye = torch.eye(gauge.wire.channels, dtype=torch.float64)
-    for channels, algebra, single in _blocks(gauge.algebra, torch.arange(gauge.wire.channels), bits):
-        E, m = eye[:, channels], len(channels)
-        if isinstance(algebra, (GL, SO)):
-            yield E, "axes", single
-        elif isinstance(algebra, CenteredSO) and m > 1:
-            yield E @ centred(m), "axes", single
-        elif isinstance(algebra, Complex):
-            yield E, "plane", True
-        elif isinstance(algebra, (IntoMean, FromSum)) and single:
-            yield E.sum(1, keepdim=True) / m**0.5, "", True
+    n, distinct = gauge.wire.channels, True
+    single: list[tuple[Tensor, Tensor]] = []
+    frames = []
+    for channels, algebra, free in _blocks(gauge.algebra, torch.arange(n)[None], bits[None]):
+        k, m = channels.shape
+        E = torch.eye(m, dtype=torch.float64)
+        if isinstance(algebra, (IntoMean, FromSum)):
+            E, channels, free = E.sum(1, keepdim=True) / m**0.5, channels[free], free[free]
+        elif isinstance(algebra, CenteredSO):
+            E = centred(m)
+        elif not isinstance(algebra, (GL, SO, Complex)):
+            continue
+        r = E.shape[1]
+        if r > 1 and not isinstance(algebra, Complex):
+            R, found = _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
+            A[channels[:, :, None], channels[:, None]] = R
+            distinct &= found
+        whole = torch.zeros(len(channels), n, r, dtype=torch.float64)
+        whole[torch.arange(len(channels))[:, None], channels] = E
+        if isinstance(algebra, Complex):
+            free = torch.ones(k, dtype=torch.bool)
+        axes = torch.zeros(r, dtype=torch.int64) if isinstance(algebra, Complex) else torch.arange(r)
+        single += [(each, axes) for each in whole[free]]
+        pairs = torch.eye(r, dtype=torch.bool)
+        frames += [Frame(gauge, each, axes, pairs[:-1] | pairs[1:]) for each in whole[~free] if r > 1]
+    if single:
+        counts = torch.tensor([int(axes[-1]) + 1 for _, axes in single])
+        starts = counts.cumsum(0) - counts
+        axis = torch.cat([axes + start for (_, axes), start in zip(single, starts, strict=True)])
+        vectors = torch.cat([each for each, _ in single], 1)
+        frames.append(Frame(gauge, vectors, axis, torch.ones(int(counts.sum()), dtype=torch.bool)))
+    return frames, distinct
 
 
-def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, bool]]:
-    """Yield channels with the algebra on them, and whether it has a reflection."""
+def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, Tensor]]:
+    """Yield sets of channels (k, m) with the algebra on each, and which have a reflection, bool (k,)."""
     if isinstance(algebra, DirectSum):
         for sets, part in algebra.parts:
-            for each in sets:
-                yield from _blocks(part, channels[each], bits[: part.components])
-                bits = bits[part.components :]
+            count = len(sets) * part.components
+            own, bits = bits[:, :count].reshape(len(bits) * len(sets), part.components), bits[:, count:]
+            yield from _blocks(part, channels[:, sets].flatten(0, 1), own)
     elif isinstance(algebra, Pattern):
         mixed = algebra.mask & algebra.mask.mT
         firsts = torch.nonzero(algebra.mask.diagonal() & (mixed.int().argmax(1) == torch.arange(algebra.n)))[:, 0]
-        for first, bit in zip(firsts.tolist(), bits.tolist(), strict=True):
-            block = channels[mixed[first]]
-            yield block, GL(len(block)), bit
+        for first, bit in zip(firsts.tolist(), bits.mT, strict=True):
+            block = channels[:, mixed[first]]
+            yield block, GL(block.shape[1]), bit
     else:
-        yield channels, algebra, bool(bits.any())
+        yield channels, algebra, bits.any(1)
 
 
 def centred(n: int) -> Tensor:
@@ -178,38 +173,36 @@ def centred(n: int) -> Tensor:
     return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / (v @ v))[:, 1:]
 
 
-def _turn(U: Tensor, kind: str, M: Tensor) -> tuple[Tensor, bool]:
-    """Return the rotation (n, n) that makes U^T M U diagonal, in descending order; whether that is one."""
-    eye = torch.eye(len(M), dtype=torch.float64)
+def _turns(U: Tensor, M: Tensor) -> tuple[Tensor, bool]:
+    """Return rotations (k, m, m) that make U^T M U diagonal, in descending order; whether these are the only ones."""
+    eye = torch.eye(M.shape[-1], dtype=torch.float64)
     values, V = torch.linalg.eigh(U.mT @ M @ U)
-    values, V = values.flip(0), V.flip(1)
-    if float(torch.linalg.det(V)) < 0:
-        V = torch.cat([V[:, :1], -V[:, 1:2], V[:, 2:]], 1)
-    near = values[:-1] - values[1:] <= _DISTINCT * values[0]
-    return eye + U @ (V.mT - eye[: len(V), : len(V)]) @ U.mT, not bool((near & (values[1:] > _ALIVE * values[0])).any())
+    values, V = values.flip(-1), V.flip(-1)
+    V = torch.cat([V[..., :1], V[..., 1:2] * torch.linalg.det(V).sign()[:, None, None], V[..., 2:]], -1)
+    near = values[:, :-1] - values[:, 1:] <= _DISTINCT * values[:, :1]
+    same = bool((near & (values[:, 1:] > _ALIVE * values[:, :1])).any())
+    return eye + U @ (V.mT - eye[: U.shape[1], : U.shape[1]]) @ U.mT, not same
 
 
 # Groups of fewer rotations
 
 
-def _by_half_turns(gauge: Gauge, M: Tensor) -> Iterator[tuple[Tensor, Frame]]:
-    """Yield the rotation to the largest <R M R^T, L> of groups of fewer rotations, with axes that half turns change."""
-    n = gauge.wire.channels
+def _by_half_turns(gauge: Gauge, params: Params, A: Tensor) -> list[Frame]:
+    """Write to A the rotations to the largest <R M R^T, L> of groups of fewer rotations; return frames of these."""
+    frames = []
     for channels, algebra in gauge.algebra.summands:
         if isinstance(algebra, (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)):
             continue
-        for c in channels:
-            K = _skew(algebra)
-            if not len(K):
-                continue
-            P, eye = _symmetric(K), torch.eye(n, dtype=torch.float64)
-            own, order = (
-                torch.einsum("kij,kab,ab->ij", P, P, each)
-                for each in (M[c[:, None], c], torch.arange(len(c), 0, -1).double().diag())
-            )
-            R, whole = _largest(K, own, order), eye.clone()
-            whole[c[:, None], c] = R
-            yield whole, _half_turned(gauge, K, R @ own @ R.mT, eye[:, c])
+        K = _skew(algebra)
+        if not len(K):
+            continue
+        P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
+        for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
+            own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
+            R = _largest(K, own, order)
+            A[c[:, None], c] = R
+            frames.append(_half_turned(gauge, K, R @ own @ R.mT, torch.eye(len(A), dtype=torch.float64)[:, c]))
+    return frames
 
 
 def _skew(algebra: Algebra) -> Tensor:
@@ -258,23 +251,23 @@ def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
 
 
 def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
-    """Return axes, two of which at once change their sign in a half turn that leaves M as it is."""
+    """Return axes that change their signs in half turns which leave M as it is."""
     n, turns = len(M), []
     bracket = (K @ M - M @ K).flatten(1)
     _, Q = torch.linalg.eigh(bracket @ bracket.mT)
     for X in torch.einsum("lk,lij->kij", Q, K):
         H = torch.matrix_exp(torch.pi * X / torch.linalg.matrix_norm(X, 2))
-        if (
-            float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm())
-            and float((H @ H - torch.eye(n).double()).norm()) < 1e-7
-        ):
-            turns.append(H)
+        still = float((H @ M - M @ H).norm()) <= 1e-7 * float(M.norm())
+        if still and float((H @ H - torch.eye(n).double()).norm()) < 1e-7:
+            turns.append((H + H.mT) / 2)
     weights = torch.randn(len(turns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mixed = sum((w * H for w, H in zip(weights, turns, strict=True)), torch.zeros(n, n, dtype=torch.float64))
-    values, V = torch.linalg.eigh((mixed + mixed.mT) / 2)
+    values, V = torch.linalg.eigh(mixed)
     axis = torch.cat([torch.zeros(1, dtype=torch.int64), (values.diff() > 1e-6).cumsum(0)])
-    count = int(axis[-1]) + 1
-    return Frame(gauge, E @ V, axis, torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64))
+    signs = torch.zeros(len(turns), int(axis[-1]) + 1, dtype=torch.bool)
+    for own, H in zip(signs, turns, strict=True):
+        own[axis] = (V * (H @ V)).sum(0) < 0
+    return Frame(gauge, E @ V, axis, signs)
 
 
 # Signs
@@ -282,93 +275,58 @@ def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
 
 def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point, list[str]]:
     """Return the point with positive sums of cubes, of those first that no open sign changes."""
-    small = _SMALL * max((float(w.abs().max()) for w in point.vector.split(1 << 20)), default=0.0)
-    todo = [_alive(frame, point.params, small) for frame in frames]
-    while any(bool(each.any()) for each in todo):
-        count = _open(point, frames, todo)
-        found = [_cubes(point.params, k, frames, todo, count, small) for k in range(len(frames))]
+    small = _SMALL * max((float(w.abs().max()) for name, w in point.params.items() if name in point.zero), default=0.0)
+    frames = [_alive(frame, point.params, small) for frame in frames]
+    while any(bool(frame.turns.any()) for frame in frames):
+        found = [_cubes(point.params, k, frames, small) for k in range(len(frames))]
         best = max(float(margin.max()) if len(margin) else 0.0 for _, margin in found)
         if best < _LEAST:
             break
-        for k, (frame, (cubes, margin)) in enumerate(zip(frames, found, strict=True)):
-            now = margin >= (_CLEAR if best >= _CLEAR else _LEAST)
-            flips = now & (cubes < 0)
-            for group in frame.group[now & ~frame.single].unique():  # an even number, without the least certain
-                at = torch.nonzero(frame.group == group)[:, 0]
-                if int(flips[at].sum()) % 2:
-                    least = at[torch.where(now[at], margin[at], torch.inf).argmin()]
-                    flips[least] = ~flips[least]
-            todo[k] = todo[k] & ~now
+        for k, (cubes, margin) in enumerate(found):
+            flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR else _LEAST)
             if bool(flips.any()):
-                U = frame.vectors[:, flips[frame.axis]]
+                U = frames[k].vectors[:, flips[frames[k].axis]]
                 A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
-                point = point.acted(frame.gauge, _exact(frame.gauge, A))
-    left = sum(int(each.sum()) for each in todo)
+                point = point.acted(frames[k].gauge, _exact(frames[k].gauge, A))
+    left = sum(int(frame.open.sum()) for frame in frames)
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
 
 
-def _alive(frame: Frame, params: Params, small: float) -> Tensor:
-    """Return the axes (axes,) with a sign that is free and changes something."""
-    n, alive = len(frame.vectors), torch.zeros(len(frame.single), dtype=torch.bool)
+def _alive(frame: Frame, params: Params, small: float) -> Frame:
+    """Return a frame without the signs of axes on which nothing stands."""
+    alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
     for slot in frame.gauge.wire.slots:
-        alive |= (frame.along(_rows(slot, params, n, small)).abs() > small).flatten(1).any(1)
-    sizes = torch.bincount(frame.group, minlength=int(frame.group.max()) + 1 if len(frame.group) else 0)
-    return alive & (frame.single | (sizes[frame.group] > 1))
+        alive |= (frame.along(slot, params).abs() > small).flatten(1).any(1)
+    if frame.turns.ndim == 2:
+        return frame if bool((frame.turns & alive).any()) else replace(frame, turns=frame.turns[:0])
+    return replace(frame, turns=frame.turns & alive)
 
 
-def _rows(slot: Slot, params: Params, n: int, small: float) -> Tensor:
-    """Return the rows of a slot on all channels of its wire (n, columns)."""
-    V = slot.in_wire(params, params)[0]
-    return V.new_zeros(n, V.shape[1]).index_copy(0, slot.channels, V.where(V.abs() > small, 0.0))
-
-
-def _open(point: Point, frames: list[Frame], todo: list[Tensor]) -> Params:
-    """Return how many sides of each entry have an open sign."""
-    count = {name: torch.zeros(at.numel(), dtype=torch.int64) for name, at in point.zero.items()}
-    for k, frame in enumerate(frames):
-        for slot in frame.gauge.wire.slots:
-            at = slot.places[frame.moved(todo[k])[slot.channels]].flatten()
-            count[slot.name].index_add_(0, at, torch.ones_like(at))
-    return count
-
-
-def _beside(k: int, slot: Slot, frames: list[Frame], todo: list[Tensor]) -> Tensor:
-    """Return how many other frames change the sign of each entry of a slot on the same side, but not along these axes.
-
-    As a mean and what is orthogonal to it.
-    """
-    found = torch.zeros(slot.places.shape, dtype=torch.int64)
-    own = frames[k].vectors[slot.channels]
-    for j, other in enumerate(frames):
-        if j == k or not bool(todo[j].any()) or not (other.mixed or frames[k].mixed):
-            continue
-        for each in other.gauge.wire.slots:
-            same = each.name == slot.name and torch.equal(each.places, slot.places)
-            if same and float((own.mT @ other.vectors[each.channels]).abs().max()) < 1e-9:
-                found += other.moved(todo[j])[each.channels][:, None].long()
-    return found
-
-
-def _cubes(
-    params: Params, k: int, frames: list[Frame], every: list[Tensor], count: Params, small: float
-) -> tuple[Tensor, Tensor]:
+def _cubes(params: Params, k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor]:
     """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
-    frame, todo, n = frames[k], every[k], len(frames[k].vectors)
-    cubes = total = torch.zeros(len(todo), dtype=torch.float64)
-    if not bool(todo.any()):
-        return cubes, total
+    frame, cubes = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64)
+    if not bool(frame.turns.any()):
+        return cubes, cubes
+    total, params = cubes, frame.gauge.wire.constants.included(params)
     for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
-        sides = count[slot.name][slot.places] - _beside(k, slot, frames, every)
-        others = torch.zeros(n, slot.rows.columns, dtype=torch.float64)
-        others[slot.channels] = (sides > frame.moved(todo)[slot.channels][:, None].long()).double()
-        free = (frame.support @ others == 0) if frame.mixed else others[frame.vectors.argmax(0)] == 0
-        if len(free) != len(todo):
-            free = frame.support @ others == 0
-        V = frame.along(_rows(slot, params, n, small)) * free[:, None]
+        V = frame.along(slot, params)
+        if (other := _beside(params, k, slot, frames)) is not None:
+            V = V.where((frame.along(slot, other) - V).abs() <= small, 0.0)
+        V = V.where(V.abs() > small, 0.0)
         cubes, total = cubes + V.pow(3).sum((1, 2)) / number, total + V.abs().pow(3).sum((1, 2)) / number
-    margin = torch.where(todo & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
-    for group in frame.group[todo & ~frame.single].unique():  # all of them, or none
-        at = todo & (frame.group == group)
-        margin[at] = margin[at] * float(margin[at].min() >= _LEAST)
-        margin[at] = margin[at].clamp(min=float(margin[at].max() > 0) * _CLEAR)
-    return cubes, margin
+    return cubes, torch.where(frame.open & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
+
+
+def _beside(params: Params, k: int, slot: Slot, frames: list[Frame]) -> Params | None:
+    """Return parameters after a change along all other open axes of the entries of a slot; None if there are none."""
+    generator, draft = torch.Generator().manual_seed(0), None
+    for j, frame in enumerate(frames):
+        for each in frame.gauge.wire.slots if bool(frame.turns.any()) else ():
+            tied = j == k and (each is slot or each.use != slot.use)
+            if each.name == slot.name and not tied:
+                U = frame.vectors[each.channels][:, frame.open[frame.axis]]
+                x = 0.5 + torch.rand(U.shape[1], generator=generator, dtype=torch.float64)
+                A = torch.eye(len(U), dtype=torch.float64) - (U * x) @ U.mT
+                draft = Draft(params) if draft is None else draft
+                draft.write(each.rows, each.moved(draft, A[None], each.channels[None]))
+    return draft

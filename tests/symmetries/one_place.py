@@ -16,8 +16,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
-from quotient_manifolds.symmetries.groups import Part, Rows, Symmetry, Translation
-from quotient_manifolds.symmetries.least_norm import carry
+from quotient_manifolds.symmetries.charges.finder import Found
+from quotient_manifolds.symmetries.groups import Symmetry, Translation
+from quotient_manifolds.symmetries.least_norm import Step, carried
 from tests.symmetries.nets import NETS, net
 from tests.symmetries.test_canonical import PLACE, SAME, change
 from tests.symmetries.test_nets import shown
@@ -29,51 +30,31 @@ SCALES = (0.5, 0.5, 0.5, 1.5)
 def moved(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], seed: int, scale: float) -> tuple:
     """Return parameters after an element of each symmetry, and the symmetries that hold there."""
     generator, w = torch.Generator().manual_seed(seed), {name: each.double() for name, each in params.items()}
-    every = []
+    steps: list[Step] = []
     for each in symmetries:
-        if isinstance(each, Translation):
-            k = each.shape[0] * each.shape[1]
-            D = each.tangent(w, torch.eye(k, dtype=torch.float64).view(k, *each.shape))
-            every.append({name: D.get(name, torch.zeros(k, *at.shape).double()) for name, at in w.items()})
-            entries = torch.cat([part.rows.entries(w).reshape(-1) for part in each.parts])
-            size = scale * max(1e-3, float(entries.square().mean().sqrt()))
-            w = each.act(w, each.element(generator, size))
-    groups = [each for each in symmetries if not isinstance(each, Translation)]
-    for each in groups:
-        element = each.element(generator, scale)
-        every = [carry(each, element, w, D) for D in every]
-        w = each.act(w, element)
-    directions = (
-        {name: rows[k] for name, rows in D.items()} for D in every for k in range(len(next(iter(D.values()))))
-    )
-    return w, [*map(along, directions), *groups]
+        parts = each.parts if isinstance(each, Translation) else ()
+        entries = torch.cat([torch.ones(0), *(part.rows.entries(w).reshape(-1) for part in parts)])
+        size = max(1e-3, float(entries.square().mean().sqrt())) if parts else 1.0
+        steps.append((each, each.element(generator, scale * size)))
+        w = each.act(w, steps[-1][1])
+    return w, carried(symmetries, steps, params)
 
 
-def along(direction: Mapping[str, Tensor]) -> Translation:
-    parts = []
-    for name, each in direction.items():
-        if bool(each.any()):
-            rows = Rows.at(name, tuple(each.shape), torch.arange(each.numel())[None])
-            parts.append(Part(rows, None, each.reshape(1, -1)))
-    return Translation(tuple(parts))
-
-
-def line(name: str, bias: bool) -> str:
+def line(name: str, bias: bool, found: Found | None = None) -> str:
     """Return the largest relative distance of canonical points, and the largest change of outputs."""
     model, x = net(name, bias)
-    found = find(model, shown(name, x)[:4])
+    found = found or find(model, shown(name, x)[:4])
     several = [each.translation for each in found.stacks if each.outputs]
     symmetries = [*(several or (each.translation for each in found.stacks)), *found.symmetries]
     params = {key: w.detach() for key, w in model.named_parameters()}
     here, place = canonical(symmetries, params), 0.0
-    same = change(model, x, here.params)
+    same, size = change(model, x, here.params), max(float(at.abs().max()) for at in here.params.values())
     for seed, scale in enumerate(SCALES):
         w, every = moved(symmetries, params, seed, scale)
         there = canonical(every, w)
         same = max(same, change(model, x, there.params))
         for key, at in here.params.items():
-            far = float((there.params[key] - at).abs().max())
-            place = max(place, far / float(at.abs().max()) if far > 1e-12 else 0.0)
+            place = max(place, float((there.params[key] - at).abs().max()) / size)
     good = place < PLACE and same < SAME
     return f"{'one ' if good else 'MORE'} {name}, {bias}: {place:.0e}, outputs {same:.0e} {here.doubts or ''}"
 

@@ -6,8 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
@@ -18,6 +16,8 @@ from quotient_manifolds.symmetries.groups import (
     GL,
     CenteredSO,
     Gauge,
+    IntoMean,
+    Part,
     Rows,
     Slices,
     Slot,
@@ -28,11 +28,12 @@ from quotient_manifolds.symmetries.groups import (
     blocks,
     planes,
 )
+from quotient_manifolds.symmetries.least_norm import carried
 from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
 PLACE, SAME = 1e-6, 1e-9
-NAMES = ["cumsum", "glu", "rms", "gain two", "ln res", "rot3"]
+NAMES = ["cumsum", "glu", "ln res"]
 
 
 @cache
@@ -62,8 +63,7 @@ def change(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=2, deadline=None)
-@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.1, 0.5, 1.0]))
+@pytest.mark.parametrize(("seed", "scale"), [(0, 0.1), (1, 0.7)])
 def test_all_points_of_an_orbit_have_one_canonical_point(name: str, seed: int, scale: float) -> None:
     model, x, symmetries, params = found(name)
     groups = tuple(each for each in symmetries if not isinstance(each, Translation))
@@ -94,7 +94,7 @@ def test_constants_that_a_later_map_can_take_are_zero() -> None:
     assert change(model, x, point.params) < SAME
 
 
-@pytest.mark.parametrize("name", ["ln res", "glu"])
+@pytest.mark.parametrize("name", ["glu"])
 def test_the_gradient_norm_there_is_that_of_the_orbit(name: str) -> None:
     model, x, symmetries, params = found(name)
     groups = tuple(each for each in symmetries if not isinstance(each, Translation))
@@ -169,6 +169,68 @@ def test_a_torus_goes_to_equal_lengths() -> None:
     _, params = pair(1, 4, 3, 2)
     point = canonical([torus], params).params
     torch.testing.assert_close(point["W"].norm(dim=1), point["R"].norm(dim=0))
+
+
+def test_heads_one_by_one_and_all_at_once_have_one_canonical_point() -> None:
+    whole, params = pair(4, 6, 3, 5)
+    single = []
+    for k in range(4):
+        at = torch.arange(3 * k, 3 * k + 3)
+        slots = (
+            Slot(Rows.along("W", (12, 6), 0, at), torch.arange(3), writes=True),
+            Slot(Rows.along("R", (5, 12), 1, at), torch.arange(3), writes=False),
+        )
+        single.append(Gauge(Wire(slots, 3), GL(3)))
+    assert apart(canonical([whole], params).params, canonical(single, params).params) < SAME
+
+
+def test_a_length_that_nothing_depends_on_is_one() -> None:
+    rows = Rows.along("W", (3, 4), 0), Rows.along("R", (2, 3), 1)
+    torus = Torus((Slices.of(rows[0], torch.eye(4)[:3]), Slices.of(rows[1], torch.eye(4)[1:])), 4)
+    _, params = pair(1, 4, 3, 2)
+    point = canonical([torus], params)
+    assert not point.doubts
+    squares = (
+        torch.cat([point.params["W"].square(), torch.zeros(1, 4)]),
+        torch.cat([torch.zeros(1, 2), point.params["R"].mT.square()]),
+    )
+    counts = torch.tensor([4.0, 6.0, 6.0, 2.0]).double()
+    torch.testing.assert_close((squares[0].sum(1) + squares[1].sum(1)) / counts, torch.ones(4).double())
+
+
+def test_a_mean_that_anything_may_be_added_to_is_zero() -> None:
+    wire = Wire((pair(1, 4, 3, 2)[0].wire.slots[0],), 3)
+    _, params = pair(1, 4, 3, 2)
+    point = canonical([Gauge(wire, IntoMean(3))], params).params
+    torch.testing.assert_close(point["W"], params["W"] - params["W"].mean(0))
+
+
+def test_translations_found_elsewhere_are_carried_along() -> None:
+    model, x, symmetries, params = found("ln res")
+    groups = [each for each in symmetries if not isinstance(each, Translation)]
+    steps = [(each, each.element(torch.Generator().manual_seed(k), 0.3)) for k, each in enumerate(groups)]
+    w = params
+    for each, element in steps:
+        w = each.act(w, element)
+    there = canonical(carried(symmetries, steps, params), w)
+    assert apart(canonical(symmetries, params).params, there.params) < PLACE
+    assert change(model, x, there.params) < SAME
+
+
+def test_what_changes_outputs_is_left_out_or_refused() -> None:
+    gauge, params = pair(1, 6, 3, 5)
+    wrong = Translation((Part(Rows.along("W", (3, 6), 0), torch.ones(3, 1), torch.ones(1, 6)),))
+
+    def changed(at: dict[str, Tensor]) -> float:
+        product = params["R"] @ params["W"]
+        return float((at["R"] @ at["W"] - product).norm() / product.norm())
+
+    point = canonical([wrong, gauge], params, changed)
+    assert any("left them out" in each for each in point.doubts)
+    assert apart(point.params, canonical([gauge], params).params) == 0
+    torus = Torus((Slices.of(Rows.along("W", (3, 6), 0), torch.ones(3, 1)),), 1)
+    with pytest.raises(ValueError, match="must leave outputs as they are"):
+        canonical([torus], params, changed)
 
 
 def test_axes_that_coincide_are_said() -> None:

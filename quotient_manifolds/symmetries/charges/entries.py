@@ -141,7 +141,7 @@ class Entries:
         self.strided: dict[int, Affine] = {}
         self.made: dict[int, Tensor] = {}
         self.operations: list[Operation] = []
-        self.erased = torch.zeros(self.size, dtype=torch.bool)
+        self.erased = torch.zeros(0, dtype=torch.long)
         theta = grid(self.size)
         for number, name in program.parameters.items():
             count, layout = shapes[name].numel(), program.layouts[number]
@@ -219,7 +219,8 @@ class Entries:
         if not bool(exact.all()) or bool((one == 0).all()) or layout.expanded:
             return False
         if self._scales(operation):
-            self.erased[entries[0][(entries[0] >= 0) & ~torch.isin(entries[0], found[one != 0])]] = True
+            erased = entries[0][(entries[0] >= 0) & ~torch.isin(entries[0], found[one != 0])]
+            self.erased = torch.cat([self.erased, erased]).unique()
         memory = torch.full((layout.room,), -1)
         layout.write(memory, torch.where(one == 0, -1, found))
         self.made[layout.memory] = memory

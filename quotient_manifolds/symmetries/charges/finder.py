@@ -14,7 +14,7 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
-from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks
+from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -53,7 +53,8 @@ class Found:
     @property
     def together(self) -> tuple[tuple[Symmetry, ...], ...]:
         """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
-        return tuple(each for part in _apart(self.stacks) or [()] if (each := (*part, *self.symmetries)))
+        parts = [tuple(stack.translation for stack in some) for some in sets_of(self.stacks)] or [()]
+        return tuple(each for part in parts if (each := (*part, *self.symmetries)))
 
 
 class Finder(ABC):
@@ -163,8 +164,7 @@ class Finder(ABC):
         """Return those of which a finite element changes nothing; name the others."""
         groups = self._bisected(list(_atoms(kept[0])), (), refused)
         stacks = []
-        for outputs in (False, True):
-            some = [stack for stack in kept[1] if stack.outputs == outputs]
+        for some in sets_of(kept[1]):
             good = self._bisected([stack.translation for stack in some], groups, refused)
             stacks += [stack for stack in some if any(stack.translation is each for each in good)]
         return groups, stacks
@@ -200,7 +200,7 @@ class Finder(ABC):
 
         Groups act at weights that the first directions have moved; where else they act does not matter to them.
         """
-        first, *others = _apart(stacks) or [()]
+        first, *others = ([stack.translation for stack in some] for some in sets_of(stacks) or [()])
         changes = [self._change(each) for each in ((*first, *symmetries), *others) if each]
         return max(changes, key=lambda each: each[0], default=(0.0, []))
 
@@ -266,12 +266,6 @@ def _reflected(symmetry: Symmetry) -> Symmetry:
     if not isinstance(symmetry, Gauge) or not symmetry.algebra.components:
         return symmetry
     return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
-
-
-def _apart(stacks: Sequence[Stack]) -> list[tuple[Symmetry, ...]]:
-    """Return the directions by which may be moved in one element."""
-    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
-    return [tuple(s.translation for s in stacks if (s.outputs, s.apart) == key) for key in keys]
 
 
 def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:

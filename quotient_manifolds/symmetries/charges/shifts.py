@@ -7,7 +7,7 @@ sum of c g = 0 are shifts, for any z.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,13 +74,13 @@ class WideShifts:
                 found.append(self._of_channels(ports, units))
         for port, u, free in self.free.values():
             yield Stack(Translation((Part(self._map(port, u).rows, free),)), "unread", True)
-        for ways, shifts in found:
-            for v in shifts.T:
-                if (made := self._translation(ways, v)) is not None:
-                    some = [way for way, c in zip(ways, v, strict=True) if c != 0]
-                    still = len(some) > 1 and all(way.port.writes for way in some)
-                    constant = still and any(way.right is not None for way in some)  # it is one for these inputs
-                    yield Stack(made, "constant" if constant else "shift", not constant)
+        combined = [(ways, v) for ways, shifts in found for v in shifts.T]
+        relied = {way.port.use for ways, v in combined if not _still(ways, v) for way in _known_sums(ways, v)}
+        for ways, v in combined:
+            sums = bool(_known_sums(ways, v))
+            if (made := self._translation(ways, v, relied if sums else frozenset())) is not None:
+                still = sums and _still(ways, v)
+                yield Stack(made, "constant" if still else "shift", not still, int(sums and not still))
 
     def _of_channels(self, ports: Sequence[Port], units: Sequence[Tensor]) -> tuple[list[Way], Tensor]:
         """Return ways and what combines them, and take note of biases of which something is unread, but not all."""
@@ -166,10 +166,10 @@ class WideShifts:
         slopes = self.layout.frame.slopes(port)
         return Map(self.layout.frame, port, slopes / u[:, None], torch.arange(len(port.theta.steps)), u)
 
-    def _translation(self, ways: Sequence[Way], v: Tensor) -> Translation | None:
+    def _translation(self, ways: Sequence[Way], v: Tensor, relied: Collection[int]) -> Translation | None:
         """Return z -> c u z in each way, without z of which each way alone makes nothing.
 
-        Nor such as change the sum of inputs by which a reader takes them back.
+        Nor such as change a known sum of inputs of uses that are `relied` on.
         """
         some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
         matrices = {k: self._matrix(way) for k, (way, _) in enumerate(some) if not way.port.writes}
@@ -185,22 +185,25 @@ class WideShifts:
                 taken = M @ idle
                 taken = taken - K @ (K.T @ taken) if K.shape[1] else taken
                 idle = idle @ null_space(taken, TINY, scale=float(M.norm()))[0]
-        kept = [some[k][0] for k in matrices if some[k][0].right is not None]
-        rows = [(way.right[:, way.port.rows] * way.units) for way in kept]  # type: ignore[index]
-        rows = rows if idle is None or not idle.shape[1] else [idle.T, *rows]
-        z = null_space(torch.cat(rows))[0] if rows else None
+        kept = [some[k][0] for k in matrices if some[k][0].port.use in relied]
+        sums = [(self.constants[way.port.use][way.port.rows] * way.units)[None] for way in kept]
+        left = torch.cat([torch.zeros(0, len(some[0][0].units), dtype=torch.float64), *sums])
+        if idle is not None and idle.shape[1]:  # of what nothing depends on, only such as may be moved here
+            left = torch.cat([left, (idle @ null_space(left @ idle, TINY, scale=float(left.norm()))[0]).T])
+        z = null_space(left)[0] if len(left) else None
         parts, back = [], dict[tuple[int, ...], Tensor]()
         for k, (way, c) in enumerate(some):
-            if not way.port.writes and way.bias is None:
-                left = c * (matrices[k] if z is None else matrices[k] @ z)
-                name, at = self.layout.owner(self.walk.uses[way.port.use].entries[..., 0])
-                parts.append(Part(Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), at), left, way.right))
-            elif way.port.writes:
+            if way.port.writes:
                 one = torch.ones(1, len(way.port.theta.steps), dtype=torch.float64)
                 one = one if way.right is None else way.right
                 parts.append(Part(self._map(way.port, c * way.units).rows, z, one))
+                continue
+            left = c * (matrices[k] if z is None else matrices[k] @ z)
+            if way.bias is None:
+                name, at = self.layout.owner(self.walk.uses[way.port.use].entries[..., 0])
+                parts.append(Part(Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), at), left, way.right))
             else:
-                key, left = tuple(way.bias.tolist()), c * (matrices[k] if z is None else matrices[k] @ z)
+                key = tuple(way.bias.tolist())
                 back[key] = back[key] + left if key in back else left
         for key, left in back.items():
             name, at = self.layout.owner(torch.tensor(key))
@@ -226,14 +229,26 @@ class WideShifts:
         return self.layout.reading.at(use.memory, use.places[:, way.port.rows, 0])[0] * way.units
 
 
+def _known_sums(ways: Sequence[Way], v: Tensor) -> list[Way]:
+    """Return the ways of a combination that rely on known sums of inputs."""
+    return [way for way, c in zip(ways, v, strict=True) if c != 0 and way.right is not None]
+
+
+def _still(ways: Sequence[Way], v: Tensor) -> bool:
+    """Return whether a combination leaves its channels as they are: several ways write, and no reader takes back."""
+    some = [way for way, c in zip(ways, v, strict=True) if c != 0]
+    return len(some) > 1 and all(way.port.writes for way in some)
+
+
 def _parts_of(g: Tensor) -> Tensor:
     """Return the number of the part of each column of g (samples, n, columns).
 
-    Each column is a part if there are few; what no sample has, as of longer inputs, is of the same as the last before.
+    Each column that all samples have is a part if there are few; others, as of longer inputs, or words of which one
+    sample alone says at which positions they are, are of the same as the last before.
     """
     if g.shape[2] > _APART:
         return torch.zeros(g.shape[2], dtype=torch.long)
-    return (g != 0).any(0).any(0).long().cumsum(0).clamp(min=1)
+    return (g != 0).any(1).all(0).long().cumsum(0).clamp(min=1)
 
 
 def _combined(ways: Sequence[Way], top: float) -> Tensor:

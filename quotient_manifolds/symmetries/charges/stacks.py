@@ -51,7 +51,8 @@ class Stack:
     on which nothing depends, or by what is taken back downstream. All with the same `outputs` may be moved in one
     element: those without leave all activations as they are but the terms of a sum; those with leave what the others
     rely on. Elements of both together are wrong in general: each direction is linear in weights that the others move.
-    apart: of which set they are that nothing more is known of than that it may be moved alone; 0 for all others.
+    apart: the number of a set that is moved with no others: of shifts that rely on known sums of inputs, which others
+    may change, and of what nothing more is known of than that it may be moved alone; 0 for all others.
     """
 
     translation: Translation | Linear
@@ -73,6 +74,12 @@ class Stacks:
     refused: tuple[str, ...]
     largest: float
     smallest: float
+
+
+def sets_of(stacks: Sequence[Stack]) -> list[tuple[Stack, ...]]:
+    """Return those that may be moved in one element, set by set."""
+    keys = dict.fromkeys((s.outputs, s.apart) for s in stacks)
+    return [tuple(s for s in stacks if (s.outputs, s.apart) == key) for key in keys]
 
 
 class Side(Protocol):
@@ -179,7 +186,8 @@ def read_stacks(
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
             refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
-    unused = _unused(frame, frame.entries.erased & still & (other == 0).all(0))
+    erased = torch.zeros_like(still).index_fill_(0, frame.entries.erased, True)
+    unused = _unused(frame, erased & still & (other == 0).all(0))
     found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *unused)
     smallest = min(null.smallest for null in nulls)
     return Stacks(found, tuple(refused), largest, smallest)

@@ -136,8 +136,9 @@ class Walk:
         partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
         self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
         used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
-        for each in (*self.uses, *self.gains) if partial else ():
-            used[each.entries.reshape(-1)] = True
+        moved = [*(use.entries for use in self.uses), *(gain.entries for gain in self.gains)]
+        for entries in moved if partial else ():
+            used[entries.reshape(-1)] = True
         for name, nodes in partial.items():
             shape, start = self.entries.shapes[name], self.entries.start[name]
             if bool(used[start : start + len(nodes)].any()):
@@ -334,6 +335,8 @@ class Walk:
             linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
+            if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
+                nodes = torch.stack([label.expand(self.program.layouts[out].shape).reshape(-1) for label in labels])
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
                 self._put(out, passed)
@@ -500,7 +503,8 @@ class Walk:
             self.nodes.join(row, new, Tie.TOGETHER)
             alone = partners[row] == 1  # a number that multiplies many channels is none of theirs
             self.nodes.join(row[alone], new[alone], Tie.ALIKE)
-        sole = ((pairs > 0).sum(0) == 1) & (new > 0)
+        wires = self.nodes.wires.eldest(torch.where(pairs > 0, pairs, pairs.amax(0)))
+        sole = (wires == wires[:1]).all(0) & (new > 0)
         self.nodes.take_units(new[sole], pairs.amax(0)[sole])
         return new[which]
 

@@ -477,4 +477,5 @@ def planes(n: int, pairs: Tensor) -> DirectSum:
 
 def blocks(n: int, sets: Tensor | Sequence[Sequence[int]]) -> DirectSum:
     """Return gl(m) on each of disjoint sets of m channels, which may differ in size."""
-    return DirectSum(n, tuple((torch.as_tensor(each)[None], GL(len(each))) for each in sets))
+    parts = [sets] if isinstance(sets, Tensor) else [torch.as_tensor(each)[None] for each in sets]
+    return DirectSum(n, tuple((each, GL(each.shape[1])) for each in parts))

@@ -164,7 +164,7 @@ class Rows(Record):
         ValueError if the parameter is missing, has another shape, or does not hold real floating-point numbers.
         """
         entries = self.entries(params)
-        if self._plain:
+        if self.plain:
             return entries
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
@@ -181,7 +181,7 @@ class Rows(Record):
 
     def written(self, flat: Tensor, values: Tensor) -> Tensor:
         """Return the parameter, flattened in float64, with these numbers (rows, columns) in place of `read`'s."""
-        if not self._plain:
+        if not self.plain:
             scale, offset = (
                 torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
             )
@@ -190,6 +190,8 @@ class Rows(Record):
             return flat.index_copy(0, self.places.flatten().to(flat.device), values.flatten())
         width, row, column, flipped = self._window
         values, whole = values.T if flipped else values, flat.reshape(-1, width)
+        if values.numel() == flat.numel():
+            return values.reshape(-1)
         if values.shape[1] < width:
             rows = whole[row : row + len(values)]
             values = rows.slice_scatter(values, 1, column, column + values.shape[1])
@@ -197,7 +199,7 @@ class Rows(Record):
 
     def added(self, flat: Tensor, change: Tensor) -> Tensor:
         """Return the parameter, flattened in float64, with so much more than what `read` returns (rows, columns)."""
-        if not self._plain:
+        if not self.plain:
             change = change / torch.as_tensor(self.scale, dtype=torch.float64, device=flat.device)
         if self._window is None:
             change = change.expand(len(self), self.columns).flatten()
@@ -227,7 +229,8 @@ class Rows(Record):
         return self.starts[:, 0] if self.starts.shape[1] == 1 else None
 
     @property
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
+        """Return whether `read` returns the entries as they are stored."""
         return isinstance(self.scale, float) and self.scale == 1 and isinstance(self.offset, float) and not self.offset
 
     def _within(self, flat: Tensor) -> Tensor:
