@@ -90,7 +90,14 @@ class Fields:
         """By use: the unknown of each of its entries (outputs, inputs, taps)."""
         self._entry = torch.full((self.size,), -1)
         self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
-        self.partial = torch.zeros(0, dtype=torch.long)
+        self._own_units = torch.zeros(len(frame.nodes.wires), dtype=torch.long)
+        """By node: the node whose units constants of its channel are counted in: that of its first bias."""
+        first = torch.zeros(2 * len(frame.roots) + 1, dtype=torch.long)
+        biased = [p for p in frame.ports if p.writes and (p.use >= len(self.walk.uses) or p.use in self.tables)]
+        for p in reversed(biased):
+            first[2 * p.channels + int(p.dual)] = p.nodes
+        channel = torch.where(frame.channel_of >= 0, 2 * frame.channel_of + frame.nodes.dual.long(), -1)
+        self._own_units = first[channel]
         self._shifts()
         self._beside()
         self._alone()
@@ -122,7 +129,7 @@ class Fields:
             if columns > 1:
                 each = self._new(rows)
                 ids.append(each)
-                self._add(each[:, None].expand(rows, columns), p, None, (p.nodes[:, None],), ())
+                self._add(each[:, None].expand(rows, columns), p, None, (p.nodes[:, None],), (self._own_units[p.nodes][:, None],))
         readers = [p for p in self.frame.ports if not p.writes and p.use < len(self.walk.uses)]
         for q in readers:
             use = self.walk.uses[q.use]
@@ -139,7 +146,7 @@ class Fields:
                 value = Source(use.memory, *(x[..., None].expand(shape) for x in (e, places)))
                 i, o = q.nodes[None, :, None, None], use.out[j][:, None, None, None]
                 up = (i, s.nodes[row][:, None, None, None])
-                self._terms(each[None, :, None, None].expand(shape), moved, value, up, (o,))
+                self._terms(each[None, :, None, None].expand(shape), moved, value, up, (o, self._own_units[i]))
         self._group("shift", *ids)
 
     def _common(self, nodes: Tensor, port: Port) -> tuple[Tensor, Tensor]:
@@ -161,7 +168,7 @@ class Fields:
         tied = self.frame.shares[e] > 1
         up = torch.where(tied, 0, p.nodes[:, None].expand(e.shape))
         keep = known.reshape(-1) < 0
-        block = self._made(ids, Source(p.memory, e, p.places), None, (up,), ())
+        block = self._made(ids, Source(p.memory, e, p.places), None, (up,), (self._own_units[up],))
         self.blocks.append(block.at(torch.nonzero(keep)[:, 0]))
         self._entry[e] = ids
         return ids
@@ -224,6 +231,8 @@ class Fields:
         uses = self.walk.uses
         for some in by_inputs.values():
             one, other = list[Tensor](), list[Tensor]()
+            if len(some) > 1 and sum(uses[n].entries.numel() for n in some) <= MOST_TOGETHER:
+                one += [self._single_of(n) for n in some]
             for a in some:
                 for m in some:
                     if a == m:
@@ -373,12 +382,22 @@ def read_fields(frame: Frame, draw: Callable[[], Point]) -> FoundFields:
         F = fields.fields(point, N)
         known = torch.linalg.qr(torch.cat([known, F / F.norm(dim=0)], 1))[0]
         for columns in _unmoved(fields, N):
-            try:
-                made.append(Shift(tuple(_terms(fields, N[:, columns])), len(columns)))
+            for shift in _shifts(fields, N[:, columns], refused):
+                made.append(shift)
                 kinds.append(kind)
-            except ValueError as error:
-                refused.append(f"{kind}: {len(columns)} of {error}")
     return FoundFields(tuple(made), tuple(refused), kernel, tuple(kinds))
+
+
+def _shifts(fields: Fields, N: Tensor, refused: list[str]) -> list[Shift]:
+    """Return columns of unknowns as one shift, without those that groups cannot read."""
+    try:
+        return [Shift(tuple(_terms(fields, N)), N.shape[1])]
+    except ValueError as error:
+        if N.shape[1] == 1:
+            refused.append(f"a shift: {error}")
+            return []
+    good = [k for k in range(N.shape[1]) if _shifts(fields, N[:, k : k + 1], refused)]
+    return _shifts(fields, N[:, good], refused) if good else []
 
 
 def _unmoved(fields: Fields, N: Tensor) -> Iterator[Tensor]:
@@ -420,19 +439,32 @@ def _terms(fields: Fields, N: Tensor) -> Iterator[Terms]:
             piece = block.at(torch.nonzero(owner == one)[:, 0])
             factors = [] if piece.value is None else [_entry(frame, piece.value, piece.value.entries)]
             constant = torch.full((len(piece.unknown),), piece.sign, dtype=torch.float64)
+            every: list[tuple[Tensor, Tensor, Tensor]] = []
             for nodes, power in [*((n, 1) for n in piece.up), *((n, -1) for n in piece.down)]:
                 c, steps = frame._steps(nodes)
                 constant = constant * c**power
-                factors += [
-                    replace(g, power=power * g.power)
-                    for g in frame.gained(steps)
-                ]
+                every += [(which, number, power * p) for which, number, p in steps]
+            factors += frame.gained(_without_common(every))
             moved = piece.moved.entries
             unique, at = moved.unique(return_inverse=True)
             first = torch.full((len(unique),), len(moved)).scatter_reduce(0, at, torch.arange(len(moved)), "amin")
             name, rows = _rows(frame, piece.moved.at(first))
             sp = (N[piece.unknown] * constant[:, None]).to_sparse_coo().coalesce()
             yield Terms(rows, at, sp.indices(), sp.values(), tuple(factors))
+
+
+def _without_common(steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return steps (which use of a gain, its number, power) without those that others undo, term by term."""
+    gains = [torch.where(which >= 0, number, -1) for which, number, _ in steps]
+    for i in range(len(steps)):
+        for j in range(i):
+            undone = (gains[i] >= 0) & (gains[i] == gains[j]) & (steps[i][2] == -steps[j][2])
+            gains[i], gains[j] = (torch.where(undone, -1, gains[k]) for k in (i, j))
+    kept = []
+    for known, (which, number, power) in zip(gains, steps, strict=True):
+        if bool((known >= 0).any()):
+            kept.append((torch.where(known >= 0, 2 * (which // 2) + (power > 0), -1), number, power))
+    return kept
 
 
 def _rows(frame: Frame, source: Source) -> tuple[str, Rows]:
