@@ -86,15 +86,15 @@ class Fields:
         self.blocks: list[Block] = []
         self.every: list[Tensor] = []
         self.kinds: list[str] = []
+        self._constants = dict[int, list[Tensor]]()
         self._single: dict[int, Tensor] = {}
         """By use: the unknown of each of its entries (outputs, inputs, taps)."""
         self._entry = torch.full((self.size,), -1)
         self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
         self._own_units = torch.zeros(len(frame.nodes.wires), dtype=torch.long)
-        """By node: the node whose units constants of its channel are counted in: that of its first bias."""
+        """By node: the node whose units constants of its channel are counted in: that of its first writer."""
         first = torch.zeros(2 * len(frame.roots) + 1, dtype=torch.long)
-        biased = [p for p in frame.ports if p.writes and (p.use >= len(self.walk.uses) or p.use in self.tables)]
-        for p in reversed(biased):
+        for p in reversed([p for p in frame.ports if p.writes]):
             first[2 * p.channels + int(p.dual)] = p.nodes
         channel = torch.where(frame.channel_of >= 0, 2 * frame.channel_of + frame.nodes.dual.long(), -1)
         self._own_units = first[channel]
@@ -204,7 +204,7 @@ class Fields:
             tied = self.frame.shares[e.clamp(0)] > 1
             up = torch.where(tied, 0, use.out[:, None, None].expand(e.shape))
             down = torch.where(tied, 0, use.into[None, :, None].expand(e.shape))
-            block = self._made(ids, Source(use.memory, e, use.places), None, (up,), (down,))
+            block = self._made(ids, Source(use.memory, e, use.places), None, (up,), (down, self._own_units[up]))
             keep = torch.nonzero(self._entry[block.moved.entries] < 0)[:, 0]
             self.blocks.append(block.at(keep))
             self._entry[block.moved.entries[keep]] = block.unknown[keep]
@@ -270,7 +270,8 @@ class Fields:
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
         value = Source(B.memory, *(x[j[0]][:, k[1], 0][..., None, None].expand(shape) for x in (B.entries, B.places)))
         up = (W.out[j[1]][:, None, None, None], B.into[k[1]][None, :, None, None])
-        down = (B.out[j[0]][:, None, None, None], W.into[None, None, :, None])
+        own = self._own_units[B.into[k[1]]][None, :, None, None]
+        down = (B.out[j[0]][:, None, None, None], W.into[None, None, :, None], own)
         self._terms(ids.expand(shape), moved, value, up, down)
         return ids
 
@@ -283,24 +284,31 @@ class Fields:
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
         value = Source(A.memory, *(x[k[0]][None].expand(shape) for x in (A.entries, A.places)))
         up = (W.out[j[1]][:, None, None, None], A.into[None, None, :, None])
-        down = (A.out[k[0]][None, :, None, None], W.into[None, None, :, None])
+        own = self._own_units[W.out[j[1]]][:, None, None, None]
+        down = (A.out[k[0]][None, :, None, None], W.into[None, None, :, None], own)
         self._terms(ids.expand(shape), moved, value, up, down)
+        return torch.cat([made, *self._of_constants(b)])
+
+    def _of_constants(self, b: int) -> list[Tensor]:
+        """Add unknowns (outputs of b, inputs of b) by biases: c_j -= z b_k, for V_jk += z."""
+        if b in self._constants:
+            return self._constants[b]
+        B = self.walk.uses[b]
         leaves = [p for p in self.frame.ports if p.use >= len(self.walk.uses) and p.entries.shape[1] == 1]
-        found = [made]
+        found = list[Tensor]()
         for s in leaves:
-            kk, row = self._common(A.out[k[0]], s)
-            for t in leaves if len(kk) else ():
-                jj, into = self._common(W.out[j[1]], t)
-                if not len(jj):
+            k, row = self._common(B.into, s)
+            for t in leaves if len(k) else ():
+                j, into = self._common(B.out, t)
+                if not len(j):
                     continue
-                each = self._new(len(jj) * len(kk))
-                found.append(each)
-                shape = (len(jj), len(kk))
-                moved = Source(t.memory, *(x[into].expand(shape) for x in (t.entries, t.places)))
-                value = Source(s.memory, *(x[row].T.expand(shape) for x in (s.entries, s.places)))
-                up, down = (t.nodes[into][:, None],), (s.nodes[row][None],)
-                self._terms(each.view(shape), moved, value, up, down)
-        return torch.cat(found)
+                ids = self._new(len(j) * len(k)).view(len(j), len(k))
+                found.append(ids.reshape(-1))
+                moved = Source(t.memory, *(x[into].expand(ids.shape) for x in (t.entries, t.places)))
+                value = Source(s.memory, *(x[row].T.expand(ids.shape) for x in (s.entries, s.places)))
+                self._terms(ids, moved, value, (t.nodes[into][:, None],), (s.nodes[row][None], self._own_units[t.nodes[into]][:, None]))
+        self._constants[b] = found
+        return found
 
     def _alone(self) -> None:
         """Add what a use and its bias have alone: entries that nothing reads or reaches, constants of inputs."""
@@ -309,6 +317,8 @@ class Fields:
                 continue
             ids = self._single_of(n).reshape(-1)
             more = [ids[ids >= 0]]
+            if use.tokens.place is not None:
+                more += self._of_constants(n)
             for p in self.frame.ports:
                 if p.use >= len(self.walk.uses) and self._meets(use.out, p.nodes):
                     more.append(self._entries_of(p))
