@@ -204,7 +204,7 @@ class Fields:
             tied = self.frame.shares[e.clamp(0)] > 1
             up = torch.where(tied, 0, use.out[:, None, None].expand(e.shape))
             down = torch.where(tied, 0, use.into[None, :, None].expand(e.shape))
-            block = self._made(ids, Source(use.memory, e, use.places), None, (up,), (down, self._own_units[up]))
+            block = self._made(ids, Source(use.memory, e, use.places), None, (up, self._eldest(down)), (down, self._own_units[up]))
             keep = torch.nonzero(self._entry[block.moved.entries] < 0)[:, 0]
             self.blocks.append(block.at(keep))
             self._entry[block.moved.entries[keep]] = block.unknown[keep]
@@ -250,6 +250,10 @@ class Fields:
             self._group("beside", *one)
             self._group("after", *other)
 
+    def _eldest(self, nodes: Tensor) -> Tensor:
+        """Return the nodes in whose units what reads a wire is counted: where it begins, as behind a norm."""
+        return torch.where(nodes > 0, self.frame.nodes.wires[nodes], 0)
+
     def _channels(self, nodes: Tensor) -> Tensor:
         c = torch.where(nodes > 0, self.frame.channel_of[nodes], -1)
         return torch.where(c >= 0, 2 * c + self.frame.nodes.dual[nodes].long(), -1)
@@ -269,7 +273,8 @@ class Fields:
         shape = (j.shape[1], *ids.shape[1:])
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
         value = Source(B.memory, *(x[j[0]][:, k[1], 0][..., None, None].expand(shape) for x in (B.entries, B.places)))
-        up = (W.out[j[1]][:, None, None, None], B.into[k[1]][None, :, None, None])
+        up = (W.out[j[1]][:, None, None, None], B.into[k[1]][None, :, None, None], self._eldest(W.into))
+        up = (*up[:2], up[2][None, None, :, None])
         own = self._own_units[B.into[k[1]]][None, :, None, None]
         down = (B.out[j[0]][:, None, None, None], W.into[None, None, :, None], own)
         self._terms(ids.expand(shape), moved, value, up, down)
@@ -284,6 +289,7 @@ class Fields:
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
         value = Source(A.memory, *(x[k[0]][None].expand(shape) for x in (A.entries, A.places)))
         up = (W.out[j[1]][:, None, None, None], A.into[None, None, :, None])
+        up = (*up, self._eldest(A.out[k[0]])[None, :, None, None])
         own = self._own_units[W.out[j[1]]][:, None, None, None]
         down = (A.out[k[0]][None, :, None, None], W.into[None, None, :, None], own)
         self._terms(ids.expand(shape), moved, value, up, down)
@@ -306,7 +312,7 @@ class Fields:
                 found.append(ids.reshape(-1))
                 moved = Source(t.memory, *(x[into].expand(ids.shape) for x in (t.entries, t.places)))
                 value = Source(s.memory, *(x[row].T.expand(ids.shape) for x in (s.entries, s.places)))
-                self._terms(ids, moved, value, (t.nodes[into][:, None],), (s.nodes[row][None], self._own_units[t.nodes[into]][:, None]))
+                self._terms(ids, moved, value, (t.nodes[into][:, None], self._eldest(s.nodes[row])[None]), (s.nodes[row][None], self._own_units[t.nodes[into]][:, None]))
         self._constants[b] = found
         return found
 
@@ -348,8 +354,9 @@ class Fields:
     def slices_of(self, entries: Tensor) -> Tensor:
         """Return which unknowns cannot be known if no gradient reaches these entries, bool (unknowns,)."""
         found = torch.zeros(self.count, dtype=torch.bool)
+        counts = torch.zeros(self.count, dtype=torch.long)
         for block in self.blocks:
-            found[block.unknown[entries[block.moved.entries]]] = True
+            counts += torch.bincount(block.unknown, minlength=self.count)
         for name, start in self.frame.entries.start.items():
             part = entries[start : start + self.frame.entries.shapes[name].numel()]
             if bool(part.any()) and not bool(part.all()):  # of longer inputs: rows of all columns alone
@@ -357,7 +364,6 @@ class Fields:
                 whole[start : start + len(part)] = True
                 for block in self.blocks:
                     inside = whole[block.moved.entries]
-                    counts = torch.bincount(block.unknown, minlength=self.count)
                     found[block.unknown[inside & (counts[block.unknown] == 1)]] = True
         return found
 
