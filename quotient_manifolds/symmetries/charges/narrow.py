@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.fields import read_fields
 from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
@@ -57,11 +58,12 @@ class Narrow(Finder):
         kernel = solve(self.unknowns, self.counted)
         known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
+        across = read_fields(self.frame, self.point)
         return Readings(
-            (*known.symmetries, *wide.symmetries),
-            (*known.refused, *wide.refused),
-            max(kernel.largest, wide.largest),
-            min(kernel.smallest, wide.smallest),
+            (*known.symmetries, *wide.symmetries, *across.symmetries),
+            (*known.refused, *wide.refused, *across.refused),
+            max(kernel.largest, wide.largest, across.kernel.largest),
+            min(kernel.smallest, wide.smallest, across.kernel.smallest),
         )
 
     def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
@@ -179,19 +181,24 @@ class Narrow(Finder):
     def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
         known, found = spanned(tangents(symmetries, self._ordered)), []
         for stack in stacks.found if known.shape[1] else ():
-            T = tangents([stack.translation], self._ordered)
+            T, shape = tangents([stack.translation], self._ordered), stack.translation.shape
             sizes = T.norm(dim=0)
-            if stack.translation.shape[1:] != (1,) or bool((sizes <= _ALONG * sizes.max()).any()):
+            if len(shape) != 2 or bool((sizes <= _ALONG * sizes.max()).any()):
                 found.append(stack)
                 continue
-            T = T / sizes
-            _, s, Vh = torch.linalg.svd(T - known @ (known.T @ T), full_matrices=False)
-            K = Vh[s > _ALONG].T
-            if K.shape[1] == len(K):
-                found.append(stack)
-            elif K.shape[1]:
-                K = K / sizes[:, None]
-                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)  # type: ignore[union-attr]
+            rest = ((T - known @ (known.T @ T)) / sizes.max()).view(len(T), *shape)
+            left, right = (_alive(rest.movedim(axis, 2)) for axis in (1, 2))
+            if right.shape[1] < shape[1]:
+                left = torch.eye(shape[0], dtype=torch.float64) if right.shape[1] else left[:, :0]
+            if left.shape[1]:
+                parts = (
+                    replace(
+                        p,
+                        left=p.left @ left if p.left is not None else left if left.shape[1] < shape[0] else None,
+                        right=p.right if right.shape[1] == shape[1] else right.T if p.right is None else right.T @ p.right,
+                    )
+                    for p in stack.translation.parts  # type: ignore[union-attr]
+                )
                 found.append(replace(stack, translation=Translation(tuple(parts))))
         return replace(stacks, found=tuple(found)) if known.shape[1] else stacks
 
@@ -231,3 +238,9 @@ class Narrow(Finder):
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
         return at.weights, gradients
+
+
+def _alive(rest: Tensor) -> Tensor:
+    """Return orthonormal combinations of the last axis that are orthogonal to those of which nothing is left."""
+    _, s, Vh = torch.linalg.svd(rest.reshape(-1, rest.shape[2]), full_matrices=False)
+    return Vh[s > _ALONG].T
