@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.entries import Reading
 from quotient_manifolds.symmetries.charges.frame import Frame, Port
-from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, solve
+from quotient_manifolds.symmetries.charges.kernel import OFTEN, Kernel, Point, solve
 from quotient_manifolds.symmetries.charges.recognition import _pivots, sparse
 from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups.gains import Gain
@@ -31,7 +31,7 @@ from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.shift import Shift, Terms
 
 MOST_TOGETHER = 900
-_ZERO = 1e-8
+_SPARE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +165,7 @@ class Fields:
         fresh = self._new(e.numel()).view(e.shape)
         known = self._entry[e]
         ids = torch.where(known >= 0, known, fresh)
-        tied = self.frame.shares[e] > 1
-        up = torch.where(tied, 0, p.nodes[:, None].expand(e.shape))
+        up = p.nodes[:, None].expand(e.shape)
         keep = known.reshape(-1) < 0
         block = self._made(ids, Source(p.memory, e, p.places), None, (up,), (self._own_units[up],))
         self.blocks.append(block.at(torch.nonzero(keep)[:, 0]))
@@ -201,9 +200,7 @@ class Fields:
             fresh = self._new(e.numel()).view(e.shape)
             known = torch.where(e >= 0, self._entry[e.clamp(0)], -1)
             ids = torch.where(known >= 0, known, fresh)
-            tied = self.frame.shares[e.clamp(0)] > 1
-            up = torch.where(tied, 0, use.out[:, None, None].expand(e.shape))
-            down = torch.where(tied, 0, use.into[None, :, None].expand(e.shape))
+            up, down = use.out[:, None, None].expand(e.shape), use.into[None, :, None].expand(e.shape)
             block = self._made(ids, Source(use.memory, e, use.places), None, (up, self._eldest(down)), (down, self._own_units[up]))
             keep = torch.nonzero(self._entry[block.moved.entries] < 0)[:, 0]
             self.blocks.append(block.at(keep))
@@ -329,6 +326,25 @@ class Fields:
                 if p.use >= len(self.walk.uses) and self._meets(use.out, p.nodes):
                     more.append(self._entries_of(p))
             self._group("alone", *more)
+
+    @property
+    def often(self) -> Tensor:
+        """Return at how many points each has to be exercised: more than there are that move the same entry alone.
+
+        These differ by weights, of which a point has one value, whatever the number of its losses.
+        """
+        terms = torch.zeros(self.count, dtype=torch.long)
+        for block in self.blocks:
+            terms += torch.bincount(block.unknown, minlength=self.count)
+        by_entry = torch.zeros(self.size, dtype=torch.long)
+        for block in self.blocks:
+            alone = block.moved.entries[terms[block.unknown] == 1]
+            by_entry += torch.bincount(alone, minlength=self.size)
+        often = torch.full((self.count,), OFTEN)
+        for block in self.blocks:
+            alone = terms[block.unknown] == 1
+            often.index_reduce_(0, block.unknown[alone], by_entry[block.moved.entries[alone]] + _SPARE, "amax")
+        return often
 
     # At a point
 

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.charges.samples import Undecided
 MOST = 1500
 """Unknowns that are solved for together at most."""
 NOISE = 1e-9
-_OFTEN, _RARE = 6, 8
+OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
 _FLOOR = 1e-6
 """Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
@@ -69,6 +69,10 @@ class Charged(Protocol):
     @property
     def groups(self) -> list[Tensor]:
         """Return sets of unknowns that are solved for together."""
+
+    @property
+    def often(self) -> Tensor:
+        """Return at how many points each has to be exercised: more than others differ from it by weights alone."""
 
     def charges(self, point: Point) -> tuple[Tensor, Tensor]:
         """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
@@ -182,6 +186,11 @@ class Unknowns:
                 pairs = torch.nonzero(of_pair == component)[:, 0]
                 found.append(torch.cat([pairs, self.first_scale + torch.nonzero(of_scale == component)[:, 0]]))
         return found
+
+    @property
+    def often(self) -> Tensor:
+        """Return at how many points each has to be exercised."""
+        return torch.full((self.count,), OFTEN)
 
     # At a point
 
@@ -302,7 +311,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     """
     groups = unknowns.groups
     wanted = int(1.1 * max(map(len, groups), default=0)) + 24
-    rows, sizes, points = [], [], 0
+    rows, sizes, points, often = [], [], 0, unknowns.often
     touched = torch.zeros(unknowns.size, dtype=torch.bool)
     exercised = torch.zeros(unknowns.count, dtype=torch.long)
 
@@ -311,7 +320,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
         fresh: list[tuple[Tensor, Tensor]] = []
         dry = 0
         while sum(len(total) for total, _ in fresh) < count:
-            if dry > _RARE * _OFTEN:
+            if dry > _RARE * OFTEN:
                 raise Undecided(f"Outputs must depend on weights. Found none that does at {dry} points in turn")
             points += 1
             point = draw()
@@ -328,13 +337,13 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
         return total, size
 
     def solved() -> tuple[list[Tensor], float]:
-        idle = (exercised < _OFTEN) | unknowns.slices_of(~touched)
+        idle = (exercised < often) | unknowns.slices_of(~touched)
         return _solved(torch.cat(rows), torch.cat(sizes), groups, idle)
 
     if not unknowns.count:
         return Kernel(unknowns, (), 0.0, 0.0, 0)
     more(wanted)
-    while points < _RARE * _OFTEN and bool(((exercised > 0) & (exercised < _OFTEN)).any()):
+    while points < _RARE * int(often.max()) and bool(((exercised > 0) & (exercised < often)).any()):
         more(1)
     parts, smallest = solved()
     calm, largest = 0, 0.0

@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
+from quotient_manifolds.symmetries.charges.kernel import OFTEN, Point, null_space, solve
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.recognition import sparse
 from quotient_manifolds.symmetries.charges.stacks import Null, Stack, Stacks, confirm
@@ -94,6 +94,11 @@ class Unfoldings:
     def groups(self) -> list[Tensor]:
         """Return all unknowns as one set that is solved for together."""
         return [torch.arange(self.count)]
+
+    @property
+    def often(self) -> Tensor:
+        """Return at how many points each has to be exercised."""
+        return torch.full((self.count,), OFTEN)
 
     def slices_of(self, entries: Tensor) -> Tensor:
         """Return which unknowns change some of these entries, bool (unknowns,)."""
