@@ -47,6 +47,7 @@ from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
 from quotient_manifolds.symmetries.groups.rows import Params, Rows
+from quotient_manifolds.symmetries.groups.shift import Shift, Terms
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
@@ -74,10 +75,12 @@ __all__ = [
     "Pattern",
     "Permutation",
     "Rows",
+    "Shift",
     "Slices",
     "Slot",
     "Span",
     "Symmetry",
+    "Terms",
     "Torus",
     "Translation",
     "UnitRows",
