@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Symmetry
+from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Shift, Symmetry
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
@@ -51,6 +51,21 @@ def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, 
             after = torch.func.functional_call(model, moved(model, symmetries), (x,))
             assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
     assert found.largest < 1e-9 < found.smallest
+
+
+@pytest.mark.parametrize("name", ["lora", "half ln", "attn ln", "short attn", "max1"])
+def test_shifts_hold_at_all_weights_and_leave_nothing_to_stacks(name: str) -> None:
+    """Of biases and their readers, adapters beside their base, and what a norm's outputs sum to."""
+    model, x, found = found_in(name, True)
+    draw = torch.Generator().manual_seed(4)
+    shifts = tuple(each for each in found.symmetries if isinstance(each, Shift))
+    assert shifts and not found.stacks
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.5 * w.std().nan_to_num(1.0) * torch.randn(w.shape, generator=draw, dtype=w.dtype)
+        before = model(x)
+        after = torch.func.functional_call(model, moved(model, shifts), (x,))
+    assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
 
 
 @pytest.mark.parametrize("name", list(NETS)[5::29])

@@ -129,7 +129,13 @@ class Fields:
             if columns > 1:
                 each = self._new(rows)
                 ids.append(each)
-                self._add(each[:, None].expand(rows, columns), p, None, (p.nodes[:, None],), (self._own_units[p.nodes][:, None],))
+                self._add(
+                    each[:, None].expand(rows, columns),
+                    p,
+                    None,
+                    (p.nodes[:, None],),
+                    (self._own_units[p.nodes][:, None],),
+                )
         readers = [p for p in self.frame.ports if not p.writes and p.use < len(self.walk.uses)]
         for q in readers:
             use = self.walk.uses[q.use]
@@ -175,16 +181,32 @@ class Fields:
     def _add(self, ids: Tensor, p: Port, value: Source | None, up: Sequence[Tensor], down: Sequence[Tensor]) -> None:
         self._terms(ids, Source(p.memory, p.entries, p.places), value, up, down)
 
-    def _terms(self, ids: Tensor, moved: Source, value: Source | None, up: Sequence[Tensor], down: Sequence[Tensor],
-               sign: float = 1.0) -> None:
+    def _terms(
+        self,
+        ids: Tensor,
+        moved: Source,
+        value: Source | None,
+        up: Sequence[Tensor],
+        down: Sequence[Tensor],
+        sign: float = 1.0,
+    ) -> None:
         self.blocks.append(self._made(ids, moved, value, up, down, sign))
 
-    def _made(self, ids: Tensor, moved: Source, value: Source | None, up: Sequence[Tensor], down: Sequence[Tensor],
-              sign: float = 1.0) -> Block:
+    def _made(
+        self,
+        ids: Tensor,
+        moved: Source,
+        value: Source | None,
+        up: Sequence[Tensor],
+        down: Sequence[Tensor],
+        sign: float = 1.0,
+    ) -> Block:
         shape = ids.shape
         flat = [tuple(each.expand(shape).reshape(-1) for each in nodes) for nodes in (up, down)]
         parts = [
-            None if s is None else Source(s.memory, s.entries.expand(shape).reshape(-1), s.places.expand(shape).reshape(-1))
+            None
+            if s is None
+            else Source(s.memory, s.entries.expand(shape).reshape(-1), s.places.expand(shape).reshape(-1))
             for s in (moved, value)
         ]
         block = Block(ids.reshape(-1), parts[0], parts[1], flat[0], flat[1], sign)  # type: ignore[arg-type]
@@ -201,7 +223,9 @@ class Fields:
             known = torch.where(e >= 0, self._entry[e.clamp(0)], -1)
             ids = torch.where(known >= 0, known, fresh)
             up, down = use.out[:, None, None].expand(e.shape), use.into[None, :, None].expand(e.shape)
-            block = self._made(ids, Source(use.memory, e, use.places), None, (up, self._eldest(down)), (down, self._own_units[up]))
+            block = self._made(
+                ids, Source(use.memory, e, use.places), None, (up, self._eldest(down)), (down, self._own_units[up])
+            )
             keep = torch.nonzero(self._entry[block.moved.entries] < 0)[:, 0]
             self.blocks.append(block.at(keep))
             self._entry[block.moved.entries[keep]] = block.unknown[keep]
@@ -309,7 +333,13 @@ class Fields:
                 found.append(ids.reshape(-1))
                 moved = Source(t.memory, *(x[into].expand(ids.shape) for x in (t.entries, t.places)))
                 value = Source(s.memory, *(x[row].T.expand(ids.shape) for x in (s.entries, s.places)))
-                self._terms(ids, moved, value, (t.nodes[into][:, None], self._eldest(s.nodes[row])[None]), (s.nodes[row][None], self._own_units[t.nodes[into]][:, None]))
+                self._terms(
+                    ids,
+                    moved,
+                    value,
+                    (t.nodes[into][:, None], self._eldest(s.nodes[row])[None]),
+                    (s.nodes[row][None], self._own_units[t.nodes[into]][:, None]),
+                )
         self._constants[b] = found
         return found
 
@@ -343,7 +373,7 @@ class Fields:
         often = torch.full((self.count,), OFTEN)
         for block in self.blocks:
             alone = terms[block.unknown] == 1
-            often.index_reduce_(0, block.unknown[alone], by_entry[block.moved.entries[alone]] + _SPARE, "amax")
+            often.scatter_reduce_(0, block.unknown[alone], by_entry[block.moved.entries[alone]] + _SPARE, "amax")
         return often
 
     # At a point

@@ -195,7 +195,11 @@ class Narrow(Finder):
                     replace(
                         p,
                         left=p.left @ left if p.left is not None else left if left.shape[1] < shape[0] else None,
-                        right=p.right if right.shape[1] == shape[1] else right.T if p.right is None else right.T @ p.right,
+                        right=p.right
+                        if right.shape[1] == shape[1]
+                        else right.T
+                        if p.right is None
+                        else right.T @ p.right,
                     )
                     for p in stack.translation.parts  # type: ignore[union-attr]
                 )
