@@ -59,7 +59,8 @@ def test_shifts_hold_at_all_weights_and_leave_nothing_to_stacks(name: str) -> No
     model, x, found = found_in(name, True)
     draw = torch.Generator().manual_seed(4)
     shifts = tuple(each for each in found.symmetries if isinstance(each, Shift))
-    assert shifts and not found.stacks
+    assert shifts
+    assert not found.stacks
     with torch.no_grad():
         for w in model.parameters():
             w += 0.5 * w.std().nan_to_num(1.0) * torch.randn(w.shape, generator=draw, dtype=w.dtype)

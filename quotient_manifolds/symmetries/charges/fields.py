@@ -16,7 +16,7 @@ take back what a map V makes of that; each moves entries by entries that no othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -266,7 +266,7 @@ class Fields:
                         k = self._pairs(uses[a].out, use.into)  # (outputs of a, inputs of b)
                         j = self._pairs(use.out, uses[m].out)
                         if k.shape[1] and j.shape[1]:
-                            one += [self._single_of(a), self._taken_by_columns(a, b, m, k, j)]
+                            one += [self._single_of(a), self._taken_by_columns(b, m, k, j)]
                             other += [self._single_of(b), self._taken_by_outputs(a, b, m, k, j)]
             self._group("beside", *one)
             self._group("after", *other)
@@ -287,9 +287,9 @@ class Fields:
     def _meets(self, one: Tensor, other: Tensor) -> bool:
         return bool(self._pairs(one, other).shape[1])
 
-    def _taken_by_columns(self, a: int, b: int, m: int, k: Tensor, j: Tensor) -> Tensor:
+    def _taken_by_columns(self, b: int, m: int, k: Tensor, j: Tensor) -> Tensor:
         """Add unknowns (inputs of b, inputs, taps): W_jm -= B_jk z."""
-        A, B, W = (self.walk.uses[n] for n in (a, b, m))
+        B, W = (self.walk.uses[n] for n in (b, m))
         ids = self._new(k.shape[1] * W.shape[1] * W.shape[2]).view(1, k.shape[1], *W.shape[1:])
         shape = (j.shape[1], *ids.shape[1:])
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
@@ -303,7 +303,7 @@ class Fields:
 
     def _taken_by_outputs(self, a: int, b: int, m: int, k: Tensor, j: Tensor) -> Tensor:
         """Add unknowns (outputs of b, inputs of b): W_jm -= z A_km, and those of biases b_j -= z a_k."""
-        A, B, W = (self.walk.uses[n] for n in (a, b, m))
+        A, W = (self.walk.uses[n] for n in (a, m))
         made = self._new(j.shape[1] * k.shape[1])
         ids = made.view(j.shape[1], k.shape[1], 1, 1)
         shape = (*ids.shape[:2], *W.shape[1:])
@@ -510,7 +510,7 @@ def _terms(fields: Fields, N: Tensor) -> Iterator[Terms]:
             moved = piece.moved.entries
             unique, at = moved.unique(return_inverse=True)
             first = torch.full((len(unique),), len(moved)).scatter_reduce(0, at, torch.arange(len(moved)), "amin")
-            name, rows = _rows(frame, piece.moved.at(first))
+            rows = _rows(frame, piece.moved.at(first))
             sp = (N[piece.unknown] * constant[:, None]).to_sparse_coo().coalesce()
             yield Terms(rows, at, sp.indices(), sp.values(), tuple(factors))
 
@@ -529,15 +529,15 @@ def _without_common(steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[tupl
     return kept
 
 
-def _rows(frame: Frame, source: Source) -> tuple[str, Rows]:
+def _rows(frame: Frame, source: Source) -> Rows:
     owner = int(frame.owners(source.entries[:1])[0]) - 1
     name = list(frame.entries.start)[owner]
     places = (source.entries - frame.entries.start[name])[:, None]
     affine = frame._function(source.memory, source.places[:, None])
-    return name, Rows.at(name, tuple(frame.entries.shapes[name]), places, **affine)
+    return Rows.at(name, tuple(frame.entries.shapes[name]), places, **affine)
 
 
 def _entry(frame: Frame, source: Source, entries: Tensor) -> Gain:
     unique, at = entries.unique(return_inverse=True)
     first = torch.full((len(unique),), len(entries)).scatter_reduce(0, at, torch.arange(len(entries)), "amin")
-    return Gain(_rows(frame, source.at(first))[1], at, 1.0)
+    return Gain(_rows(frame, source.at(first)), at, 1.0)

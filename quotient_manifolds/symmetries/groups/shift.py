@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -117,12 +117,3 @@ class Shift(Symmetry):
         norms = D.norm(dim=1, keepdim=True)
         alive = norms[:, 0] > _RANK * norms.max().clamp(1e-300)
         return int(torch.linalg.matrix_rank((D / norms)[alive], rtol=_RANK)) if bool(alive.any()) else 0
-
-
-def terms_of(parts: Sequence[tuple[Rows, Tensor, Tensor, tuple[Gain, ...]]]) -> tuple[Terms, ...]:
-    """Return terms of entries, what each moves, E dense (terms, k), and factors."""
-    made = []
-    for rows, at, E, factors in parts:
-        sparse = E.to_sparse_coo().coalesce()
-        made.append(Terms(rows, at, sparse.indices(), sparse.values(), factors))
-    return tuple(made)
