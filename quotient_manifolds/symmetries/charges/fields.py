@@ -309,8 +309,8 @@ class Fields:
         shape = (*ids.shape[:2], *W.shape[1:])
         moved = Source(W.memory, *(x[j[1]][:, None].expand(shape) for x in (W.entries, W.places)))
         value = Source(A.memory, *(x[k[0]][None].expand(shape) for x in (A.entries, A.places)))
-        up = (W.out[j[1]][:, None, None, None], A.into[None, None, :, None])
-        up = (*up, self._eldest(A.out[k[0]])[None, :, None, None])
+        own_units = self._eldest(A.out[k[0]])[None, :, None, None]
+        up = (W.out[j[1]][:, None, None, None], A.into[None, None, :, None], own_units)
         own = self._own_units[W.out[j[1]]][:, None, None, None]
         down = (A.out[k[0]][None, :, None, None], W.into[None, None, :, None], own)
         self._terms(ids.expand(shape), moved, value, up, down)
