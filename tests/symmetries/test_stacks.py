@@ -6,19 +6,24 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.charges import tokens
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.samples import Sample
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks, sets_of
 from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
 from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.outputs import answer
+from quotient_manifolds.symmetries.trace import replay
 from quotient_manifolds.symmetries.trace.record import record
 from quotient_manifolds.symmetries.trace.replay import Replay
 from tests.symmetries.nets import WORDS, Computed, net
@@ -266,3 +271,39 @@ def test_a_constant_does_not_pass_a_padded_convolution() -> None:
         model = Computed(lambda s, x: torch.tanh(s.c(s.a(x).mT)), **parts)
         counts.append(families(*of(model, torch.randn(4, 6, 4))))
     assert counts == [{"shift": 3}, {}]
+
+
+class First(nn.Module):
+    """Give the first channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :20]
+
+
+def test_matrices_of_a_large_model_are_held_for_a_part_of_it_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [(nn.Linear(20, 24), nn.Tanh(), First()) for _ in range(5)]
+    model = nn.Sequential(*(each for layer in layers for each in layer))
+    known, held = WeakSet[tokens.Stock](), list[int]()
+    add = tokens.Stock.add
+
+    def added(stock: tokens.Stock, rows: Tensor) -> bool:
+        known.add(stock)
+        result = add(stock, rows)
+        held.append(sum(each.rows.numel() for each in known if each.rows is not None))
+        return result
+
+    monkeypatch.setattr(tokens.Stock, "add", added)
+    monkeypatch.setattr(tokens, "TOKENS", 15)
+    found, most = list[Any](), list[int]()
+    for budget in (1e9, 0):
+        monkeypatch.setattr(replay, "HELD", budget)
+        finder = Wide(Points(model, torch.randn(4, 5, 20)), torch.Generator().manual_seed(1))
+        params = dict(model.named_parameters())
+        kept = finder.here().found
+        found.append(sorted((each.family, each.translation.names, each.translation.dimension(params)) for each in kept))
+        most.append(max(held))
+        held.clear()
+    assert found[0] == found[1]
+    assert len(found[0]) >= 5
+    assert most[1] < 0.7 * most[0]
