@@ -23,16 +23,14 @@ class Deferred(Tensor):
     @staticmethod
     def of(like: Tensor, made: Callable[[], Tensor]) -> Tensor:
         """Return a tensor of the shape of another."""
-        new: Deferred = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            Deferred, like.shape, dtype=torch.float64, device=like.device
-        )
+        new: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, dtype=torch.float64, device=like.device)
         new.made = made
         return new
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is aten.detach.default:
             return cls.of(args[0], args[0].made)
         return func(*tree_map(held, args), **tree_map(held, kwargs or {}))
