@@ -384,7 +384,7 @@ def _turn(
         matrices = [(tokens.of(key), stock.columns**2) for key, stock in left.items()]
         try:
             for uses, sample in deal(weights, count, matrices, tokens.derived(left)):
-                yield [key for key in left if tokens.of(key) <= uses], sample
+                yield [key for key in left if tokens.of(key).issubset(uses)], sample
             return
         except RUN_ERRORS:  # of vmap
             pass
