@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
 from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.variations import Variations, numbers
 from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.trace import replay
 from tests.symmetries.nets import NETS, Computed, net
@@ -360,8 +361,7 @@ def test_weights_of_a_large_model_are_drawn_again_and_saved_by_nothing(
     packed = replay.Values.packed
     monkeypatch.setattr(replay.Values, "packed", lambda *given: kept.append(packed(*given)) or kept[-1])
     for most in (1e9, 0):
-        for module in ("charges.points", "trace.replay"):
-            monkeypatch.setattr(f"quotient_manifolds.symmetries.{module}.HELD", most)
+        monkeypatch.setattr(replay, "HELD", most)
         points = Points(model, x[:3])
         found.append(points.samples(2, walk=Walk(points.recordings[0]), vectors=some))
     (held, one), (drawn, other) = found
@@ -375,6 +375,22 @@ def test_weights_of_a_large_model_are_drawn_again_and_saved_by_nothing(
         torch.testing.assert_close(a.gradients, b.gradients, rtol=0, atol=0)
         for n, side in a.written.items():
             torch.testing.assert_close(side.slopes, b.written[n].slopes, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ln", "rot2"])
+def test_own_and_moved_weights_of_a_large_model_have_no_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    model, x = net(name, True)
+    moved, changes = list[dict[str, Tensor]](), list[float]()
+    for most in (1e9, 0):
+        monkeypatch.setattr(replay, "HELD", most)
+        finder = Wide(Points(model, x[:3]), torch.Generator().manual_seed(1))
+        moved.append(finder._moved(finder.everywhere().symmetries))
+        changes.append(finder.answers.change(finder.own, moved[-1])[0])
+        assert any(type(w) is Tensor for w in (*finder.own.values(), *moved[-1].values())) == bool(most)
+    assert max(changes) < 1e-9
+    for n, w in moved[0].items():
+        torch.testing.assert_close(moved[1][n] + 0, w, rtol=0, atol=1e-12)
+    assert any(not torch.equal(w, dict(model.named_parameters())[n]) for n, w in moved[0].items())
 
 
 MOVES: dict[str, tuple[Any, Any, bool]] = {
