@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.batches import tensors_in
+from quotient_manifolds.symmetries.charges.deferred import widened
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
-from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, relative_change
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
 """How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
@@ -30,7 +31,7 @@ class Answers:
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
     examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words. own: the model's parameters, in float64 once for all runs.
+    of its words. own: the model's parameters in float64, which are not held if they are many.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Answers:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
-        self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
+        self.own = widened({name: w.detach() for name, w in model.named_parameters()})
         self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []

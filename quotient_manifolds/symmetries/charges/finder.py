@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.deferred import acted, widened
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
@@ -18,6 +19,7 @@ from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
+from quotient_manifolds.symmetries.trace.replay import large
 
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
@@ -64,8 +66,11 @@ class Finder(ABC):
         self.frame = Frame(self.walk)
         self.answers = points.answers()
         known, parameters = self.answers.own, self.recording.parameters
-        self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
-        self.all_own = {**parameters, **self.own}
+        self.large = large(parameters.values())
+        own = {name: w for name, w in parameters.items() if movable(w)}
+        others = widened({name: w for name, w in own.items() if name not in known})
+        self.own = {name: known[name] if name in known else others[name] for name in own}
+        self.all_own = parameters if self.large else {**parameters, **self.own}  # a replay widens what it takes
         self.failed: list[int] = []
         self.count = 0
 
@@ -180,8 +185,11 @@ class Finder(ABC):
         """Return the model's weights, in float64, acted on by a random element of each, one after another."""
         params: Params = dict(self.own)
         for symmetry in symmetries:
-            params = symmetry.act(params, self._element(symmetry, params))
+            params = self._acted(symmetry, params, self._element(symmetry, params))
         return params
+
+    def _acted(self, symmetry: Symmetry, params: Params, element: Tensor) -> Params:
+        return acted(symmetry, params, element) if self.large else symmetry.act(params, element)
 
     def _element(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
         if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # all of them, none with probability 1/2
@@ -243,7 +251,7 @@ class Finder(ABC):
             return []
         params: Params = dict(self.own)
         for k in dict.fromkeys(k for k, _ in flips):
-            params = gauges[k].act(params, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
+            params = self._acted(gauges[k], params, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
         if self.answers.change(self.own, params)[0] < CHANGE:
             return flips
         if len(flips) == 1:

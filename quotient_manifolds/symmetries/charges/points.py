@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import Recording, movable, record
-from quotient_manifolds.symmetries.trace.replay import HELD, wide
+from quotient_manifolds.symmetries.trace.replay import large, wide
 
 OTHERS = 3
 """How many recordings of variations are enough."""
@@ -59,7 +59,7 @@ class Drawn(Mapping[str, Tensor]):
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
         self._own, self._seed, self._signed = own, seed, signed
-        self._kept: dict[str, Tensor] | None = {} if sum(w.numel() for w in own.values()) <= HELD else None
+        self._kept: dict[str, Tensor] | None = None if large(own.values()) else {}
 
     def __len__(self) -> int:
         return len(self._own)

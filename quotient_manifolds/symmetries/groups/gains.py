@@ -101,6 +101,15 @@ class Constants(Record):
         """Return the parameters that are biases, each once."""
         return tuple(dict.fromkeys(each.bias.name for each in self.every))
 
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Return the parameters that are gains, each once."""
+        return tuple(dict.fromkeys(gain.entries.name for each in self.every for gain in each.gains))
+
+    def within(self, names: Collection[str]) -> Constants:
+        """Return those of biases that are entries of these parameters."""
+        return Constants(tuple(each for each in self.every if each.bias.name in names))
+
     def included(self, params: Mapping[str, Tensor]) -> Params:
         """Return parameters with what counts in place of biases, these in float64."""
         return self._added(params, 1.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,13 @@ class Gauge(Symmetry):
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return wire.act(params, element); algebra.contains says whether a matrix is an element."""
         return self.wire.act(params, element)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        return self.wire.taken
+
+    def restricted(self, names: Collection[str]) -> Gauge:
+        return replace(self, wire=self.wire.restricted(names))
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw exp(scale X), X of spectral norm about 1, times each of the reflections with probability 1/2."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,15 @@ class Symmetry(Record, ABC):
     @abstractmethod
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return all parameters, acted on by an element; nothing given is changed."""
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Return the parameters that `act` reads, each once."""
+        return self.names
+
+    def restricted(self, names: Collection[str]) -> Symmetry:
+        """Return a symmetry with the same elements that acts on these parameters alike, and on others perhaps."""
+        return self
 
     @abstractmethod
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
@@ -106,6 +106,15 @@ class Torus(Symmetry):
             values = each.rows.read(draft)
             draft.write(each.rows, values * each.logs(z.to(values.device)).exp()[:, None])
         return self.constants.excluded(draft.finished(), params)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *self.constants.taken)))
+
+    def restricted(self, names: Collection[str]) -> Torus:
+        constants = self.constants.within(names)
+        kept = {*names, *constants.taken}
+        return replace(self, slices=tuple(s for s in self.slices if s.rows.name in kept), constants=constants)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian log-scales of standard deviation `scale`."""

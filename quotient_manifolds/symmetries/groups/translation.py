@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -103,6 +103,9 @@ class Translation(Symmetry):
         for part in self.parts:
             draft.add(part.rows, part.change(z))
         return draft.finished()
+
+    def restricted(self, names: Collection[str]) -> Translation:
+        return replace(self, parts=tuple(part for part in self.parts if part.rows.name in names))
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""

@@ -9,8 +9,8 @@ the wire's units. A slot is dual if its channels are contracted with the wire's,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import prod
@@ -183,6 +183,18 @@ class Wire(Record):
                 values.append(draft[name])
             result[name] = _agreed(uses, values)
         return self.constants.excluded(result.finished(), given)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Return the parameters that `act` reads, each once."""
+        gains = (gain.entries.name for slot in self.slots for gain in slot.gains)
+        return tuple(dict.fromkeys((*self.names, *self.constants.taken, *gains)))
+
+    def restricted(self, names: Collection[str]) -> Wire:
+        """Return the wire with the slots that decide what becomes of these parameters."""
+        constants = self.constants.within(names)
+        kept = {*names, *constants.taken}
+        return replace(self, slots=tuple(slot for slot in self.slots if slot.name in kept), constants=constants)
 
     def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Charge:
         r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -25,6 +25,11 @@ FLAT |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
 
 Weights = Callable[[str], Tensor]
 """Give a parameter by name, in any type of floating point numbers, or of others."""
+
+
+def large(weights: Iterable[Tensor]) -> bool:
+    """Return whether parameters are too many to be held in float64."""
+    return sum(w.numel() for w in weights) > HELD
 
 
 class Tap(Protocol):
