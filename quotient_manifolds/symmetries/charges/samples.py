@@ -148,6 +148,11 @@ def _multiples(y: Tensor, losses: int, generator: torch.Generator) -> Tensor:
     return drawn * finite / size
 
 
+def scaled(y: Tensor, generator: torch.Generator) -> Tensor:
+    """Return one random multiple of finite outputs, stacked."""
+    return torch.randn(y.shape, generator=generator, dtype=y.dtype) / y.detach().square().mean().sqrt().clamp(_SMALL)
+
+
 def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor], losses: int) -> Iterator[list[Tensor]]:
     """Yield the gradients of each loss, as long as they are finite: of all at once if few and they can be batched."""
     outputs = [y for y, _ in terms]

@@ -15,10 +15,11 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
-from quotient_manifolds.symmetries.charges.samples import Leaves, Sample, Side, Undecided, Used, samples
+from quotient_manifolds.symmetries.charges.samples import Leaves, Sample, Side, Undecided, Used, samples, scaled
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
 from quotient_manifolds.symmetries.charges.taps import cuts
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.replay import Replay
 
 TOKENS, FRESH = 520, 64
@@ -33,7 +34,6 @@ _MOST = 1_000_000
 """Entries of a parameter whose gradient is computed."""
 _LEAST = 1 / 10
 """How many rows there must be in one turn, for each column: others are given up."""
-_SMALL = 1e-30
 _FULL = 1e-10
 """Pivots of a matrix that has full rank without doubt, relative to the largest."""
 DrawTokens = Callable[[Mapping[str, Tensor], int, Sequence[str], Collection[int] | None], Sample]
@@ -42,6 +42,12 @@ DrawTokens = Callable[[Mapping[str, Tensor], int, Sequence[str], Collection[int]
 With the gradients of the parameters that are named. Derivatives may be of what some uses write alone, and are of all
 sides of all for None; then shapes may differ from call to call.
 """
+
+
+Matrices = Sequence[tuple[Collection[int], int]]
+"""Uses that a matrix has rows of, and how many entries it has."""
+DealTokens = Callable[[Mapping[str, Tensor], int, Matrices, Collection[int]], Iterator[tuple[Collection[int], Sample]]]
+"""Yield the uses of a part of the net, and a sample of these, until there were about so many tokens of all parts."""
 
 
 def dealt(
@@ -96,10 +102,7 @@ def _at_once(
     outputs = [y for y in outputs if y.requires_grad]
     if not outputs or not all(bool(torch.isfinite(y).all()) for y in outputs):
         raise RuntimeError("Outputs must be finite and depend on the weights. Found others")
-    up = [
-        torch.randn(y.shape, generator=generator, dtype=y.dtype) / y.detach().square().mean().sqrt().clamp(_SMALL)
-        for y in outputs
-    ]
+    up = [scaled(y, generator) for y in outputs]
     values = dict(zip(places, tokens, strict=True))
     keys = places if some is None else list(dict.fromkeys((walk.uses[n].operation, 1) for n in some))
     wanted = [*(values[key] for key in keys), *(leaves[name] for name in vectors)]
@@ -124,7 +127,7 @@ class Stock:
 
     def __init__(self, columns: int) -> None:
         self.columns, self.have, self.smallest, self.largest = columns, 0, float("inf"), 0.0
-        self.rows: Tensor | None = torch.empty(columns + _SPARE, columns, dtype=torch.float64)
+        self.rows: Tensor | None = None
         self.basis: Tensor | None = None
         self.silent = torch.ones(columns, dtype=torch.bool)
 
@@ -137,7 +140,9 @@ class Stock:
         """Take rows into account; return whether these break some of what was held."""
         if not bool((rows[:, 0] != 0).all()):
             rows = rows[(rows != 0).any(1)]
-        if self.rows is not None:
+        if self.basis is None:
+            if self.rows is None:
+                self.rows = torch.empty(self.columns + _SPARE, self.columns, dtype=torch.float64)
             rows = rows[: len(self.rows) - self.have]
             self.rows[self.have : self.have + len(rows)] = rows
             self.have += len(rows)
@@ -145,7 +150,6 @@ class Stock:
                 self._solve(self.rows)
                 self.rows = None
             return True
-        assert self.basis is not None
         if not self.wants or not len(rows):
             return False
         left = rows @ self.basis / rows.square().sum(1).mean().sqrt()
@@ -291,10 +295,14 @@ class Tokens:
         stock = stocks.get(("read", self.lead[n]))
         return None if stock is None or stock.basis is None else constant(stock.basis)
 
+    def of(self, key: Key) -> set[int]:
+        """Return the uses that a matrix has rows of."""
+        kind, n = key
+        return {n} if kind != "several" else {m.use for m in self.several[n].maps if m.use < len(self.uses)}
+
     def derived(self, keys: Collection[Key]) -> set[int]:
         """Return the uses of which the derivatives of what they write are in matrices."""
-        of_several = {m.use for kind, n in keys if kind == "several" for m in self.several[n].maps}
-        return {n for kind, n in keys if kind == "written"} | {n for n in of_several if n < len(self.uses)}
+        return {n for key in keys if key[0] != "read" for n in self.of(key)}
 
     def rows(self, key: Key, sample: Sample) -> Tensor:
         """Return the rows of a matrix that a sample has (tokens, columns)."""
@@ -315,52 +323,79 @@ class Tokens:
 
 
 def read_wide(
-    frame: Frame, draw: DrawTokens, elsewhere: DrawTokens, weights: Mapping[str, Tensor], shapes: int = 1
+    frame: Frame,
+    draw: DrawTokens,
+    elsewhere: DrawTokens,
+    weights: Mapping[str, Tensor],
+    shapes: int = 1,
+    deal: DealTokens | None = None,
 ) -> Stacks:
     """Return directions at these weights by token vectors, for wide nets.
 
     draw: at the weights it is given, of so many `shapes` in turn. elsewhere: at generic ones; channels that are 0 here
-    for all tokens but not there are idle, and not free. Not asked are inputs of convolutions with taps, and what
+    for all tokens but not there are idle, and not free. deal: where only matrices of a part of the net are held at a
+    time. Not asked are inputs of convolutions with taps, and what
     several uses have in common unless their tokens are equal.
     """
     layout = Layout(frame, weights)
-    tokens: Tokens | None = None
-    stocks: dict[Key, Stock] = {}
     refused: dict[str, None] = {}
-    count, vectors = TOKENS, _vectors(layout)
-    left: dict[Key, Stock] = {}
+    vectors = _vectors(layout)
+    first = draw(weights, TOKENS, vectors, None)
+    tokens = Tokens(layout, first)
+    stocks = {key: Stock(columns) for key, columns in tokens.columns().items()}
+    most = int(1.1 * max((s.columns for s in stocks.values()), default=0)) + _SPARE if deal else TOKENS
+    left, count = dict(stocks), most
     for turn in range(ROUNDS):
-        some = tokens.derived(left) if tokens else None
-        sample = draw(weights, count, vectors if some is None else (), some)
-        if tokens is None:
-            tokens = Tokens(layout, sample)
-            stocks = {key: Stock(columns) for key, columns in tokens.columns().items()}
-        for key, stock in stocks.items():
-            if stock.wants and (some is None or tokens.derived([key]) <= some):
-                stock.add(tokens.rows(key, sample))
-        left = {key: stock for key, stock in stocks.items() if stock.rows is not None}
+        drawn = [([*stocks], first)] if not (turn or deal) else _turn(tokens, left, stocks, draw, deal, weights, count)
+        for keys, sample in drawn:
+            for key in keys:
+                if stocks[key].wants:
+                    stocks[key].add(tokens.rows(key, sample))
+        left = {key: stock for key, stock in stocks.items() if stock.basis is None}
         for key in [k for k, s in left.items() if s.have < (turn + 1) * s.columns * _LEAST]:
             refused[f"{tokens.name(key)}: {left.pop(key).have} tokens, too few for its channels"] = None
             del stocks[key]
         if not left:
             break
         missing = max((turn + 1) * (s.columns + _SPARE - s.have) / s.have for s in left.values())
-        count = min(TOKENS, int(1.1 * TOKENS * missing) + 1)
-    assert tokens is not None
+        count = min(most, int(1.1 * most * missing) + 1)
     refused |= {**layout.refused, **tokens.refused}
     _without_idle(tokens, stocks, lambda: elsewhere(weights, FRESH, (), None), refused)
-    calm, drawn = 0, list[Sample]()
+    del first
+    calm, seen = 0, list[Sample]()
     while calm < max(2, shapes):  # a position may occur in one shape alone
         most = max((s.basis.shape[1] for s in stocks.values()), default=0)  # type: ignore[union-attr]
-        drawn = [*drawn[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
-        broken = [s.add(tokens.rows(key, drawn[-1])) for key, s in stocks.items() if s.wants]
+        seen = [*seen[-1:], draw(weights, min(max(FRESH, 2 * most), TOKENS), vectors, None)]
+        broken = [s.add(tokens.rows(key, seen[-1])) for key, s in stocks.items() if s.wants]
         calm = 0 if any(broken) else calm + 1
     bases = tokens.bases(stocks)
     others = {n for n in tokens.lead if n not in tokens.biased} - tokens.with_biases
     constants = {n: c for n in others if (c := tokens.constant(stocks, n)) is not None}
-    found = (*bases.stacks(), *WideShifts(layout, bases.unread, constants, tokens.biases, drawn).stacks())
+    found = (*bases.stacks(), *WideShifts(layout, bases.unread, constants, tokens.biases, seen).stacks())
     largest = max((stock.largest for stock in stocks.values()), default=0.0)
     return Stacks(found, tuple(refused), largest, min((s.smallest for s in stocks.values()), default=float("inf")))
+
+
+def _turn(
+    tokens: Tokens,
+    left: Mapping[Key, Stock],
+    stocks: Mapping[Key, Stock],
+    draw: DrawTokens,
+    deal: DealTokens | None,
+    weights: Mapping[str, Tensor],
+    count: int,
+) -> Iterator[tuple[Collection[Key], Sample]]:
+    """Yield matrices and samples for these: part by part where that is asked for and can be, else all at once."""
+    if deal is not None:
+        matrices = [(tokens.of(key), stock.columns**2) for key, stock in left.items()]
+        try:
+            for uses, sample in deal(weights, count, matrices, tokens.derived(left)):
+                yield [key for key in left if tokens.of(key) <= uses], sample
+            return
+        except RUN_ERRORS:  # of vmap
+            pass
+    some = tokens.derived(left)
+    yield [key for key in stocks if tokens.derived([key]) <= some], draw(weights, min(count, TOKENS), (), some)
 
 
 def _vectors(layout: Layout) -> list[str]:

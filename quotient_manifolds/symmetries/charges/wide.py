@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.charges.finder import Finder
+from quotient_manifolds.symmetries.charges.parts import Extent, at_once, dealt_in_parts, parts
 from quotient_manifolds.symmetries.charges.readings import Readings, read
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses
 from quotient_manifolds.symmetries.charges.stacks import Stacks
-from quotient_manifolds.symmetries.charges.tokens import dealt, read_wide
+from quotient_manifolds.symmetries.charges.taps import cuts
+from quotient_manifolds.symmetries.charges.tokens import Matrices, dealt, read_wide
 from quotient_manifolds.symmetries.groups import FromSum, Gauge, Symmetry
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording
@@ -45,7 +47,8 @@ class Wide(Finder):
                 return self._dealt(self.points.weights(), count, names, some)
 
         self.__dict__.pop("_sources", None)  # a failed move may have added some
-        return read_wide(self.frame, self._dealt, elsewhere, self.all_own, len(self._sources))
+        deal = self._dealt_in_parts if self.large and not cuts(self.walk.program) else None  # taps are of one batch
+        return read_wide(self.frame, self._dealt, elsewhere, self.all_own, len(self._sources), deal)
 
     def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
         sums = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
@@ -69,6 +72,23 @@ class Wide(Finder):
             found.append((recording, rows[len(rows) // 2], rows[0] / rows[len(rows) // 2]))
         return [each[:2] for each in sorted(found, key=lambda each: -each[2])]
 
+    def _dealt_in_parts(
+        self, weights: Mapping[str, Tensor], count: int, matrices: Matrices, some: Collection[int]
+    ) -> Iterator[tuple[Collection[int], Sample]]:
+        """Yield the uses of each part, the last part first, and samples of these, of few of all tokens each."""
+        recording, rows = self._sources[0]
+        batches, program = -(-count // rows), recording.program
+        used = Uses.along(self.walk, program)
+        places = [use.operation for use in used.uses]
+        extents = [Extent(min(p), max(p), size) for n, size in matrices if (p := [places[use] for use in n])]
+        every = parts(program, extents, batches)
+        length = min(at_once(program, part.places) for part in every)
+        inputs = self.points.inputs(recording, stacked=(batches,))
+        chunks = list(zip(*(each.split(length) for each in inputs), strict=True))
+        for part, found in dealt_in_parts(used, weights, chunks, self.generator, every, some):
+            uses = {n for n, place in enumerate(places) if place in part.places}
+            yield from ((uses, sample) for sample in found)
+
     def _dealt(
         self, weights: Mapping[str, Tensor], count: int, names: Sequence[str], some: Collection[int] | None
     ) -> Sample:
@@ -77,7 +97,10 @@ class Wide(Finder):
         self._shape += some is None
         for k in range(len(self._sources)):
             recording, rows = self._sources[(first + k) % len(self._sources)]
-            inputs = self.points.inputs(recording, stacked=(-(-count // rows),))
+            batches = -(-count // rows)
+            if self.large and some is None:
+                batches = min(batches, at_once(recording.program, range(len(recording.program.operations))))
+            inputs = self.points.inputs(recording, stacked=(batches,))
             used = Uses.along(self.walk, recording.program)
             try:
                 return dealt(used, weights, list(zip(*inputs, strict=True)), self.generator, names, some)

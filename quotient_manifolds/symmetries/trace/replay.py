@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -123,14 +123,37 @@ class Replay:
         tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
         """
         known = Values(self, weights, {**self._constants, **dict(zip(self.program.inputs, inputs, strict=True))})
-        with saved_tensors_hooks(known.packed, known.unpacked) if self._large else nullcontext():
-            return self._run(known, watch, generic, tap)
+        with self._saving(known):
+            return self._run(known, range(len(self.program.operations)), self.program.outputs, watch, generic, tap)
+
+    def part(
+        self,
+        weights: Weights,
+        known: Mapping[int, Tensor],
+        places: range,
+        wanted: Sequence[int],
+        watch: Mapping[int, int | None],
+    ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
+        """Return what `run` returns of some operations, at the model's own eps, from known values to those wanted."""
+        values = Values(self, weights, {**self._constants, **known})
+        with self._saving(values):
+            return self._run(values, places, wanted, watch, False, None)
+
+    def _saving(self, known: Values) -> AbstractContextManager[Any]:
+        return saved_tensors_hooks(known.packed, known.unpacked) if self._large else nullcontext()
 
     def _run(
-        self, known: Values, watch: Mapping[int, int | None], generic: bool, tap: Tap | None
+        self,
+        known: Values,
+        places: range,
+        wanted: Sequence[int],
+        watch: Mapping[int, int | None],
+        generic: bool,
+        tap: Tap | None,
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
-        seen, kept, wanted = {}, {}, set(self.program.outputs)
-        for place, operation in enumerate(self.program.operations):
+        seen, kept, last = {}, {}, set(wanted)
+        for place in places:
+            operation = self.program.operations[place]
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
             if not operation.outs:
@@ -148,13 +171,13 @@ class Replay:
             outs = (made,) if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
             for number, value in zip(operation.outs, outs, strict=True):
                 known[number] = value
-                if number in wanted:
+                if number in last:
                     kept[number] = value
             for number in self.program.released[place]:
                 known.pop(number, None)
             for memory in self._ends[place]:
                 known.forget(memory)
-        return [kept[n] if n in kept else known[n] for n in self.program.outputs], seen
+        return [kept[n] if n in kept else known[n] for n in wanted], seen
 
 
 class Values(dict[int, Tensor]):
