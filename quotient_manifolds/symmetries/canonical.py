@@ -60,7 +60,7 @@ class Canonical:
     doubts: tuple[str, ...]
 
     def applied(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters after the same element; they must hold at float64 to be told from rounding."""
+        """Return parameters (in float64) after the same element."""
         for symmetry, element in self.element:
             params = symmetry.act(params, element)
         return dict(params)

@@ -32,7 +32,7 @@ from quotient_manifolds.symmetries.groups.rows import Draft
 from quotient_manifolds.symmetries.least_norm import Point, in_units, moments
 
 _DISTINCT = 1e-7
-"""Of the largest eigenvalue: how far apart others must be for axes to be told from one another."""
+"""Of the largest eigenvalue: how far apart eigenvalues must be for distinct axes."""
 _ALIVE = 1e-10
 """Of the largest eigenvalue: axes on which nothing stands."""
 _SMALL = 1e-8
