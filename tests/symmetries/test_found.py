@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -45,11 +45,7 @@ def kinds(found: Found) -> Counter[str]:
 @pytest.mark.parametrize("name", ["short slice", *list(NETS)[::13]])
 def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
-    with torch.no_grad():
-        before = model(x)
-        for symmetries in found.together:
-            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
-            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+    check_moves(model, x, found.together)
     assert found.largest < 1e-9 < found.smallest
 
 
@@ -277,6 +273,15 @@ def test_all_that_the_jacobian_leaves_free_is_found(name: str, bias: bool, rank:
     assert finders.rank(found.every, finders.weights(model)) == rank
 
 
+def check_moves(model: nn.Module, x: Tensor, sets: Sequence[Sequence[Symmetry]]) -> None:
+    """Move a model by a random element of each set: outputs stay."""
+    with torch.no_grad():
+        before = model(x)
+        for symmetries in sets:
+            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
+            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+
+
 LINEAR = {
     "complex layers": 18,
     "FiLM": 10,  # a multiple of one bias is added to another
@@ -291,11 +296,7 @@ def test_fields_that_no_wire_has_are_found(name: str) -> None:
     assert any(isinstance(each, Linear) for each in found.symmetries)
     assert finders.rank(found.every, finders.weights(model)) == LINEAR[name] == other.KINDS[name].kernel
     assert not any("dimensions" in each for each in found.refused)
-    with torch.no_grad():
-        before = model(x)
-        for symmetries in found.together:
-            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
-            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+    check_moves(model, x, found.together)
 
 
 CHARTED = {
@@ -313,11 +314,7 @@ def test_functions_of_parameters_are_as_good_as_parameters(name: str) -> None:
     assert finders.rank(found.every, finders.weights(model)) == CHARTED[name] == other.KINDS[name].kernel
     assert not any("dimensions" in each for each in found.refused)
     assert any(isinstance(each, Charted) for each in found.symmetries)
-    with torch.no_grad():
-        before = model(x)
-        for symmetries in pickle.loads(pickle.dumps(found.together)):
-            after = torch.func.functional_call(model, moved(model, symmetries), (x,))
-            assert float((after - before).abs().max()) < CHANGE * float(before.abs().max())
+    check_moves(model, x, pickle.loads(pickle.dumps(found.together)))
 
 
 @pytest.mark.parametrize("name", other.MISSING)

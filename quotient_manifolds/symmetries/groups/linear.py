@@ -74,11 +74,6 @@ class Linear(Symmetry):
         return (self.size,)
 
     @property
-    def local(self) -> bool:
-        """Return whether all generators are constants, directions as of a `Translation`."""
-        return bool((self.index[2] == self.entries).all())
-
-    @property
     def entries(self) -> int:
         """Return n, the number of entries of all parameters."""
         return sum(prod(shape) for _, shape in self.shapes)

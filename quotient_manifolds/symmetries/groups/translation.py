@@ -94,10 +94,6 @@ class Translation(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
-    @property
-    def local(self) -> bool:
-        return True
-
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
         """Return the parameters with left @ z @ right added, z = element (a, b), cast once to their dtypes.
 
