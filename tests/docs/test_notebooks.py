@@ -110,7 +110,7 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(path: Path) -> None:
 
 
 def test_they_are_numbered_in_order_and_listed() -> None:
-    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("12345678")
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("123456789")
     page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in NOTEBOOKS if f"]({path.name})" not in page] == []
 
