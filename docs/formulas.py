@@ -10,14 +10,16 @@ LETTERS = {
     "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ϵ", "varepsilon": "ε", "zeta": "ζ",
     "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ", "tau": "τ",
     "phi": "ϕ", "omega": "ω", "Gamma": "Γ", "Delta": "Δ", "Sigma": "Σ", "top": "⊤", "infty": "∞", "dots": "…",
-    "partial": "∂",
+    "partial": "∂", "nabla": "∇",
 }  # fmt: skip
 SIGNS = {
     "cdot": "⋅", "times": "×", "pm": "±", "odot": "⊙", "le": "≤", "ge": "≥", "ne": "≠", "neq": "≠", "approx": "≈",
     "to": "→", "langle": "⟨", "rangle": "⟩", "lvert": "|", "rvert": "|", "lVert": "‖", "rVert": "‖", "in": "∈",
+    "sum": "∑", "otimes": "⊗", "mapsto": "↦",
     "{": "{", "}": "}", "|": "‖", "-": "−", "*": "∗",
 }  # fmt: skip
-FUNCTIONS = ("max", "min", "ln", "log", "exp", "sin", "cos", "det")
+DOUBLE_STRUCK = {"R": "ℝ", "C": "ℂ"}
+FUNCTIONS = ("max", "min", "ln", "log", "exp", "sin", "cos", "tanh", "det")
 SPACES = {",": "0.17em", ":": "0.22em", ";": "0.28em", " ": "0.33em", "quad": "1em", "qquad": "2em"}
 ACCENTS = {"dot": "˙", "ddot": "¨", "dddot": "⃛", "hat": "^", "bar": "¯", "tilde": "~"}
 
@@ -98,16 +100,14 @@ def _atom(tokens: list[str]) -> str:
         shown = html.escape(SIGNS.get(token, token))
         return f'<mo stretchy="false">{shown}</mo>' if token in "()[]|" else f"<{kind}>{shown}</{kind}>"
     name = token[1:]
+    if name == "mathbb":
+        return f"<mi>{DOUBLE_STRUCK[_text(tokens)]}</mi>"
     if name == "frac":
         return f"<mfrac>{_atom(tokens)}{_atom(tokens)}</mfrac>"
     if name == "sqrt":
         return f"<msqrt>{_atom(tokens)}</msqrt>"
     if name in ("mathrm", "text", "operatorname"):
-        tokens.pop()  # its brace
-        letters = []
-        while (letter := tokens.pop()) != "}":
-            letters.append(letter)
-        return f'<mi mathvariant="normal">{html.escape("".join(letters))}</mi>'
+        return f'<mi mathvariant="normal">{html.escape(_text(tokens))}</mi>'
     if name in ACCENTS:
         return f'<mover accent="true">{_atom(tokens)}<mo>{ACCENTS[name]}</mo></mover>'
     if name in FUNCTIONS:
@@ -118,3 +118,12 @@ def _atom(tokens: list[str]) -> str:
     if name in LETTERS:
         return f"<mi>{LETTERS[name]}</mi>"
     return f'<mo stretchy="false">{SIGNS[name]}</mo>'
+
+
+def _text(tokens: list[str]) -> str:
+    """Return the characters of a group in braces."""
+    tokens.pop()  # its brace
+    letters = []
+    while (letter := tokens.pop()) != "}":
+        letters.append(letter)
+    return "".join(letters)
