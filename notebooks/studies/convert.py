@@ -11,7 +11,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.files import whole
+from quotient_manifolds.files import atomic_file
 from quotient_manifolds.load.text import drawn
 
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
@@ -45,7 +45,7 @@ def convert_images(source: Path, target: Path, size: int, examples: int | None, 
         raise ValueError(f"{source} must have a folder of pictures for each class. Found no picture")
     chosen = [files[row] for row in drawn(len(files), examples, seed)]
     images = np.stack([_pixels(file, size) for file, _ in chosen])
-    with whole(target) as unfinished, unfinished.open("wb") as stream:
+    with atomic_file(target) as unfinished, unfinished.open("wb") as stream:
         np.savez(stream, images=images, labels=np.array([label for _, label in chosen]))
 
 

@@ -1,4 +1,4 @@
-"""Draw figures for pages, papers and notebooks: from plain data, in matplotlib, with a text alternative."""
+"""Draw figures for pages, papers and notebooks in matplotlib, from plain data, with a text alternative."""
 
 from __future__ import annotations
 

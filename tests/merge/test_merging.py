@@ -119,7 +119,7 @@ def test_what_is_stored_whole_is_averaged(tmp_path: Path) -> None:
     merged = qm.merge_adapters(paths, [0.25, 0.75])
     tensors = merged.tensors
     assert merged.averaged == (PREFIX + "head.weight",)
-    assert f"averaged, as they differ: {PREFIX}head.weight" in str(merged)
+    assert f"averaged because they differ: {PREFIX}head.weight" in str(merged)
     torch.testing.assert_close(tensors[PREFIX + "head.weight"], 0.25 * heads[0] + 0.75 * heads[1])
     assert tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
     with pytest.raises(ValueError, match=r"weights must sum to 1, for .*head\.weight .* Found a sum of 2") as said:
@@ -149,18 +149,21 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "an empty factor": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 0)}), r"shape \(2, 0\)"),
     "no update": (lambda p: replace_tensors(p, "lora_", x=torch.ones(1)), "has no update"),
     "ranks that differ": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(3, 14)}), r"A of shape \(3, 14\) and B"),
-    "another rank": (lambda p: edit(p, rank_pattern={}, r=5), "factors of rank 2 for a, but .* says 5"),
+    "another rank": (
+        lambda p: edit(p, rank_pattern={}, r=5),
+        "must have the rank .* states, 5. Found factors of rank 2",
+    ),
     "other sizes": (other_sizes, "updates of a must be of one layer. Found 12 x 14 in .*0, 12 x 5 in .*1"),
     "a head of one": (whole, "must be in all adapters. Found .*head.weight in .*1 and not in .*0"),
     "magnitudes": (lambda p: replace_tensors(p, **{f"{PREFIX}a.lora_magnitude_vector": torch.ones(12)}), "magnitude"),
-    "DoRA": (lambda p: edit(p, use_dora=True), "no plain LoRA adapter.* use_dora"),
+    "DoRA": (lambda p: edit(p, use_dora=True), "must be a plain LoRA adapter.* Found use_dora"),
     "biases of updates": (lambda p: edit(p, lora_bias=True), "lora_bias"),
     "tokens": (lambda p: edit(p, trainable_token_indices=[1]), "trainable_token_indices"),
     "PiSSA": (
         lambda p: edit(p, init_lora_weights="pissa_niter_4"),
-        "may change the base weights too: save it as plain",
+        "init_lora_weights = .* which may change them; save it as plain",
     ),
-    "IA3": (lambda p: edit(p, peft_type="IA3"), "of kind 'IA3': expected LORA"),
+    "IA3": (lambda p: edit(p, peft_type="IA3"), "must be a LoRA adapter. Found .* of kind 'IA3'"),
     "another base": (lambda p: edit(p, base_model_name_or_path="x"), "different base models in .*: None and x"),
     "another task": (lambda p: edit(p, task_type="CAUSAL_LM"), "different tasks in .*: None and CAUSAL_LM"),
     "another revision": (lambda p: edit(p, revision="old"), "different revisions of it in .*: main and old"),
