@@ -1,4 +1,4 @@
-"""Take a batch apart into its tensors and put it together again; no other module knows what containers are."""
+"""Take a batch apart into its tensors and put it together again; no other module knows the types of containers."""
 
 from __future__ import annotations
 

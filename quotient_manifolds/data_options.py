@@ -24,60 +24,46 @@ Labels = Mapping[str, int]  # the class of each label, by how the label is writt
 class Option:
     """Describe an option of data.
 
-    least: its least value, if it is an integer. choices: its values, if it is one of a few. entry: types of key and
-    value, if it is a mapping. only: the format to which it applies, if not to both. help, usual (the default in words),
-    flag and metavar are for the command line, which offers the options that have a help text.
+    kind: the least value of an integer, the choices of a word, or the types (key, value) of a mapping; None for others.
+    help, flag, metavar: for the command line, which offers the options with a help text. only: the format to which the
+    option applies, if not to both.
     """
 
-    least: int | None = None
-    choices: tuple[str, ...] = ()
-    entry: tuple[type, type] | None = None
-    only: str | None = None
+    kind: int | tuple[str, ...] | tuple[type, type] | None = None
     help: str = ""
-    usual: str = ""
     flag: str = ""
     metavar: str | None = None
+    only: str | None = None
 
-    def check(self, name: str, value: Any, source: object, kind: str) -> None:
-        """Raise ValueError for a value that the option cannot have, or cannot have for a source of this kind."""
-        if self.least is not None:
-            check_integer(name, value, self.least)
-        if self.entry is not None and not isinstance(value, Mapping):
+    def check(self, name: str, value: Any, source: object, data_format: str) -> None:
+        """Raise ValueError unless the option can have this value, for a source of this format."""
+        if isinstance(self.kind, int):
+            check_integer(name, value, self.kind)
+        elif self.is_mapping and not isinstance(value, Mapping):
             raise ValueError(f"{name} must be a mapping. Found {value!r}")
-        if self.choices:
-            check_one_of(name, value, self.choices)
-        if self.only not in (None, kind):
-            raise ValueError(f"{name} must be left out for {kind} data. Found {value!r} for {source}")
+        elif self.kind and not self.is_mapping:
+            check_one_of(name, value, self.kind)
+        if self.only not in (None, data_format):
+            raise ValueError(f"{name} must be left out for {data_format} data. Found {value!r} for {source}")
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.kind, tuple) and isinstance(self.kind[0], type)
 
 
+_COLUMN, _CLASS, _SEED = f"{'|'.join(COLUMNS)} NAME", "NAME CLASS", "SEED"
+_LENGTH = "Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]"
+_TASK = "Whether a model of text predicts a label or the next token, which needs no labels.  [default: classification]"
 OPTIONS: dict[str, Option] = {
-    "batch_size": Option(1, help="Number of examples in a batch.", usual="32"),
+    "batch_size": Option(1, "Number of examples in a batch.  [default: 32]"),
     "max_batches": Option(1),
-    "max_examples": Option(1, help="Largest number of examples.", usual="all", flag="--examples"),
-    "seed": Option(0, help="Seed to draw examples with.", usual="the first examples", flag="--draw", metavar="SEED"),
-    "max_length": Option(
-        1, only=TEXT, help="Tokens kept of a text.", usual="128, or the positions of the model, if fewer"
-    ),
+    "max_examples": Option(1, "Largest number of examples.  [default: all]", "--examples"),
+    "seed": Option(0, "Seed to draw examples with.  [default: the first examples]", "--draw", _SEED),
+    "max_length": Option(1, _LENGTH, only=TEXT),
     "tokenizer": Option(only=TEXT),
-    "task": Option(
-        choices=(CLASSIFICATION, CAUSAL),
-        only=TEXT,
-        help="Whether a model of text predicts a label or the next token, which needs no labels.",
-        usual=CLASSIFICATION,
-    ),
-    "columns": Option(
-        entry=(str, str),
-        only=TEXT,
-        help="Name of a column in DATA; may be given several times.",
-        flag="--column",
-        metavar=f"{'|'.join(COLUMNS)} NAME",
-    ),
-    "labels": Option(
-        entry=(str, int),
-        help="Class of a label in DATA; may be given several times.",
-        flag="--label",
-        metavar="NAME CLASS",
-    ),
+    "task": Option((CLASSIFICATION, CAUSAL), _TASK, only=TEXT),
+    "columns": Option((str, str), "Name of a column in DATA; may be repeated.", "--column", _COLUMN, only=TEXT),
+    "labels": Option((str, int), "Class of a label in DATA; may be repeated.", "--label", _CLASS),
     "mean": Option(only=ARRAYS),
     "std": Option(only=ARRAYS),
 }

@@ -108,9 +108,8 @@ def merge_adapters(
     rank: by default the largest rank among the adapters in the module. It is at most the size of the module and the sum
     of the adapters' ranks. An adapter without an update for a module counts as 0 there, with a UserWarning.
 
-    Names of modules are those of the base model, also for modules that transformers has renamed since an adapter was
-    trained. If the base model is on this machine and peft is installed, every tensor of the result is loaded into it
-    and compared.
+    Modules are named as in the base model, even if transformers has renamed them since an adapter was trained. If the
+    base model is on this machine and peft is installed, every tensor of the result is loaded into it and compared.
 
     Full tensors (heads and other `modules_to_save`, biases, embeddings) must be in all adapters. A tensor that is the
     same in all is unchanged; others become the weighted mean, for which weights must sum to 1.

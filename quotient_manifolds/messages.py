@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
 def sentence(error: BaseException) -> str:
     """Return an error's message on one line, its type if the message alone is unclear, and the user's line of code.
 
-    This is the innermost line of the traceback in the user's files, such as those of a model or a loss.
+    This is the innermost line of the traceback in the user's files, such as a line of a model or a loss.
     """
     text = shown(" ".join(str(error).split()))
     message = text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quotient_manifolds.orbit.descend import Moved
 
 PURPOSES = (*(f"int{bits}" for bits in range(2, 9)), "sparsity")
-EXAMPLES = 256  # of a file, if --examples is not given
+EXAMPLES = 256  # default of --examples
 
 out_option = click.option(
     "--out", "target", required=True, type=click.Path(path_type=Path), help="The new directory to write."
@@ -77,7 +77,7 @@ def descend(
     "--data",
     help=f"{common.DATA} For activations, and the loss along the path.  [default: example inputs, and no loss]",
 )
-@common.data_options("task", "batch_size", "max_examples")
+@common.data_options("task", "batch_size", max_examples=f"Largest number of examples.  [default: {EXAMPLES} of a file]")
 @common.count_option("--refine", "Number of steps on the loss along the path.", least=0, default=0)
 @common.figure_option
 @out_option
@@ -86,9 +86,8 @@ def align(model: str, other: str, data: str | None, refine: int, figure: Path | 
     """Move the model in A along its orbit toward the model in B, and write it.
 
     A and B are Hugging Face directories of one architecture. The function of A is unchanged; its heads, neurons and
-    channels get the order and the basis of those of B. With --data, of which the first 256 examples are used by
-    default, the loss along the straight path between the two is computed before and after. Models from different seeds
-    become closer, not equal; do not average them.
+    channels get the order and the basis of those in B. With --data, the loss along the straight path between the two is
+    computed before and after. Models from different seeds become closer, not equal; do not average them.
     """
     check_new(target, model, other)
     if figure is not None:

@@ -1,6 +1,6 @@
 """Share exit codes, options, output and progress between commands.
 
-Neither this module nor those of the commands import torch before a command runs, so that help is printed at once.
+No module of a command imports torch before the command runs, so that help is printed at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import click
 from rich import progress
 from rich.console import Console
 
-from quotient_manifolds.data_options import OPTIONS
+from quotient_manifolds.data_options import OPTIONS, Option
 from quotient_manifolds.messages import Progress, sentence, without_advice
 
 if TYPE_CHECKING:
@@ -99,32 +100,34 @@ def count_option(flag: str, text: str, *, least: int = 1, **settings: Any) -> De
     return click.option(flag, type=click.IntRange(min=least), help=text, **settings)
 
 
-def data_options(*names: str) -> Decorator:
-    """Return a decorator that adds options of data by name; `data_settings` returns the values given."""
+def data_options(*names: str, **helps: str) -> Decorator:
+    """Return a decorator that adds options of data by name; `data_settings` returns the values given.
+
+    helps: options with another help text, by name.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed([name for name in OPTIONS if name in names]):
-            function = _data_option(name)(function)
+        for name in reversed([name for name in OPTIONS if name in {*names, *helps}]):
+            option = OPTIONS[name]
+            function = _data_option(name, replace(option, help=helps.get(name, option.help)))(function)
         return function
 
     return decorate
 
 
-def _data_option(name: str) -> Decorator:
-    option = OPTIONS[name]
-
+def _data_option(name: str, option: Option) -> Decorator:
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value not in (None, ()):
-            data_settings(context)[name] = dict(value) if option.entry else value
+            data_settings(context)[name] = dict(value) if option.is_mapping else value
 
-    integer = None if option.least is None else click.IntRange(min=option.least)
+    kind: Any = click.IntRange(min=option.kind) if isinstance(option.kind, int) else option.kind
     return click.option(
         option.flag or f"--{name.replace('_', '-')}",
         f"data_{name}",  # `seed` is an option of the command, too
-        type=option.entry or (click.Choice(option.choices) if option.choices else integer),
-        multiple=option.entry is not None,
+        type=kind if option.is_mapping or isinstance(option.kind, int) else click.Choice(kind),
+        multiple=option.is_mapping,
         metavar=option.metavar,
-        help=option.help + f"  [default: {option.usual}]" * bool(option.usual),
+        help=option.help,
         expose_value=False,
         callback=keep,
     )

@@ -28,10 +28,7 @@ from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import ModelOutputs, call, floating, relative_change
 
 ALONE, RECORD = "example inputs", "orbit.json"
-MARGIN, NOISE = (
-    100.0,
-    1e-12,
-)  # In float64 the output may change by 100 times its rounding error, which is at least 1e-12.
+MARGIN, NOISE = 100.0, 1e-12  # The output may change by 100 times its rounding error in float64, at least 1e-12.
 WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
@@ -74,7 +71,7 @@ def inputs_of(network: nn.Module, reference: str | None, *, seed: int) -> Any:
 
 
 def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:
-    """Return inputs by their description: those of the functions, and all example inputs on which the model runs.
+    """Return by description the inputs that the functions return, and all example inputs on which the model runs.
 
     Raises ValueError if there are none.
     """

@@ -63,7 +63,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
         measures.append(WorstCase(geometry, radius, steps=STEPS))
     ratios: dict[str, list[float]] = {each.geometry.name: [] for each in measures}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SharpnessWarning)  # that there are few steps; they are enough for ratios
+        warnings.simplefilter("ignore", SharpnessWarning)  # so few steps are enough for ratios
         for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
             if row["failed"]:
                 raise ValueError(row["failed"])

@@ -14,13 +14,9 @@ from typing import Any
 from quotient_manifolds.messages import brief
 
 PREFIX = "base_model.model."  # of all names in an adapter's file
-UPDATES = ("lora_", "ia3_", "hada_", "lokr_")  # a tensor of an update is named MODULE.lora_..., and so on
-FULL = (
-    "base_layer",
-    "modules_to_save",
-    "original_module",
-    "token_adapter",
-)  # a full tensor is named MODULE.base_layer...
+# A tensor of an update is named MODULE.lora_..., and so on; a full tensor may be named MODULE.base_layer..., and so on.
+UPDATES = ("lora_", "ia3_", "hada_", "lokr_")
+FULL = ("base_layer", "modules_to_save", "original_module", "token_adapter")
 
 # One atom of a key of rank_pattern or alpha_pattern: a character, "." or "\d", with or without a repeat.
 _ATOM = re.compile(r"(?:(\\d|\.)(?:([*+])\??)?|(\\\W|[^\\^$*+?{}\[\]()|.]))")
@@ -95,8 +91,7 @@ def key_matches(key: Any, module: str) -> bool | None:
 @lru_cache(maxsize=4096)
 def _parsed(alternative: str) -> tuple[bool, list[tuple[str, str]]] | None:
     """Return whether an alternative is anchored at the start, and its (atom, repeat) pairs; None for other syntax."""
-    has_end = alternative.endswith("$") and not alternative.endswith("\\$")
-    inner = alternative[:-1] if has_end else alternative
+    inner = alternative[:-1] if alternative.endswith("$") and not alternative.endswith("\\$") else alternative
     body = inner.removeprefix("^")
     if not re.fullmatch(f"{_ATOM.pattern}*", body):
         return None

@@ -75,7 +75,7 @@ def load_adapter(path: Path) -> nn.Module:
     if missing := resize_vocabulary(network, tensors):
         raise ValueError(f"The adapter in {path} has another vocabulary than {base}, but lacks parameter {missing[0]}")
     model = attach_adapter(network, settings, tensors, path)
-    model.directories = [path, base]  # in which a tokenizer or an image processor is looked for
+    model.directories = [path, base]  # a tokenizer or an image processor may be in either
     return model.eval()
 
 
@@ -140,7 +140,7 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
 def current_module(network: nn.Module) -> Callable[[str], str]:
     """Return the function from the name of a module in a file to its name in the network.
 
-    A name that the network does not have is renamed as transformers renames those of its earlier versions.
+    transformers renames names of its earlier versions if the network does not have them.
     """
     names, rename = {name for name, _ in network.named_modules()}, renaming(network)
 

@@ -29,7 +29,7 @@ from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import has_tokenizer, tokenizer_files
 from quotient_manifolds.load.images import check_channels, normalization, prepare, read_images, read_labels
 from quotient_manifolds.load.models import Checkpoint, call_object, load_object
-from quotient_manifolds.load.text import Batches, class_of, drawn, known_classes, read_examples
+from quotient_manifolds.load.text import Batches, chunked, class_of, drawn, known_classes, read_examples
 from quotient_manifolds.load.tokens import TextEncoder, causal_batches, check_task, encoded
 from quotient_manifolds.symmetries.example_inputs import accepted_by
 
@@ -116,8 +116,7 @@ class DataSource:
         classes = torch.tensor([class_of(labels[row], where(row), self.labels, count, names) for row in chosen])
         if self.kind == ARRAYS:
             keyword, notes, images = "pixel_values", [], read_images(path, len(labels))
-            chunks = (chosen[start : start + self.batch_size] for start in range(0, len(chosen), self.batch_size))
-            normalize = normalization(self.mean, self.std)
+            normalize, chunks = normalization(self.mean, self.std), chunked(chosen, self.batch_size)
             inputs = [{keyword: prepare(images[chunk], normalize, homes, path)} for chunk in chunks]
             check_channels(model, inputs[0][keyword], path)
         else:
@@ -207,7 +206,7 @@ class BatchFunction:
 
 
 def data_of(path: str, settings: Mapping[str, Any], base: Path = Path()) -> DataSource | BatchFunction:
-    """Return the data in a file, or those of a function package.module:function, whose only setting is the task.
+    """Return the data in a file, or of a function package.module:function, whose only setting is the task.
 
     base: the directory that paths are relative to. Raises ValueError for other settings of a function, and all errors
     of `DataSource`.

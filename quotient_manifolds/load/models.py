@@ -1,4 +1,4 @@
-"""Load what a user names: a model, a function, the models of a zoo, the symmetries of a model."""
+"""Load a model, a function, the models of a zoo, or the symmetries of a model by name."""
 
 from __future__ import annotations
 

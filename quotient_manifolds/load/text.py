@@ -117,6 +117,11 @@ def drawn(count: int, most: int | None, seed: int | None) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].tolist()
 
 
+def chunked(rows: Sequence[Any], size: int) -> list[Any]:
+    """Return consecutive slices of `size` rows; the last may be shorter."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
 def class_of(
     label: Any, where: str, labels: Labels | None = None, count: int | None = None, names: Labels | None = None
 ) -> int:

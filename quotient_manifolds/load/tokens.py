@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.data_options import CAUSAL, PLAIN
 from quotient_manifolds.load.huggingface import load_tokenizer, transformers_library
-from quotient_manifolds.load.text import LabeledText, drawn, read_examples
+from quotient_manifolds.load.text import LabeledText, chunked, drawn, read_examples
 from quotient_manifolds.messages import brief, first_line
 from quotient_manifolds.symmetries.example_inputs import without_adapters
 
@@ -101,8 +101,7 @@ def encoded(
     if len(kinds) > 1:
         raise ValueError("All examples must have a text_pair, or none. Found some with and some without")
     encode = TextEncoder(home, config, max_length, pairs=kinds == {True})
-    chunks = (examples[start : start + batch_size] for start in range(0, len(examples), batch_size))
-    return [encode(chunk) for chunk in chunks], encode.notes(len(examples))
+    return [encode(chunk) for chunk in chunked(examples, batch_size)], encode.notes(len(examples))
 
 
 # ---- causal language models
@@ -152,8 +151,7 @@ def causal_batches(
     chosen = [rows[row] for row in drawn(len(rows), most, seed)]
     examples = [{"input_ids": ids, "labels": ids} for ids, _ in chosen]
     encoder.truncated = sum(cut for _, cut in chosen)
-    batches = [dict(collate(examples[start : start + batch_size])) for start in range(0, len(examples), batch_size)]
-    return batches, encoder.notes(len(chosen))
+    return [dict(collate(chunk)) for chunk in chunked(examples, batch_size)], encoder.notes(len(chosen))
 
 
 def _rows(path: Path, encoder: TextEncoder, columns: Mapping[str, str] | None, most: int | None) -> list[Row]:
@@ -179,5 +177,4 @@ def _blocks(path: Path, encoder: TextEncoder, most: int | None) -> list[Row]:
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is not readable as UTF-8 text ({first_line(error)})") from error
     tokens = encoder.tokenizer(text, verbose=False)["input_ids"]
-    blocks = (tokens[start : start + length] for start in range(0, len(tokens), length))
-    return [(block, False) for block in blocks if len(block) > 1][:most]
+    return [(block, False) for block in chunked(tokens, length) if len(block) > 1][:most]

@@ -183,14 +183,40 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", BAD_FILES)
-def test_bad_adapters_are_refused_in_one_sentence(spoil: str, tmp_path: Path) -> None:
+BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"adapters": []}, "list of one or more directories"),
+    "one string": ({"adapters": "0"}, "list of one or more directories"),
+    "a generator": ({"adapters": (name for name in "01")}, "list of one or more directories. Found <generator"),
+    "no directory": ({"adapters": ["nowhere"]}, "No adapter at nowhere"),
+    "weights too few": ({"weights": [1.0]}, r"a number for each of 2 adapters. Found \[1.0\]"),
+    "one number": ({"weights": 0.5}, "a number for each of 2 adapters. Found 0.5"),
+    "a generator of weights": ({"weights": (0.5 for _ in "01")}, "a number for each of 2 adapters"),
+    "NaN as weight": ({"weights": [1.0, math.nan]}, "must be finite numbers. Found nan"),
+    "words": ({"weights": ["a", "b"]}, "must be finite numbers. Found 'a'"),
+    **{
+        str(rank): ({"rank": rank}, f"rank must be an integer from 1 to 12, .* Found {rank}")
+        for rank in (0, 13, 1.5, True)
+    },
+}
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
+    **{name: (spoil, {}, word) for name, (spoil, word) in BAD_FILES.items()},
+    **{name: (lambda _: None, arguments, word) for name, (arguments, word) in BAD_CALLS.items()},
+}
+
+
+@pytest.mark.parametrize(("spoil", "arguments", "word"), REFUSALS.values(), ids=list(REFUSALS))
+def test_bad_input_is_refused_in_one_sentence(
+    spoil: Callable[[Path], object], arguments: dict[str, Any], word: str, tmp_path: Path
+) -> None:
     paths = [random_lora(tmp_path / str(seed), {"a": 2}, seed) for seed in range(2)]
-    change, match = BAD_FILES[spoil]
-    change(paths[1])
-    with pytest.raises(ValueError, match=match) as said:
-        qm.merge_adapters(paths)
-    assert one_sentence(str(said.value)), str(said.value)
+    spoil(paths[1])
+    with pytest.raises(ValueError, match=word) as caught:
+        qm.merge_adapters(**{"adapters": paths, **arguments})
+    message = str(caught.value)
+    assert one_sentence(message), message
+    assert not message.removesuffix("...").endswith("."), message
 
 
 NEVER = "(a+)+(b"  # neither an expression nor one whose time is bounded
@@ -230,32 +256,6 @@ def test_names_of_modules_are_no_expressions(tmp_path: Path) -> None:
     settings = {"r": 3, "lora_alpha": 3, "rank_pattern": patterns, "alpha_pattern": patterns}
     paths = [random_lora(tmp_path / str(seed), names, seed, **settings) for seed in range(2)]
     assert {module.name for module in qm.merge_adapters(paths).modules} == set(names)
-
-
-BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"adapters": []}, "list of one or more directories"),
-    "one string": ({"adapters": "0"}, "list of one or more directories"),
-    "a generator": ({"adapters": (name for name in "01")}, "list of one or more directories. Found <generator"),
-    "no directory": ({"adapters": ["nowhere"]}, "No adapter at nowhere"),
-    "weights too few": ({"weights": [1.0]}, r"a number for each of 2 adapters. Found \[1.0\]"),
-    "one number": ({"weights": 0.5}, "a number for each of 2 adapters. Found 0.5"),
-    "a generator of weights": ({"weights": (0.5 for _ in "01")}, "a number for each of 2 adapters"),
-    "NaN": ({"weights": [1.0, math.nan]}, "must be finite numbers. Found nan"),
-    "words": ({"weights": ["a", "b"]}, "must be finite numbers. Found 'a'"),
-    **{
-        str(rank): ({"rank": rank}, f"rank must be an integer from 1 to 12, .* Found {rank}")
-        for rank in (0, 13, 1.5, True)
-    },
-}
-
-
-@pytest.mark.parametrize("call", BAD_CALLS)
-def test_bad_arguments_are_refused_in_one_sentence(call: str, tmp_path: Path) -> None:
-    paths = [random_lora(tmp_path / str(seed), {"a": 2}, seed) for seed in range(2)]
-    arguments, match = BAD_CALLS[call]
-    with pytest.raises(ValueError, match=match) as said:
-        qm.merge_adapters(**{"adapters": paths, **arguments})
-    assert one_sentence(str(said.value)), str(said.value)
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
