@@ -87,8 +87,8 @@ def orbit(
         suggested = partial(suggest_radius, network, distance, [batch], geometry, known)
         size, why = attempted(suggested) if radius is None else (radius, "")
         if size is None:
-            row = {"measure": geometry.name, "value": None, "ratio": None, "failed": why}
-            failed += [{**row, "scale": scale} for scale in (None, *scales)]
+            empty = {"measure": geometry.name, "value": None, "ratio": None, "failed": why}
+            failed += [{**empty, "scale": scale} for scale in (None, *scales)]
         else:
             measures.append(WorstCase(geometry, size, steps=steps, seed=seed))
     with common.progress_bars() as progress, common.warnings_without_advice():
