@@ -90,10 +90,7 @@ class MergedAdapter:
 
 
 def merge_adapters(
-    adapters: Sequence[str | os.PathLike[str]],
-    weights: Sequence[float] | None = None,
-    *,
-    rank: int | None = None,
+    adapters: Sequence[str | os.PathLike[str]], weights: Sequence[float] | None = None, *, rank: int | None = None
 ) -> MergedAdapter:
     """Compute the best approximation of rank r to sum_i w_i s_i B_i A_i in every module, over LoRA adapters i.
 

@@ -150,13 +150,7 @@ def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 @common.symmetries_option
 @common.quiet_option
 def move(
-    source: str,
-    target: Path,
-    balanced: bool,
-    scale: float,
-    seed: int,
-    inputs: tuple[str, ...],
-    symmetries: str | None,
+    source: str, target: Path, balanced: bool, scale: float, seed: int, inputs: tuple[str, ...], symmetries: str | None
 ) -> None:
     """Transform the Hugging Face model in IN by a random group element, and write it to the new directory OUT.
 

@@ -54,10 +54,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "a scale of 0": (("orbit", "BERT", "--scale", 0), ("0.0 is not in the range x>0",)),
     "a figure of another kind": (("orbit", "BERT", "--figure", "orbit.gif"), (".svg, .pdf, .png", "orbit.gif")),
     "no inputs": (("orbit", "M:encoder"), ("No example inputs can be made for Sequential", "--inputs")),
-    "inputs of another shape": (
-        ("inspect", "M:layer", "--inputs", "M:narrow"),
-        ("must run on the inputs",),
-    ),
+    "inputs of another shape": (("inspect", "M:layer", "--inputs", "M:narrow"), ("must run on the inputs",)),
     "a function that raises": (("inspect", "M:layer", "--inputs", "M:raises"), ("raised KeyError: 'weights'",)),
     "no function": (("inspect", "M:nothing"), ("nothing",)),
     "no symmetries": (

@@ -219,16 +219,8 @@ TEXTS = {
     "empty": ("a.jsonl", "", "it is empty"),
     "no JSON": ("a.jsonl", GOOD + "good\n", "line 2: not valid JSON"),
     "no object": ("a.jsonl", GOOD + "[1]\n", "line 2 must be an object"),
-    "no label": (
-        "a.jsonl",
-        GOOD + '\n{"text": "good"}\n',
-        "line 3 must have the columns .* Found no 'label'",
-    ),
-    "short row": (
-        "a.csv",
-        "text,label\ngood,1\nbad\n",
-        "line 3 must have the columns .* Found no 'label'",
-    ),
+    "no label": ("a.jsonl", GOOD + '\n{"text": "good"}\n', "line 3 must have the columns .* Found no 'label'"),
+    "short row": ("a.csv", "text,label\ngood,1\nbad\n", "line 3 must have the columns .* Found no 'label'"),
     "long row": ("a.csv", "text,label\ngood,1\nbad, bad,0\n", "line 3 has more fields than columns"),
     "text is a number": ("a.jsonl", '{"text": 3, "label": 1}\n', "line 1: text and text_pair must be strings"),
     "label is a word": ("a.csv", "text,label\ngood,1\nbad,no\n", "line 3: the label must be an integer. Found 'no'"),

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from quotient_manifolds.statistics import (
-    COEFFICIENTS,
-    Correlation,
-    Kind,
-    correlation,
-    holm,
-    tau_deviation,
-)
+from quotient_manifolds.statistics import COEFFICIENTS, Correlation, Kind, correlation, holm, tau_deviation
 
 CHEAP: dict[str, Any] = {"resamples": 9, "permutations": 9}
 TIED = [1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 2.5], [2.0, 1.0, 1.0, 3.0, 5.0, 4.0, 0.0]
