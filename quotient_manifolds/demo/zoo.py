@@ -198,7 +198,7 @@ def train(
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
-    blank = float(images.min())  # the background after standardisation
+    blank = float(images.min())  # the background after standardization
     for step in range(recipe.steps):
         rows = torch.randperm(len(labels), generator=generator)[: recipe.batch_size]
         chosen = images[rows]
