@@ -14,15 +14,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "notebooks/*.md", "notebooks/*.ipynb")
-# The style sheet, and figures, tables, records, results and specs, which pages link to.
-OTHERS = (
-    "docs/*.css",
-    "docs/**/*.svg",
-    "docs/*.csv",
-    "notebooks/*.csv",
-    "notebooks/re*/**/*.*",
-    "notebooks/specs/*.yaml",
-)
+# Files that pages link to: the style sheet, figures, tables, records and results.
+OTHERS = ("docs/*.css", "docs/**/*.svg", "docs/*.csv", "notebooks/*.csv", "notebooks/re*/**/*.*")
 
 
 @event_priority(100)  # before the plugin that looks for notebooks among the files

@@ -41,7 +41,7 @@ def check_one_of(name: str, value: object, known: Iterable[object], besides: str
 def check_integer(name: str, value: object, least: int) -> None:
     """Raise ValueError unless a value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}.")
+        raise ValueError(f"{name} must be an integer of at least {least}. Found {value!r}")
 
 
 def check_number(name: str, value: object, *, positive: bool = False) -> None:

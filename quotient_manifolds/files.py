@@ -1,6 +1,6 @@
-"""Write files and directories atomically, try places before work begins, and say in one sentence what fails.
+"""Write files and directories atomically, and check targets before work begins, with errors that name the path.
 
-What is written is made in a hidden folder beside its target, and moved there when all of it is on disk.
+Content is written in a hidden folder beside its target, and moved there when all of it is on disk.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-HIDDEN = ".unfinished-"  # the beginning of the name of a folder in which a file or a directory is written
+HIDDEN = ".unfinished-"  # prefix of the folder in which a file or a directory is written
 
-
-# What a mistake in a program raises, and no disk: it stays what it is.
+# A mistake in a program raises these, never a disk, so they are not turned into an OSError.
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
 
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Turn whatever is raised while `path` is written, inside, into an OSError that names it.
+    """Turn any error raised inside while `path` is written into an OSError that names it.
 
-    Writers have errors of their own kinds (`SafetensorError` on a full disk, RuntimeError for a link to itself). A pipe
-    whose reader has left stays a BrokenPipeError.
+    Writers raise types of their own (`SafetensorError` on a full disk, RuntimeError for a link to itself). A
+    BrokenPipeError, of a pipe whose reader has exited, is unchanged.
     """
     try:
         yield
@@ -39,14 +38,14 @@ def writing(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a path of the target's name in a new hidden folder beside it, which is removed with all that is left."""
+    """Yield a path with the target's name in a new hidden folder beside it, which is removed at the end."""
     parent = target.absolute().parent
     with tempfile.TemporaryDirectory(dir=parent, prefix=HIDDEN, ignore_cleanup_errors=True) as folder:
         yield Path(folder) / target.name
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a file is to be made or replaced at `path`, and not a device or a pipe written to as it is."""
+    """Return whether `path` is a regular file or does not exist, rather than a device or a pipe."""
     return os.path.isfile(path) or not os.path.exists(path)
 
 
@@ -59,15 +58,16 @@ def _target(path: Path) -> Path:
 
 
 def _check_outside(path: Path, inputs: Iterable[Path | str]) -> None:
-    target, *places = map(os.path.realpath, (path, *map(expanded, inputs)))
-    if any(Path(target).is_relative_to(each) for each in places):
-        raise ValueError(f"Cannot write {path}: it must not be in an input.")
+    target, *sources = map(os.path.realpath, (path, *map(expanded, inputs)))
+    for source in sources:
+        if Path(target).is_relative_to(source):
+            raise ValueError(f"{path} must not be in an input. Found it in {source}; write to another place")
 
 
 def check_file(path: Path, *inputs: Path | str) -> None:
-    """Raise OSError unless a file can be written at `path`: an empty one is made beside it, and removed.
+    """Raise OSError unless a file can be written at `path`, by creating an empty one beside it and removing it.
 
-    ValueError if it would lie in one of the inputs, files or directories.
+    Raises ValueError if the file would be in one of the inputs, which are files or directories.
     """
     _check_outside(path, inputs)
     with writing(path):
@@ -82,11 +82,11 @@ def check_file(path: Path, *inputs: Path | str) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield a name to write to; what was written is at `path` when all of it is on disk: nobody meets half of it.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, and move its content to `path` atomically when all of it is on disk.
 
-    A file that is there keeps its mode, a link stays and what it points to is replaced. A device or a pipe is written
-    to as it is, also by a link to it such as /dev/stdout. Raises OSError, also for what is raised inside.
+    An existing file keeps its mode. A link is kept, and the file that it points to is replaced. A device or a pipe is
+    written to directly, also through a link such as /dev/stdout. Raises OSError for any error inside.
     """
     with writing(path):
         if not _is_file(path):
@@ -103,20 +103,20 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the text as UTF-8, whole, its line ends as they are."""
-    with whole(path) as unfinished:
+    """Write the text atomically as UTF-8, with its line ends unchanged."""
+    with atomic_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="")
 
 
 def check_new(directory: Path, *inputs: Path | str) -> None:
-    """Raise OSError unless a directory can be made: an empty one is made beside it, and removed.
+    """Raise OSError unless a directory can be created, by creating an empty one beside it and removing it.
 
-    ValueError if it exists, if the one above it does not, or if it would lie in one of the inputs.
+    Raises ValueError if it exists, if its parent does not, or if it would be in one of the inputs.
     """
     parent = directory.absolute().parent
     if os.path.lexists(directory) or not parent.is_dir():
         problem = f"there is no directory {parent}" if not parent.is_dir() else "it exists already"
-        raise ValueError(f"{directory} must be a new directory. Found that {problem}.")
+        raise ValueError(f"{directory} must be a new directory. Found that {problem}")
     _check_outside(directory, inputs)
     with writing(directory), _beside(directory) as unfinished:
         unfinished.mkdir()
@@ -124,9 +124,10 @@ def check_new(directory: Path, *inputs: Path | str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory, which is at `path` when all is written, or not at all. Raises what `check_new` does.
+    """Yield an empty directory, which is moved to `path` when the block ends without an error, else removed.
 
-    What is written inside is to be written in `writing`: other things may be done there, such as reading it again.
+    Raises the errors of `check_new`. Write in it inside of `writing`; other work in the block, such as reading the
+    files again, keeps its own errors.
     """
     check_new(path)
     with ExitStack() as stack:
@@ -139,7 +140,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def expanded(path: Path | str) -> Path:
-    """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
+    """Return the path with ~ replaced by a home directory, unless the user is unknown."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"A path must be text. Found {path!r}")
     return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user

@@ -1,4 +1,4 @@
-"""Merge LoRA adapters in weight space, which does not depend on how they are factored."""
+"""Merge LoRA adapters in weight space, so that the result does not depend on how they are factored."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.linalg import product_svd
-from quotient_manifolds.load.adapter_names import renamed_module, targets
-from quotient_manifolds.load.adapters import attached, base_of, empty_base, present_module, resize
+from quotient_manifolds.load.adapter_names import renamed_module, target_modules
+from quotient_manifolds.load.adapters import attach_adapter, base_of, current_module, empty_base, resize_vocabulary
 from quotient_manifolds.load.huggingface import renamings
 from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora, write_adapter
 from quotient_manifolds.messages import brief, shown
@@ -32,11 +32,10 @@ TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_p
 
 @dataclass(frozen=True)
 class MergedModule:
-    """Hold what became of the updates of one module.
+    """Hold the result of merging the updates of one module.
 
-    name: its path in the base model. size: (n, m) of its update. ranks: those of the adapters' updates, 0 where an
-    adapter has none. rank: that of the merged update. norm: that of the mean (Frobenius). lost: that of what truncation
-    cut off.
+    name: its path in the base model. size: (n, m) of its update. ranks: of the adapters' updates, 0 if an adapter has
+    none. rank: of the merged update. norm, lost: Frobenius norms of the mean, and of the part that truncation removes.
     """
 
     name: str
@@ -48,17 +47,17 @@ class MergedModule:
 
     @property
     def relative_error(self) -> float:
-        """Return which part of the mean is lost by truncation to the rank, |mean - merged| / |mean| (Frobenius)."""
+        """Return |mean - merged| / |mean| in the Frobenius norm, the error of truncation to the rank."""
         return self.lost / self.norm if self.norm else 0.0
 
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """Hold an adapter that was merged of others, in memory.
+    """Hold a merged adapter in memory.
 
-    settings: the content of adapter_config.json. tensors: that of adapter_model.safetensors, by name. modules: what
-    became of each module's updates. weights: those of the adapters. averaged: names of tensors that are stored whole
-    (heads, biases, embeddings, buffers) and differ between adapters.
+    settings: the content of adapter_config.json. tensors: the content of adapter_model.safetensors, by name. modules:
+    the result for each module. weights: of the adapters. averaged: names of full tensors (heads, biases, embeddings,
+    buffers) that differ between adapters.
     """
 
     settings: dict[str, Any] = field(repr=False)
@@ -69,7 +68,7 @@ class MergedAdapter:
 
     @property
     def relative_error(self) -> float:
-        """Return which part of the mean of all updates together is lost by truncation (Frobenius)."""
+        """Return |mean - merged| / |mean| in the Frobenius norm over all modules together."""
         norm = math.hypot(*(module.norm for module in self.modules))
         return math.hypot(*(module.lost for module in self.modules)) / norm if norm else 0.0
 
@@ -79,93 +78,89 @@ class MergedAdapter:
         head = f"{len(self.weights)} adapter{s} merged with weight{s} {weights}; {self.relative_error:.2%} lost in all"
         width = max((len(module.name) for module in self.modules), default=0)
         lines = [f"{each.name:{width}}  rank {each.rank}, {each.relative_error:.2%} lost" for each in self.modules]
-        means = [f"stored whole and averaged, as they differ: {', '.join(self.averaged)}"] if self.averaged else []
-        return "\n".join([head, *lines, *means])
+        averaged = [f"full tensors averaged because they differ: {', '.join(self.averaged)}"] if self.averaged else []
+        return "\n".join([head, *lines, *averaged])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the adapter to a new directory, as peft does: `PeftModel.from_pretrained` and `load_model` read it.
+        """Write the adapter atomically to a new directory, for `PeftModel.from_pretrained` and `load_model`.
 
-        The directory is complete or not there at all. Raises ValueError if it is there already.
+        Raises ValueError if the directory exists.
         """
         write_adapter(expanded(os.fspath(directory)), self.settings, self.tensors)
 
 
 def merge_adapters(
-    adapters: Sequence[str | os.PathLike[str]],
-    weights: Sequence[float] | None = None,
-    *,
-    rank: int | None = None,
+    adapters: Sequence[str | os.PathLike[str]], weights: Sequence[float] | None = None, *, rank: int | None = None
 ) -> MergedAdapter:
-    """Compute the adapter that adds the weighted mean of what LoRA adapters of one base model add to its weights.
+    """Compute the best approximation of rank r to sum_i w_i s_i B_i A_i in every module, over LoRA adapters i.
 
-    An adapter adds s B A to the weight of a module, with s = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA. For
-    each module the result is the best approximation, in the Frobenius norm, of w_1 s_1 B_1 A_1 + ... + w_k s_k B_k A_k
-    of rank at most `rank` (Eckart and Young 1936): a function of the products B A alone, which does not change if an
-    adapter is written as (B Z^-1, Z A) with an invertible Z. Means of the factors B and A do change. It is computed in
-    float64, without the matrices B A. Where two singular values at the cut are equal, the best approximation is one of
-    many.
+    Adapter i adds s_i B_i A_i to the weight of a module, with s_i = lora_alpha / r_i, or lora_alpha / sqrt(r_i) with
+    rsLoRA. The approximation is in the Frobenius norm (Eckart and Young 1936). It depends on the products B_i A_i
+    alone, so it is the same for an adapter written as (B Z^-1, Z A) with Z invertible; means of the factors are not.
+    It is computed in float64, without forming B A. If the singular values at the cut are equal, it is not unique.
 
-    adapters: directories of peft, at least one. weights: a number for each, 1/k by default; they are not normalised,
-    as in peft's `add_weighted_adapter`: [1, 1] adds, [1, -1] subtracts. rank: by
-    default the largest that the adapters have in the module; a module has no more than its size allows and than all
-    adapters together have. An adapter without an update for a module counts as 0 there; a UserWarning says so.
+    adapters: directories of peft, at least one.
+    weights: a number for each, 1/k by default. They are not normalized, as in peft's `add_weighted_adapter`: [1, 1]
+    adds, [1, -1] subtracts.
+    rank: by default the largest rank among the adapters in the module. It is at most the size of the module and the sum
+    of the adapters' ranks. An adapter without an update for a module counts as 0 there, with a UserWarning.
 
-    Names are those of the base model, also of modules that transformers has renamed since an adapter was trained. If
-    the base model is on this machine, and peft installed, every tensor of the result is seen to arrive in it.
+    Modules are named as in the base model, even if transformers has renamed them since an adapter was trained. If the
+    base model is on this machine and peft is installed, every tensor of the result is loaded into it and compared.
 
-    What is stored as it is and not as an update (heads and other `modules_to_save`, biases, embeddings) must be in all
-    adapters. It stays where it is the same in all; else it becomes the weighted mean, for which weights must sum to 1.
+    Full tensors (heads and other `modules_to_save`, biases, embeddings) must be in all adapters. A tensor that is the
+    same in all is unchanged; others become the weighted mean, for which weights must sum to 1.
 
-    The factors are balanced, B^T B = A A^T, at scale 1 (lora_alpha = r), in the dtype of the inputs. `modules` of the
-    result says for each module which part of the mean was lost by the truncation (rounding to the dtype comes on top);
-    `save` writes the directory.
+    The factors of the result are balanced, B^T B = A A^T, at scale 1 (lora_alpha = r), in the dtype of the inputs.
+    `modules` has the relative error of each module, without rounding to the dtype; `save` writes the directory.
 
-    Raises ValueError in one sentence: adapters of different base models or tasks, kinds other than LoRA, DoRA, starts
-    that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a
-    rank below 1 or above what any module allows, updates of modules that the base model does not have.
+    Raises ValueError for adapters of different base models or tasks, types other than LoRA, DoRA, initializations that
+    change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a rank
+    below 1 or above the size of every module, and updates of modules that the base model does not have.
     """
     if not isinstance(adapters, (list, tuple)) or not adapters:
         raise ValueError(
-            f"adapters must be a list of one or more directories. Found {brief(adapters)}: give a list, also of one"
+            f"adapters must be a list of one or more directories. Found {brief(adapters)}; give a list, even of one"
         )
-    given = _weights(weights, len(adapters))
-    as_stored = [read_lora(expanded(os.fspath(each))) for each in adapters]
-    _check_same_base(as_stored)
-    first = as_stored[0]
-    network = empty_base(first.path, first.settings, first.whole)
-    read = _renamed(as_stored, network)
-    _warn_of_modules(read)
-    sizes = {name: _size(name, read) for name in sorted({name for adapter in read for name in adapter.updates})}
+    weights = _checked_weights(weights, len(adapters))
+    stored = [read_lora(expanded(os.fspath(each))) for each in adapters]
+    _check_same_base(stored)
+    first = stored[0]
+    network = empty_base(first.path, first.settings, first.full_tensors)
+    renamed = _renamed(stored, network)
+    _warn_of_modules(renamed)
+    sizes = {name: _size(name, renamed) for name in sorted({name for each in renamed for name in each.updates})}
     most = max(min(size) for size in sizes.values())
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most):
         raise ValueError(f"rank must be an integer from 1 to {most}, the most that a module has. Found {brief(rank)}")
-    tensors = _whole(read, given)
+    tensors = _full_tensors(renamed, weights)
     modules = []
     for name, size in sizes.items():
-        module, stored = _merged(name, size, read, given, rank)
+        module, factors = _merged(name, size, renamed, weights, rank)
         modules.append(module)
-        tensors |= stored
-    settings = _settings(read, modules, network, keep=read == as_stored)
+        tensors |= factors
+    settings = _settings(renamed, modules, network, keep_targets=renamed == stored)
     if network is not None and (base := base_of(first.path)) and find_spec("peft"):
-        resize(network, tensors)
-        attached(network, settings, tensors, base, "merged adapter for the model")
-    averaged = tuple(name for name in read[0].whole if not _is_one([adapter.whole[name] for adapter in read]))
-    return MergedAdapter(settings, tensors, tuple(modules), given, averaged)
+        resize_vocabulary(network, tensors)
+        attach_adapter(network, settings, tensors, base, "merged adapter for the model")
+    names = renamed[0].full_tensors
+    averaged = tuple(name for name in names if not _all_equal([adapter.full_tensors[name] for adapter in renamed]))
+    return MergedAdapter(settings, tensors, tuple(modules), weights, averaged)
 
 
-def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+def _checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     if weights is None:
         return (1 / count,) * count
     if not isinstance(weights, (list, tuple)) or len(weights) != count:
         raise ValueError(f"weights must be a list with a number for each of {count} adapters. Found {brief(weights)}")
-    for each in weights:
-        if isinstance(each, bool) or not isinstance(each, Real) or not math.isfinite(each):
-            raise ValueError(f"weights must be finite numbers. Found {brief(each)}")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ValueError(f"weights must be finite numbers. Found {brief(weight)}")
     return tuple(map(float, weights))
 
 
-def _check_same_base(read: Sequence[LoraAdapter]) -> None:
-    first, *others = read
+def _check_same_base(adapters: Sequence[LoraAdapter]) -> None:
+    first, *others = adapters
     for other in others:
         for what, mine, its in (
             ("base models", *_bases(first, other)),
@@ -180,48 +175,47 @@ def _check_same_base(read: Sequence[LoraAdapter]) -> None:
 
 
 def _bases(*both: LoraAdapter) -> tuple[Any, ...]:
-    """Return the base models of two adapters: as directories if both are on this machine, else as they are named."""
-    here = [base_of(each.path) for each in both]
-    if None not in here:
-        return tuple(os.fspath(each.resolve()) for each in here if each is not None)
+    """Return the base models of two adapters: directories if both are on this machine, else names."""
+    local = [base_of(each.path) for each in both]
+    if None not in local:
+        return tuple(os.fspath(each.resolve()) for each in local if each is not None)
     return tuple(each.settings.get("base_model_name_or_path") for each in both)
 
 
-def _renamed(read: Sequence[LoraAdapter], network: nn.Module | None) -> list[LoraAdapter]:
-    """Return adapters with the present names of modules: those of the base, or of transformers' types of models.
+def _renamed(adapters: Sequence[LoraAdapter], network: nn.Module | None) -> list[LoraAdapter]:
+    """Return adapters with the current names of modules.
 
-    Without the base, a type of model whose renamings make modules of several adapters one tells them, if one of the
-    adapters has the present names already.
+    Without the base model, its type is unknown. It is then the type whose renaming gives the fewest modules in all and
+    leaves the names of one adapter unchanged, if there is any.
     """
     if network is not None:
-        return [adapter.renamed(present_module(network)) for adapter in read]
-    sets = [frozenset(adapter.updates) for adapter in read]
-    fewest, found = len(frozenset().union(*sets)), None
+        return [adapter.renamed(current_module(network)) for adapter in adapters]
+    sets = [frozenset(adapter.updates) for adapter in adapters]
+    fewest, best = len(frozenset().union(*sets)), None
     for rename in renamings() if len(set(sets)) > 1 else ():
-        renamed = [frozenset(renamed_module(module, rename) for module in each) for each in sets]
-        if len(count := frozenset().union(*renamed)) < fewest and any(map(frozenset.__eq__, renamed, sets)):
-            fewest, found = len(count), rename
-    if found is None:
-        return list(read)
-    return [adapter.renamed(lambda module: renamed_module(module, found)) for adapter in read]
+        renamed = [frozenset(renamed_module(module, rename) for module in names) for names in sets]
+        if len(union := frozenset().union(*renamed)) < fewest and any(map(frozenset.__eq__, renamed, sets)):
+            fewest, best = len(union), rename
+    if best is None:
+        return list(adapters)
+    return [adapter.renamed(lambda module: renamed_module(module, best)) for adapter in adapters]
 
 
-def _warn_of_modules(read: Sequence[LoraAdapter]) -> None:
-    every = {name for adapter in read for name in adapter.updates}
-    lacking = [(adapter.path, sorted(every - adapter.updates.keys())) for adapter in read]
-    if found := [f"{shown(path)} without {len(names)} (such as {shown(names[0])})" for path, names in lacking if names]:
+def _warn_of_modules(adapters: Sequence[LoraAdapter]) -> None:
+    union = {name for adapter in adapters for name in adapter.updates}
+    missing = [(adapter.path, sorted(union - adapter.updates.keys())) for adapter in adapters]
+    if lines := [f"{shown(path)} without {len(names)} (such as {shown(names[0])})" for path, names in missing if names]:
         warnings.warn(
-            f"adapters should have updates of the same modules. Found {', '.join(found)} of {len(every)} modules: an "
+            f"adapters should have updates of the same modules. Found {', '.join(lines)} of {len(union)} modules: an "
             "update that an adapter lacks counts as 0",
             UserWarning,
             stacklevel=3,
         )
 
 
-def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
-    """Return the size of a module's updates; ValueError unless all adapters have them in one form."""
-    held = [(adapter, adapter.updates[name]) for adapter in read if name in adapter.updates]
-    (first, mine), *others = held
+def _size(name: str, adapters: Sequence[LoraAdapter]) -> tuple[int, int]:
+    """Return the size of a module's updates. Raises ValueError unless they have one form in all adapters."""
+    (first, mine), *others = [(adapter, adapter.updates[name]) for adapter in adapters if name in adapter.updates]
     for other, its in others:
         if (mine.A.shape[1:], mine.B.shape[0], mine.embedding) != (its.A.shape[1:], its.B.shape[0], its.embedding):
             raise ValueError(
@@ -232,52 +226,50 @@ def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
 
 
 def _merged(
-    name: str, size: tuple[int, int], read: Sequence[LoraAdapter], weights: Sequence[float], rank: int | None
+    name: str, size: tuple[int, int], adapters: Sequence[LoraAdapter], weights: Sequence[float], rank: int | None
 ) -> tuple[MergedModule, dict[str, Tensor]]:
-    """Return what became of a module's updates, and its two factors by their names in the file."""
-    updates = [adapter.updates.get(name) for adapter in read]
+    """Return the result for a module, and its two factors by their names in the file."""
+    updates = [adapter.updates.get(name) for adapter in adapters]
     ranks = tuple(0 if update is None else update.rank for update in updates)
-    held = [(weight, update) for weight, update in zip(weights, updates, strict=True) if update is not None]
+    pairs = [(weight, update) for weight, update in zip(weights, updates, strict=True) if update is not None]
     kept = min(max(ranks) if rank is None else rank, *size, sum(ranks))
-    B, A, norm, lost = truncated_sum([(weight * update.scale, *update.matrices()) for weight, update in held], kept)
-    like = held[0][1]
-    factors = [part for _, update in held for part in (update.A, update.B)]
-    key_A, key_B = names_of(name, like.embedding)
-    stored = {key_A: A.reshape(kept, *like.A.shape[1:]), key_B: B.reshape(-1, kept, *like.B.shape[2:])}
-    rounded = {key: _rounded(value, factors, key) for key, value in stored.items()}
+    B, A, norm, lost = truncated_sum([(weight * update.scale, *update.matrices()) for weight, update in pairs], kept)
+    like = pairs[0][1]
+    factors = [factor for _, update in pairs for factor in (update.A, update.B)]
+    name_A, name_B = names_of(name, like.embedding)
+    tensors = {name_A: A.reshape(kept, *like.A.shape[1:]), name_B: B.reshape(-1, kept, *like.B.shape[2:])}
+    rounded = {key: _rounded(value, factors, key) for key, value in tensors.items()}
     return MergedModule(name, size, ranks, kept, norm, lost), rounded
 
 
-def _whole(read: Sequence[LoraAdapter], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Return the tensors that are no updates: those of all adapters, or their weighted mean where they differ."""
-    first, *others = read
+def _full_tensors(adapters: Sequence[LoraAdapter], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return the full tensors, averaged if they differ. Raises ValueError unless all adapters have them."""
+    first, *others = adapters
     for other in others:
-        for name in sorted(first.whole.keys() ^ other.whole.keys()):
-            lacking, having = (other, first) if name in first.whole else (first, other)
+        for name in sorted(first.full_tensors.keys() ^ other.full_tensors.keys()):
+            without, having = (other, first) if name in first.full_tensors else (first, other)
             raise ValueError(
-                f"what is stored whole, as a head or a bias, must be in all adapters. Found {shown(name)} in "
-                f"{shown(having.path)} and not in {shown(lacking.path)}: save both with one modules_to_save and bias"
+                f"full tensors, such as a head or a bias, must be in all adapters. Found {shown(name)} in "
+                f"{shown(having.path)} and not in {shown(without.path)}; save both with one modules_to_save and bias"
             )
-    return {name: _mean(name, [adapter.whole[name] for adapter in read], weights) for name in first.whole}
+    return {name: _mean(name, [each.full_tensors[name] for each in adapters], weights) for name in first.full_tensors}
 
 
 def _mean(name: str, values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    first = values[0]
     if len(shapes := {tuple(value.shape) for value in values}) > 1:
         raise ValueError(f"{shown(name)} must have one shape. Found {' and '.join(map(str, sorted(shapes)))}")
-    if _is_one(values):
-        return first
+    if _all_equal(values):
+        return values[0]
     if not abs(sum(weights) - 1) <= SUM_TOLERANCE:
         raise ValueError(
-            f"weights must sum to 1, for {shown(name)} is stored whole and differs between adapters. Found a sum of "
-            f"{sum(weights):g}: divide them by it"
+            f"weights must sum to 1, for {shown(name)} is a full tensor and differs between adapters. Found a sum of "
+            f"{sum(weights):g}; divide them by it"
         )
     mean = sum((weight * value.double() for weight, value in zip(weights, values, strict=True)), torch.zeros(()))
     return _rounded(mean, values, name)
 
 
-def _is_one(values: Sequence[Tensor]) -> bool:
-    """Return whether all are one tensor."""
+def _all_equal(values: Sequence[Tensor]) -> bool:
     return all(torch.equal(values[0].double(), value.double()) for value in values)
 
 
@@ -289,52 +281,52 @@ def _rounded(value: Tensor, like: Sequence[Tensor], name: str) -> Tensor:
 
 
 def _settings(
-    read: Sequence[LoraAdapter], modules: Sequence[MergedModule], network: nn.Module | None, *, keep: bool
+    adapters: Sequence[LoraAdapter], modules: Sequence[MergedModule], network: nn.Module | None, *, keep_targets: bool
 ) -> dict[str, Any]:
     """Return the settings of the first adapter, with ranks, scales and targets of the merged one.
 
-    The targets stay if `keep`, and they are the same in all.
+    The targets are unchanged if `keep_targets` and if all adapters have the same ones.
     """
-    settings = dict(read[0].settings)
+    settings = dict(adapters[0].settings)
     r = max(module.rank for module in modules)
     lower = {_pattern(module.name, modules): module.rank for module in modules if module.rank < r}
     settings |= {"r": r, "lora_alpha": r, "rank_pattern": lower, "alpha_pattern": dict(lower), "use_rslora": False}
-    # How an adapter is started, which is over.
+    # A merged adapter is not initialized again.
     settings |= {"init_lora_weights": True, "inference_mode": True, "loftq_config": {}}
     settings |= dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"))
-    if not keep or any(_targets(adapter.settings) != _targets(settings) for adapter in read):
+    if not keep_targets or any(_targets(adapter.settings) != _targets(settings) for adapter in adapters):
         settings |= dict.fromkeys(TARGETS)
         names = [module.name for module in modules]
         among = names if network is None else [name for name, _ in network.named_modules()]
-        settings["target_modules"] = targets(names, names, among)
+        settings["target_modules"] = target_modules(names, names, among)
     return settings
 
 
 def _pattern(name: str, modules: Sequence[MergedModule]) -> str:
-    """Return a key for rank_pattern and alpha_pattern: peft takes it as an expression for the end of a module's name.
+    """Return a key for rank_pattern and alpha_pattern, which peft matches with the end of a module's name.
 
-    The name itself, which other readers look up, unless it is not one of plain letters or matches another module too.
+    It is the name itself, which other readers look up, unless that has special characters or matches another module.
     """
-    plain = re.fullmatch(r"[\w.]+", name) is not None
-    alone = plain and sum(re.search(rf"(^|\.){name}$", module.name) is not None for module in modules) == 1
-    return name if alone else f"^{re.escape(name)}"
+    is_plain = re.fullmatch(r"[\w.]+", name) is not None
+    is_unique = is_plain and sum(re.search(rf"(^|\.){name}$", module.name) is not None for module in modules) == 1
+    return name if is_unique else f"^{re.escape(name)}"
 
 
 def _targets(settings: Mapping[str, Any]) -> list[Any]:
-    """Return which modules are to have updates, in a form that can be compared: peft stores sets as lists."""
+    """Return the settings for target modules in a comparable form: peft stores sets as lists in any order."""
     return [sorted(value, key=str) if isinstance(value := settings.get(key), list) else value for key in TARGETS]
 
 
 def truncated_sum(terms: Sequence[tuple[float, Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """Compute the best approximation B A of this rank of the sum of c_i B_i A_i over terms (c_i, B_i, A_i).
+    """Compute the best approximation B A of a given rank to sum_i c_i B_i A_i over terms (c_i, B_i, A_i).
 
-    With [c_1 B_1 | ... | c_k B_k] and the A_i, stacked, it is found without an n x m matrix, and depends on the
-    products B_i A_i alone: the factors are balanced (B^T B = A A^T = the singular values), and the largest entry of
-    every column of B is positive. Shapes: B_i (n, r_i), A_i (r_i, m); rank at most n, m and the sum r of the r_i. Time
-    O((n + m) r^2) and memory O((n + m) r), in float64.
+    Shapes: B_i (n, r_i), A_i (r_i, m); rank at most n, m and r = sum_i r_i. The factors are balanced (B^T B = A A^T =
+    the singular values), and the largest entry of every column of B is positive, so they depend on the products
+    B_i A_i alone. Time O((n + m) r^2) and memory O((n + m) r), in float64.
 
-    Returns B (n, rank) and A (rank, m), the norm of the sum (Frobenius), and that of what was cut off.
+    Returns B (n, rank), A (rank, m), and the Frobenius norms of the sum and of the part that truncation removes.
     """
+    # The sum is [c_1 B_1 | ... | c_k B_k] times the stacked A_i, so its SVD needs no n x m matrix.
     B, A = torch.cat([c * B.double() for c, B, _ in terms], dim=1), torch.cat([A.double() for _, _, A in terms])
     left, s, right = product_svd(B, A.mT)
     root = s[:rank].sqrt()

@@ -13,6 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests import hugging_face
+
 peft = pytest.importorskip("peft")
 
 TEXT: dict[str, Any] = {
@@ -24,6 +26,23 @@ PICTURE: dict[str, Any] = {
     "patch_size": 8, "projection_dim": 16,
 }  # fmt: skip
 TOKENS = torch.arange(12).reshape(2, 6)
+
+
+def classifier(folder: Path, *, classes: int = 3, head: str = "classifier", **options: Any) -> tuple[nn.Module, Path]:
+    """A BERT with an adapter and a head of its own, every number random; and the directory it is saved in."""
+    base = hugging_face.bert_classifier(folder / "base", num_labels=classes)
+    network = transformers.BertForSequenceClassification.from_pretrained(base)
+    settings = {"r": 2, "target_modules": ["query", "value"], "task_type": "SEQ_CLS", **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers has renamed
+        model = peft.get_peft_model(network, peft.LoraConfig(**settings))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                value.normal_()
+    model.save_pretrained(folder / "adapter")
+    return model.eval(), folder / "adapter"
 
 
 def language(folder: Path, *, tied: bool = False) -> nn.Module:

@@ -18,7 +18,7 @@ NAME = PACKAGE.name
 FROM_THE_GROUND = (
     "batches derivatives",
     "version linalg replica sharded files messages check statistics",
-    "manifolds",
+    "manifolds data_options",
     "symmetries pymanopt",
     "geometry",
     "sharpness",

@@ -1,4 +1,4 @@
-"""Gather the commands. None imports torch before it runs, so that help comes at once."""
+"""Gather the commands."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def cli() -> None:
     """Find symmetries of neural networks, measure sharpness that is invariant under them, and use them."""
 
 
-for each in (align, compare, demo, descend, inspect, measure, merge, move, orbit):
-    cli.add_command(each)
+for _command in (align, compare, demo, descend, inspect, measure, merge, move, orbit):
+    cli.add_command(_command)

@@ -1,6 +1,6 @@
-"""What commands share: how they end, their options, and output and progress in a terminal.
+"""Share exit codes, options, output and progress between commands.
 
-Nothing here or in a command's module imports torch before the command runs: help is to come at once.
+No module of a command imports torch before the command runs, so that help is printed at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import click
 from rich import progress
 from rich.console import Console
 
+from quotient_manifolds.data_options import OPTIONS, Option
 from quotient_manifolds.messages import Progress, sentence, without_advice
 
 if TYPE_CHECKING:
@@ -34,13 +36,13 @@ Exit codes:
 
 
 class BadInput(click.ClickException):
-    """Say one sentence on standard error, and leave with exit code 2."""
+    """Print one sentence on standard error, and leave with exit code 2."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """Run commands; what the package says of bad input becomes one sentence, and any other error stays a traceback."""
+    """Run commands; errors about bad input become one sentence, any other error is a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
@@ -48,8 +50,8 @@ class Commands(click.Group):
             try:
                 return super().invoke(ctx)
             except (KeyboardInterrupt, click.Abort):
-                raise BadInput("Interrupted.") from None
-            except BrokenPipeError:  # whoever read the output has left, as in `| head -1`: click ends quietly, with 1
+                raise BadInput("Interrupted") from None
+            except BrokenPipeError:  # the reader of the output has exited, as in `| head -1`; click exits with 1
                 raise
             except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
                 raise BadInput(sentence(error)) from error
@@ -57,9 +59,11 @@ class Commands(click.Group):
 
 # ---- options
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Make a command of a function that click's options decorate, named like it."""
+    """Make a command of a function with click's options, under its name."""
     return click.command(epilog=EXIT_CODES)(function)
 
 
@@ -68,8 +72,8 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
 
     try:
         device = torch.device(value)
-        float(torch.zeros(1, device=device))  # meta has no numbers
-    except Exception as error:  # of torch and its backends: a dozen kinds
+        float(torch.zeros(1, device=device))  # fails on "meta", whose tensors have no values
+    except Exception as error:  # torch and its backends raise a dozen types
         raise click.BadParameter(f"{value!r} cannot be used here: {str(error).partition('. ')[0]}") from error
     return device
 
@@ -80,6 +84,61 @@ def _figure(context: click.Context, parameter: click.Parameter, value: Path | No
     return value
 
 
+def directory_option(text: str, **settings: Any) -> Decorator:
+    """Return the option --out for a directory."""
+    return click.option("--out", type=click.Path(path_type=Path, file_okay=False), help=text, **settings)
+
+
+def record_option(what: str) -> Decorator:
+    """Return the option --out for a JSON file."""
+    return click.option("--out", type=click.Path(path_type=Path), help=f"Write the {what} to this JSON file.")
+
+
+def count_option(flag: str, text: str, *, least: int = 1, **settings: Any) -> Decorator:
+    """Return an option for an integer of at least `least`; its default, if it has one, is shown."""
+    settings = {"show_default": "default" in settings, **settings}
+    return click.option(flag, type=click.IntRange(min=least), help=text, **settings)
+
+
+def data_options(*names: str, **helps: str) -> Decorator:
+    """Return a decorator that adds options of data by name; `data_settings` returns the values given.
+
+    helps: options with another help text, by name.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed([name for name in OPTIONS if name in {*names, *helps}]):
+            option = OPTIONS[name]
+            function = _data_option(name, replace(option, help=helps.get(name, option.help)))(function)
+        return function
+
+    return decorate
+
+
+def _data_option(name: str, option: Option) -> Decorator:
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value not in (None, ()):
+            data_settings(context)[name] = dict(value) if option.is_mapping else value
+
+    kind: Any = click.IntRange(min=option.kind) if isinstance(option.kind, int) else option.kind
+    return click.option(
+        option.flag or f"--{name.replace('_', '-')}",
+        f"data_{name}",  # `seed` is an option of the command, too
+        type=kind if option.is_mapping or isinstance(option.kind, int) else click.Choice(kind),
+        multiple=option.is_mapping,
+        metavar=option.metavar,
+        help=option.help,
+        expose_value=False,
+        callback=keep,
+    )
+
+
+def data_settings(context: click.Context | None = None) -> dict[str, Any]:
+    """Return the options of data that were given to the command, by their names in `DataSource`."""
+    settings: dict[str, Any] = (context or click.get_current_context()).meta.setdefault("data_settings", {})
+    return settings
+
+
 quiet_option = click.option(
     "--quiet",
     is_flag=True,
@@ -88,16 +147,16 @@ quiet_option = click.option(
     help="Print nothing but errors.",
 )
 device_option = click.option(
-    "--device", default="cpu", show_default=True, callback=_usable_device, help="cpu, cuda, cuda:1, ..."
+    "--device", default="cpu", show_default=True, callback=_usable_device, help="Device: cpu, cuda, cuda:1, ..."
 )
 seed_option = click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of all draws."
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
 symmetries_option = click.option(
     "--symmetries",
     metavar="all|pairs|paper|PACKAGE.MODULE:FUNCTION",
-    help="Which of the model's symmetries: all, pairs (with redundant biases) or paper (pairs with biases as rows); or "
-    "a function of the model that declares them.  [default: all]",
+    help="Symmetries of the model: all, pairs (with redundant biases) or paper (pairs with biases as rows); or a "
+    "function of the model that declares them.  [default: all]",
 )
 inputs_option = click.option(
     "--inputs",
@@ -108,19 +167,11 @@ more_inputs = click.option(
     "--inputs",
     metavar="PACKAGE.MODULE:FUNCTION",
     multiple=True,
-    help="A function that returns inputs on which the model must compute the same, besides those made from its "
-    "configuration; may be given several times.",
+    help="A function that returns further inputs on which the function must not change; may be given several times.",
 )
 figure_option = click.option(
     "--figure", type=click.Path(path_type=Path), callback=_figure, help="Draw the result into this .svg, .pdf or .png."
 )
-task_option = click.option(
-    "--task",
-    type=click.Choice(("classification", "causal")),
-    help="What a model of text predicts: a label, or the next token, for which the data need no labels and may be a "
-    ".txt file.  [default: classification]",
-)
-batch_size_option = click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,20 +190,20 @@ def _is_quiet() -> bool:
 def show(*blocks: object) -> None:
     """Print sentences and tables to standard output, unless --quiet is given."""
     for block in () if _is_quiet() else blocks:
-        click.echo(str(block))  # which an ASCII terminal takes, too
+        click.echo(str(block))  # rich would fail on an ASCII terminal
 
 
-def say_failures(failures: Sequence[str]) -> None:
+def exit_if_failed(failures: Sequence[str]) -> None:
     """Print a line for each failure to standard error, and leave with exit code 1 if there is one."""
-    for failed in failures:
-        click.echo(f"Failed: {failed}", err=True)
+    for failure in failures:
+        click.echo(f"Failed: {failure}", err=True)
     if failures:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 
 @contextmanager
-def findings_alone() -> Iterator[None]:
-    """Print warnings, inside, without advice on arguments of Python that are no options of a command."""
+def warnings_without_advice() -> Iterator[None]:
+    """Print warnings inside the block without advice on Python arguments, which no command takes."""
     with warnings.catch_warnings():
         show = warnings.showwarning
         warnings.showwarning = lambda message, *others, **more: show(without_advice(str(message)), *others, **more)
@@ -161,7 +212,7 @@ def findings_alone() -> Iterator[None]:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Yield a function that shows one bar for each thing it is told about, unless --quiet is given."""
+    """Yield a function that shows a progress bar for each task, unless --quiet is given."""
     with progress.Progress(console=Console(stderr=True), disable=_is_quiet()) as bars:
         tasks: dict[str, Any] = {}
 
@@ -173,6 +224,14 @@ def progress_bars() -> Iterator[Progress]:
         yield report
 
 
+@contextmanager
+def step(progress: Progress, what: str) -> Iterator[None]:
+    """Report a task with a single part."""
+    progress(what, 0, 1)
+    yield
+    progress(what, 1, 1)
+
+
 def command_line() -> str:
-    """Return the command that is being run, to be run again."""
+    """Return the command that is being run, as it is typed in a shell."""
     return shlex.join(["quotient-manifolds", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Run every measure on every checkpoint, into a store that survives a crash: of a spec, of one model, of the demo."""
+"""Run every measure on every checkpoint of a spec, of one model or of the demo, into a store that survives a crash."""
 
 from __future__ import annotations
 
@@ -22,15 +22,9 @@ if TYPE_CHECKING:
 
 @common.command
 @click.argument("spec", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory of the results.  [default: results/NAME beside NAME.yaml]",
-)
+@common.directory_option("Directory of the results.  [default: results/NAME beside NAME.yaml]")
 @click.option("--check", is_flag=True, help="Measure nothing; list the tasks and estimate the time.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), help="Number of processes on this machine; on CUDA, one per device."
-)
+@common.count_option("--workers", "Number of processes on this machine; on CUDA, one per device.")
 @click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask cluster to measure on.")
 @common.device_option
 @common.quiet_option
@@ -45,11 +39,11 @@ def compare(
       measures:
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
         - {measure: gradient-norm, geometry: euclidean}
-      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
-      scores: scores.csv        # more to rank by: a column checkpoint, and any others
-      against: [error_gap]      # what to rank by
+      test: {path: test.jsonl}  # for the gaps in error and loss between it and data
+      scores: scores.csv        # further scores: a column checkpoint, and any others
+      against: [error_gap]      # scores to correlate with
       given: [learning_rate]    # hyperparameters held fixed in partial correlations
-      loss: package.module:function  # loss(model, batch); cross-entropy if not given
+      loss: package.module:function  # loss(model, batch); cross-entropy by default
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
@@ -66,13 +60,13 @@ def compare(
     from quotient_manifolds.compare import forecast, read_spec
 
     folder = spec.resolve().parent / "results" / spec.stem if out is None else out
-    wanted = read_spec(spec)
+    comparison = read_spec(spec)
     if check:
-        found = forecast(wanted, folder, device)
-        _print_forecast(found, wanted, folder)
-        common.say_failures(found.failures)
+        estimate = forecast(comparison, folder, device)
+        _print_forecast(estimate, comparison, folder)
+        common.exit_if_failed(estimate.failures)
     else:
-        common.say_failures(_measured(wanted, folder, device=device, workers=workers, scheduler=scheduler))
+        common.exit_if_failed(_measure(comparison, folder, device=device, workers=workers, scheduler=scheduler))
 
 
 # ---- one model
@@ -99,48 +93,16 @@ def compare(
     "several times.  [default: one suggested for each geometry]",
 )
 @click.option("--geodesic", help="Geodesics of quotient geometries: first, second or exact.  [default: second]")
-@click.option("--symmetries", help="Which are quotiented out: all, pairs or paper.  [default: all]")
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of the ascent on each batch."
-)
+@click.option("--symmetries", help="Symmetries to quotient out: all, pairs or paper.  [default: all]")
+@common.count_option("--steps", "Number of steps of the ascent on each batch.", default=20)
 @click.option(
     "--loss",
     metavar="PACKAGE.MODULE:FUNCTION",
     help="A function loss(model, batch) that returns a scalar.  [default: cross-entropy]",
 )
-@common.batch_size_option
-@click.option(
-    "--examples", "max_examples", type=click.IntRange(min=1), help="Largest number of examples.  [default: all]"
-)
-@click.option(
-    "--draw", type=click.IntRange(min=0), metavar="SEED", help="Take examples at random instead of the first ones."
-)
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=1),
-    help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
-)
-@common.task_option
-@click.option(
-    "--column",
-    "columns",
-    type=(str, str),
-    multiple=True,
-    metavar="text|text_pair|label NAME",
-    help="Name of a column in DATA; may be given several times.",
-)
-@click.option(
-    "--label",
-    "labels",
-    type=(str, int),
-    multiple=True,
-    metavar="NAME CLASS",
-    help="Class of a label in DATA; may be given several times.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for report.html, comparison.json, values.csv and store.sqlite; an existing one is resumed.",
+@common.data_options("batch_size", "max_examples", "seed", "max_length", "task", "columns", "labels")
+@common.directory_option(
+    "Directory for report.html, comparison.json, values.csv and store.sqlite; an existing one is resumed."
 )
 @click.option(
     "--dtype",
@@ -156,17 +118,20 @@ def measure(
     geometries: tuple[str, ...],
     radii: Sequence[float],
     loss: str | None,
+    geodesic: str | None,
+    symmetries: str | None,
+    steps: int,
     out: Path | None,
+    seed: int,
     device: torch.device,
     dtype: str,
-    **options: Any,
 ) -> None:
     """Measure the worst-case sharpness of MODEL on DATA.
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
-    module. On every batch of DATA the loss is maximised within the radius, by an ascent along geodesics; the result is
-    the mean increase over batches with its standard error. Every batch has equal weight, so examples of a smaller last
-    batch weigh more.
+    module. On every batch of DATA the loss is maximized within the radius, by an ascent along geodesics; the result is
+    the mean increase over batches with its standard error. Every batch has equal weight, so examples in a smaller last
+    batch count more.
 
     This is `compare` for one model. `compare` has all measures and their options; OUT receives the same files, and the
     same command resumes.
@@ -174,18 +139,18 @@ def measure(
     from quotient_manifolds.compare import Spec
     from quotient_manifolds.load import Checkpoint, data_of
 
-    ascent = {name: options.pop(name) for name in ("steps", "seed")}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value not in (None, ())}
-    given |= {name: dict(given[name]) for name in ("columns", "labels") if name in given}
-    of_quotients: dict[str, Any] = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
+    ascent = {"steps": steps, "seed": seed}
+    of_quotients = {"geodesic": geodesic, "symmetries": symmetries}
+    of_quotients = {name: value for name, value in of_quotients.items() if value is not None}
     measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
-    if "draw" in given:
-        given["seed"] = given.pop("draw")
     path = expanded(model)
-    function = ":" in model and not path.exists()
-    checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.absolute().name, path, "huggingface")
-    spec = Spec((checkpoint,), data_of(data, given), measures, loss=loss, dtype=dtype, name=checkpoint.name)
-    if failures := _measured(spec, out, device=device):
+    is_function = ":" in model and not path.exists()
+    checkpoint = (
+        Checkpoint(model, None, model) if is_function else Checkpoint(path.absolute().name, path, "huggingface")
+    )
+    source = data_of(data, common.data_settings())
+    spec = Spec((checkpoint,), source, measures, loss=loss, dtype=dtype, name=checkpoint.name)
+    if failures := _measure(spec, out, device=device):
         raise common.BadInput(failures[0])
 
 
@@ -197,39 +162,29 @@ def _balls(
 
     name, colon, listed = word.partition(":")
     try:
-        own = [float(each) for each in listed.split(",")] if colon else [*radii]
+        sizes = [float(each) for each in listed.split(",")] if colon else [*radii]
     except ValueError:
-        raise common.BadInput(f"Expected a geometry and its radii, such as inv:0.1,0.2. Found {word!r}") from None
+        raise common.BadInput(f"A geometry and its radii must be given as in inv:0.1,0.2. Found {word!r}") from None
     geometry: str | float = name
     with suppress(ValueError):
         geometry = float(name)
     options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
-    yield from measures_of("worst-case", [geometry], {"radius": own} if own else {}, options=options)
+    yield from measures_of("worst-case", [geometry], {"radius": sizes} if sizes else {}, options=options)
 
 
 @common.command
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="results/demo",
-    show_default=True,
-    help="Directory to write.",
-)
-@click.option(
-    "--models", type=click.IntRange(min=5), default=8, show_default=True, help="Number of models; a ranking needs 5."
-)
-@click.option(
-    "--workers", type=click.IntRange(min=1), help="Number of training processes.  [default: one for each core]"
-)
+@common.directory_option("Directory to write.", default="results/demo", show_default=True)
+@common.count_option("--models", "Number of models; a ranking needs 5.", least=5, default=8)
+@common.count_option("--workers", "Number of training processes.  [default: one for each core]")
 @common.run_options
 def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
-    They are trained on scikit-learn's digits, once, and kept in OUT. OUT/report.html shows three results for the first
-    two: along its symmetry orbit a model's function stays the same while its adaptive sharpness changes; all continuous
+    They are trained once on scikit-learn's digits, and kept in OUT. OUT/report.html shows three results for the first
+    two: a model's adaptive sharpness changes along its symmetry orbit although its function does not; all continuous
     symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by sharpness
-    and compared with the generalisation gap, as `compare` does with OUT/zoo.yaml. Edit OUT/zoo.yaml and run `compare`
-    on it to see more.
+    and compared with the generalization gap, as `compare` does with OUT/zoo.yaml. Edit OUT/zoo.yaml and run `compare`
+    on it for further measures.
     """
     from quotient_manifolds.compare import Comparison, comparison_page
     from quotient_manifolds.demo import one_thread, prepare, tell
@@ -240,8 +195,8 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
         spec = prepare(out, models=models, seed=seed, workers=processes, progress=progress)
         chapters = tell(out / "models" / "vit-00", out / "models" / "vit-01", out / "train.npz", processes, progress)
     with one_thread():
-        failures = _measured(spec, out, device=device)
-    title = "Symmetries, sharpness and generalisation of small vision transformers"
+        failures = _measure(spec, out, device=device)
+    title = "Symmetries, sharpness and generalization of small vision transformers"
     lead = (
         f"{models} small vision transformers were trained on scikit-learn’s digits with different settings. This page "
         "shows the symmetries of two of them, then ranks all by sharpness."
@@ -249,53 +204,54 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     page = comparison_page(Comparison.load(out), title=title, lead=lead, chapters=chapters)
     write_text(out / "report.html", page)
     common.show(*(f"{each.heading}: {each.sentence}" for each in chapters))
-    common.say_failures(failures)
+    common.exit_if_failed(failures)
 
 
-# ---- what all of them do
+# ---- running and printing
 
 
-def _measured(spec: Spec | Path, folder: Path | None, **how: Any) -> list[str]:
-    """Measure what is missing, print what to know of it, and return a sentence for each failure."""
+def _measure(spec: Spec | Path, folder: Path | None, **how: Any) -> list[str]:
+    """Compute the missing values, print the comparison, and return a sentence for each failure."""
     from quotient_manifolds.compare import run_comparison
 
     try:
         with common.progress_bars() as progress:
-            found = run_comparison(spec, folder, progress=progress, command=common.command_line(), **how)
+            comparison = run_comparison(spec, folder, progress=progress, command=common.command_line(), **how)
     except KeyboardInterrupt:
-        kept = "what was measured is kept. The same command resumes from there" if folder else "nothing is kept"
-        raise common.BadInput(f"Interrupted: {kept}.") from None
-    if len(found.values):
-        _print_comparison(found, folder)
-    return [f"{', '.join(filter(None, where))}: {why}" for *where, why in found.failure_groups()]
+        kept = "the values computed are kept; the same command resumes from there" if folder else "nothing is kept"
+        raise common.BadInput(f"Interrupted: {kept}") from None
+    if len(comparison.values):
+        _print_comparison(comparison, folder)
+    return [f"{', '.join(filter(None, where))}: {why}" for *where, why in comparison.failure_groups()]
 
 
-def _print_comparison(found: Comparison, folder: Path | None) -> None:
+def _print_comparison(comparison: Comparison, folder: Path | None) -> None:
     from quotient_manifolds.compare import summary_tables
 
-    if len(found.scores) == 1:
+    if len(comparison.scores) == 1:
         columns = ["label", "mean", "standard_error", "batches", "seconds"]
-        common.show(found.values[columns].to_string(index=False, na_rep="", float_format="{:.6g}".format))
+        common.show(comparison.values[columns].to_string(index=False, na_rep="", float_format="{:.6g}".format))
     else:
-        common.show(*summary_tables(found))
-    known, values = found.known
-    tasks = f"Measured now: {found.measured_now} tasks (each a measure, or loss and error, on one batch)."
+        common.show(*summary_tables(comparison))
+    computed, values = comparison.known
+    tasks = f"Measured now: {comparison.measured_now} tasks (each a measure, or loss and error, on one batch)."
     common.show(
-        (tasks if found.measured_now else "Nothing was left to measure.") + f" Computed: {known} of {values} values.",
-        *(f"Note: {note}" for note in found.notes),
-        *(f"Caution: {sentence}" for sentence in found.cautions),
+        (tasks if comparison.measured_now else "Nothing was left to measure.")
+        + f" Computed: {computed} of {values} values.",
+        *(f"Note: {note}" for note in comparison.notes),
+        *(f"Caution: {sentence}" for sentence in comparison.cautions),
         *([f"Report: {folder / 'report.html'}"] if folder else []),
     )
 
 
-def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
-    names = ", ".join(each.name for each in wanted.checkpoints)
-    common.show(f"{len(wanted.checkpoints)} checkpoints: {names}. A task is a measure on a checkpoint and a batch.")
-    if len(found.measures):
+def _print_forecast(estimate: Forecast, spec: Spec, folder: Path) -> None:
+    names = ", ".join(each.name for each in spec.checkpoints)
+    common.show(f"{len(spec.checkpoints)} checkpoints: {names}. A task is one measure on one checkpoint and one batch.")
+    if len(estimate.measures):
         common.show(
-            found.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
-            f"About {timedelta(seconds=round(found.measures['time'].sum()))} (h:mm:ss) in one process. Timed on the "
+            estimate.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
+            f"About {timedelta(seconds=round(estimate.measures['time'].sum()))} (h:mm:ss) in one process. Timed on the "
             "first checkpoint: one pass in each geometry, in seconds. Loading, checks of symmetries and correlations "
             "are not counted.",
         )
-    common.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")
+    common.show(*(f"Note: {note}" for note in estimate.notes), f"Nothing was measured. Results will be in {folder}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--certify", is_flag=True, help="Compare with the dimension of all continuous symmetries, on a small copy."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write the record to this JSON file.")
+@common.record_option("report")
 @common.run_options
 def inspect(
     model: str,
@@ -38,18 +38,17 @@ def inspect(
     """Print the continuous symmetries of MODEL and verify each.
 
     MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function,
-    a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit
-    of each symmetry, but not to a change of one side alone; random group elements must not change the output. Also
-    printed: how many parameters are redundant, and the singular values of G H^T in every pair. Inputs are made
-    from the model's configuration; a model without one needs --inputs.
+    a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit of
+    each symmetry, but not to a change of one side alone, and random group elements must not change the output. The
+    number of redundant parameters and the singular values of G H^T in every pair are also printed. Inputs are made from
+    the model's configuration; a model without one needs --inputs.
 
     With --certify, a small model of MODEL's class is created with random weights. The dimension of all parameters that
-    compute its function needs no theory of symmetries: it is the number of parameters minus the rank of the Jacobian of
-    all outputs. It is compared with the dimensions found. For a small model built by Python code, call
-    quotient_manifolds.symmetries.certify.
+    compute its function is the number of parameters minus the rank of the Jacobian of all outputs, by linear algebra
+    alone. It is compared with the dimension of the symmetries that are found. For a small model built by Python
+    code, call quotient_manifolds.symmetries.certify.
 
-    The exit code is 1 if a symmetry fails or cannot be verified on these inputs, or if the certificate is
-    inconclusive.
+    The exit code is 1 if a symmetry fails or cannot be verified on these inputs, or if the certificate is inconclusive.
     """
     if out is not None:
         check_file(out, model)
@@ -58,16 +57,14 @@ def inspect(
     from quotient_manifolds.cli.subject import inputs_of, symmetries_of
 
     network = load.load_model(model).to(device)
-    given = inputs_of(network, inputs, seed=seed)
+    examples = inputs_of(network, inputs, seed=seed)
     with common.progress_bars() as progress:
-        progress("symmetries found", 0, 1)
-        found = symmetries_of(network, symmetries, given)
-        progress("symmetries found", 1, 1)
-        progress("verified", 0, 1)
-        verification = room.verify_symmetries(network, given, found, seed=seed)
-        count = room.count_symmetries(network, found)
-        progress("verified", 1, 1)
-        reports: dict[str, Any] = {"symmetries": found, "verification": verification, "count": count}
+        with common.step(progress, "symmetries found"):
+            group = symmetries_of(network, symmetries, examples)
+        with common.step(progress, "verified"):
+            verification = room.verify_symmetries(network, examples, group, seed=seed)
+            count = room.count_symmetries(network, group)
+        reports: dict[str, Any] = {"symmetries": group, "verification": verification, "count": count}
         if certify:
             reports["certificate"] = room.certify(network, seed=seed, progress=progress)
     if out is not None:
@@ -76,7 +73,7 @@ def inspect(
     blocks = [
         *([reports["certificate"]] if certify else []),
         f"{type(network).__name__}, {count.parameters:,} parameters",
-        found,
+        group,
         verification,
         f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters.",
     ]

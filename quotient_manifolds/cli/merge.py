@@ -19,18 +19,18 @@ from quotient_manifolds.files import check_new
     "weights",
     type=float,
     multiple=True,
-    help="Weight of an adapter, not normalised; once for each, in their order.  [default: 1/k for each of k]",
+    help="Weight of an adapter, not normalized; give one for each, in order.  [default: 1/k for k adapters]",
 )
-@click.option("--rank", type=int, help="Rank of the result.  [default: in each module the largest of the adapters]")
+@click.option("--rank", type=int, help="Rank of the result.  [default: the largest of the adapters, in each module]")
 @common.quiet_option
 def merge(adapters: Sequence[str], target: Path, weights: Sequence[float], rank: int | None) -> None:
     """Merge LoRA adapters of one base model into one adapter of peft, in the new directory OUT.
 
-    Each ADAPTER is a directory of peft with safetensors weights. The result adds to every weight of the base model the
-    weighted mean of the adapters' updates, or the matrix of the given rank that is closest to it. It does not depend on
-    how an adapter is factored. Heads and other tensors that are stored whole must be in all adapters, and are averaged.
+    Each ADAPTER is a directory of peft with safetensors weights. The result adds the weighted mean of the adapters'
+    updates to every weight of the base model, or the closest matrix of the given rank. It does not depend on how an
+    adapter is factored. Full tensors, such as heads, must be in all adapters, and are averaged.
 
-    For each module the part of the mean that the truncation cuts off is printed (relative, in the Frobenius norm).
+    For each module the relative error of the truncation in the Frobenius norm is printed.
     """
     check_new(target, *adapters)
     from quotient_manifolds.merge import merge_adapters

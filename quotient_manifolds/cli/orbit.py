@@ -1,4 +1,4 @@
-"""Act on a model by its symmetries: write the same function elsewhere on its orbit, or measure it there."""
+"""Act on a model by its symmetries: write it at another point of its orbit, or measure its sharpness there."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
     import torch
-NOTHING = {"value": None, "ratio": None}  # of a point that cannot be measured
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @common.command
 @click.argument("model")
 @click.option("--radius", type=float, help="Radius of the balls.  [default: one suggested for each geometry]")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of an ascent.")
+@common.count_option("--steps", "Number of steps of an ascent.", default=10)
 @click.option(
     "--scale",
     "scales",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     multiple=True,
     default=(0.01, 0.1, 1.0, 10.0, 100.0),
     show_default=True,
@@ -38,7 +39,7 @@ NOTHING = {"value": None, "ratio": None}  # of a point that cannot be measured
 )
 @common.inputs_option
 @common.symmetries_option
-@click.option("--out", type=click.Path(path_type=Path), help="Write the measurements to this JSON file.")
+@common.record_option("measurements")
 @common.figure_option
 @common.run_options
 def orbit(
@@ -62,8 +63,8 @@ def orbit(
     without one needs --inputs.
 
     The file of --out is JSON with `rows`: precision, measure, scale (null: the model itself), value, and its ratio to
-    that of the model itself. If a point cannot be measured, these are null and `failed` says why; the figure leaves it
-    out.
+    the value of the model itself. If a point cannot be measured, value and ratio are null and `failed` says why; the
+    figure leaves it out.
 
     The exit code is 1 if a point could not be measured; the others are measured nevertheless.
     """
@@ -76,34 +77,32 @@ def orbit(
     from quotient_manifolds.sharpness import WorstCase, suggest_radius
 
     network = load_model(model).to(device=device)
-    given = inputs_of(network, inputs, seed=seed)
-    found = symmetries_of(network, symmetries, given)
-    found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
-    batch, known = distance_batch(network, given, seed), KnownSymmetries()
-    quotiented: Any = found if symmetries else "all"
-    measures, lost, rows = list[WorstCase](), list[dict[str, Any]](), list[dict[str, Any]]()
-    for each in (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)):
-        suggested = partial(suggest_radius, network, distance, [batch], each, known)
+    examples = inputs_of(network, inputs, seed=seed)
+    group = symmetries_of(network, symmetries, examples)
+    group = group.beside([name for name, w in network.named_parameters() if not w.requires_grad])
+    batch, known = distance_batch(network, examples, seed), KnownSymmetries()
+    quotiented: Any = group if symmetries else "all"
+    measures, failed, rows = list[WorstCase](), list[dict[str, Any]](), list[dict[str, Any]]()
+    for geometry in (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)):
+        suggested = partial(suggest_radius, network, distance, [batch], geometry, known)
         size, why = attempted(suggested) if radius is None else (radius, "")
         if size is None:
-            lost += [{"measure": each.name, "scale": scale, **NOTHING, "failed": why} for scale in (None, *scales)]
+            empty = {"measure": geometry.name, "value": None, "ratio": None, "failed": why}
+            failed += [{**empty, "scale": scale} for scale in (None, *scales)]
         else:
-            measures.append(WorstCase(each, size, steps=steps, seed=seed))
-    with common.progress_bars() as progress, common.findings_alone():
+            measures.append(WorstCase(geometry, size, steps=steps, seed=seed))
+    with common.progress_bars() as progress, common.warnings_without_advice():
         for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
-            for row in chain(along_orbit(start, found, measures, distance, batch, scales, seed=seed), lost):
+            for row in chain(along_orbit(start, group, measures, distance, batch, scales, seed=seed), failed):
                 rows.append({"precision": precision, **row, "failed": without_advice(row["failed"])})
-                progress("moving along the orbit", len(rows), 2 * 3 * (1 + len(scales)))
+                progress("points of the orbit", len(rows), 2 * 3 * (1 + len(scales)))
     if all(row["failed"] for row in rows):
         raise ValueError(rows[0]["failed"])
-    lines: dict[str, list[float | None]] = {}
-    for row in rows:
-        if row["scale"] is not None:
-            lines.setdefault(_line(row), []).append(row["ratio"])
-    radii = {each.geometry.name: each.radius for each in measures}
+    radii = {measure.geometry.name: measure.radius for measure in measures}
     if out is not None:
         record = {"model": model, "version": VERSION, "command": common.command_line(), "radius": radii}
         write_text(out, json.dumps(record | {"steps": steps, "seed": seed, "rows": rows}, indent=1) + "\n")
+    lines = _ratios(rows)
     if figure is not None:
         from quotient_manifolds.plots import orbit_figure
 
@@ -115,20 +114,29 @@ def orbit(
     listed = ", ".join(f"{name} at radius {size:g}" for name, size in radii.items())
     caption = f"{model}: relative change of sharpness, {listed}"
     common.show(Table("changes", caption, ["measure", *(f"a = {scale:g}" for scale in scales)], cells))
-    common.say_failures(_failures(rows))
+    common.exit_if_failed(_failures(rows))
 
 
 def _line(row: Mapping[str, Any]) -> str:
     return f"{row['measure']}, {row['precision']}"
 
 
+def _ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Return the ratios of each measure and precision, in the order of the scales."""
+    lines: dict[str, list[float | None]] = {}
+    for row in rows:
+        if row["scale"] is not None:
+            lines.setdefault(_line(row), []).append(row["ratio"])
+    return lines
+
+
 def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on all points of one measure that cannot be measured for one reason."""
+    """Return one sentence for all points at which a measure fails for the same reason."""
     places: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["failed"]:
-            at = "the model itself" if row["scale"] is None else f"a = {row['scale']:g}"
-            places.setdefault((_line(row), row["failed"]), []).append(at)
+            place = "the model itself" if row["scale"] is None else f"a = {row['scale']:g}"
+            places.setdefault((_line(row), row["failed"]), []).append(place)
     return [f"{', '.join([line, *at])}: {why}" for (line, why), at in places.items()]
 
 
@@ -136,55 +144,41 @@ def _failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--balance", "balanced", is_flag=True, help="Write the canonical representative, not a random one.")
-@click.option(
-    "--scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Scale of the random group element.",
-)
+@click.option("--scale", type=POSITIVE, default=1.0, show_default=True, help="Scale of the random group element.")
 @common.seed_option
 @common.more_inputs
 @common.symmetries_option
 @common.quiet_option
 def move(
-    source: str,
-    target: Path,
-    balanced: bool,
-    scale: float,
-    seed: int,
-    inputs: tuple[str, ...],
-    symmetries: str | None,
+    source: str, target: Path, balanced: bool, scale: float, seed: int, inputs: tuple[str, ...], symmetries: str | None
 ) -> None:
     """Transform the Hugging Face model in IN by a random group element, and write it to the new directory OUT.
 
-    The weights change, but not their dtype. The function stays the same up to rounding on the inputs tried: text,
-    images or sound made from the model's configuration, with and without its optional inputs (token types, padding,
-    masked patches), and --inputs. Symmetries that may matter to parameters which none of these inputs reached (experts,
-    heads) are left out. The model written is loaded again and compared on other example inputs before OUT appears.
-    Other files in IN, such as a tokenizer, are copied.
+    The weights change, but not their dtype. The function is unchanged up to rounding on the inputs tried: text, images
+    or sound made from the model's configuration, with and without its optional inputs (token types, padding, masked
+    patches), and --inputs. Symmetries that may matter to parameters which none of these inputs reached (experts, heads)
+    are left out. The model written is loaded again and compared on other example inputs before OUT appears. Other files
+    in IN, such as a tokenizer, are copied.
     """
     check_new(target, source)
     from quotient_manifolds.cli.subject import all_inputs, load_directory, symmetries_of, write_moved
     from quotient_manifolds.symmetries import balance, random_representative, verify_symmetries
 
     network = load_directory(source)
-    given = all_inputs(network, inputs, seed=seed)
+    described = all_inputs(network, inputs, seed=seed)
     with common.progress_bars() as progress:
-        progress("symmetries found", 0, 1)
-        found = symmetries_of(network, symmetries, *given.values())
-        progress("symmetries found", 1, 1)
-        progress("verified", 0, 1)
-        holding = verify_symmetries(network, next(iter(given.values())), found, seed=seed).holding(found)
-        progress("verified", 1, 1)
-        if not holding.moved:
-            raise ValueError(f"{source} must have a symmetry that holds. Found none; `inspect` says why.")
-        progress("moved and compared", 0, 1)
-        params = {name: w.detach().double() for name, w in network.named_parameters()}
-        moved = balance(params, holding) if balanced else random_representative(params, holding, scale=scale, seed=seed)
-        change = write_moved(network, moved, given, source, target, seed=seed + 1)
-        progress("moved and compared", 1, 1)
+        with common.step(progress, "symmetries found"):
+            proposed = symmetries_of(network, symmetries, *described.values())
+        with common.step(progress, "verified"):
+            first = next(iter(described.values()))
+            group = verify_symmetries(network, first, proposed, seed=seed).holding(proposed)
+        if not group.moved:
+            raise ValueError(f"{source} must have a symmetry that holds. Found none; `inspect` says why")
+        with common.step(progress, "transformed and compared"):
+            params = {name: w.detach().double() for name, w in network.named_parameters()}
+            moved = balance(params, group) if balanced else random_representative(params, group, scale=scale, seed=seed)
+            change = write_moved(network, moved, described, source, target, seed=seed + 1)
     common.show(
-        f"{target}: {len(holding.pairs)} pairs and {len(holding.reparameterizations)} reparameterizations transformed; "
+        f"{target}: {len(group.pairs)} pairs and {len(group.reparameterizations)} reparameterizations transformed; "
         f"the output changed by {change:.1e} of its size."
     )

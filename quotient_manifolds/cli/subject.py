@@ -1,4 +1,4 @@
-"""Make inputs that a model takes, find its symmetries on them, and write it elsewhere on its orbit."""
+"""Make inputs for a model, find its symmetries on them, and write it at another point of its orbit."""
 
 from __future__ import annotations
 
@@ -28,74 +28,76 @@ from quotient_manifolds.symmetries.checks import running
 from quotient_manifolds.symmetries.outputs import ModelOutputs, call, floating, relative_change
 
 ALONE, RECORD = "example inputs", "orbit.json"
-MARGIN, NOISE = 100.0, 1e-12  # how often the rounding noise the output may change, in float64; the least of it
+MARGIN, NOISE = 100.0, 1e-12  # The output may change by 100 times its rounding error in float64, at least 1e-12.
 WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
 def load_directory(source: str) -> nn.Module:
-    """Load the model in a directory, which can be written to another one."""
+    """Load the model in a directory. Raises ValueError for other sources, which cannot be written to a directory."""
     if not Path(source).is_dir():
         raise ValueError(
             f"No model at {source}: expected a Hugging Face directory. Nothing is downloaded; transform your own "
-            "models in Python."
+            "models in Python"
         )
     return load_model(source)
 
 
-def symmetries_of(network: nn.Module, asked: str | None, *inputs: Any) -> Symmetries:
-    """Return what the function of the name `asked` declares, or what is found: all, or within that scope.
+def symmetries_of(network: nn.Module, source: str | None, *inputs: Any) -> Symmetries:
+    """Return the symmetries that a function package.module:function declares, or those found within a scope.
 
-    Raises ValueError where there is none.
+    source: the function, or the scope (None for "all"). Raises ValueError if there is no symmetry.
     """
-    if asked is None or asked in get_args(Scope):
-        found = find_symmetries(network, *inputs).within(cast(Scope, asked or "all"))
+    if source is None or source in get_args(Scope):
+        symmetries = find_symmetries(network, *inputs).within(cast(Scope, source or "all"))
     else:
-        found = load_symmetries(asked, network)
+        symmetries = load_symmetries(source, network)
         check_runs(network, inputs[0])
-    if not found.moved:
-        why = [*map(str, found.refused), "its operations leave none"][0]
-        raise ValueError(f"{type(network).__name__} has no symmetry: {why}; {HOW_TO}.")
-    return found
+    if not symmetries.moved:
+        why = [*map(str, symmetries.refused), "its operations leave none"][0]
+        raise ValueError(f"{type(network).__name__} has no symmetry: {why}; {HOW_TO}")
+    return symmetries
 
 
 def check_runs(network: nn.Module, inputs: Any) -> None:
-    """Raise ValueError in one sentence unless the model takes the inputs, and gives one output twice."""
+    """Raise ValueError unless the model runs on the inputs, and gives the same output twice."""
     ModelOutputs(network, [inputs]).own()
 
 
 def inputs_of(network: nn.Module, reference: str | None, *, seed: int) -> Any:
-    """Return the inputs that the function `reference` gives, or some made from the model's configuration."""
+    """Return the inputs that the function `reference` returns, or example inputs made from the configuration."""
     if reference is None:
         return example_inputs(network, seed=seed)
     return call_object(reference, "a function that returns inputs")
 
 
 def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:
-    """Return inputs by what they are: of these functions, and made from the configuration with what is optional.
+    """Return by description the inputs that the functions return, and all example inputs on which the model runs.
 
-    Of what is made, all that the model takes; there has to be some if there is no function.
+    Raises ValueError if there are none.
     """
-    given = references or (None,)
-    found = {f"the inputs of {each}" if each else ALONE: inputs_of(network, each, seed=seed) for each in given}
-    for inputs in found.values():
+    described = {
+        f"the inputs of {each}" if each else ALONE: inputs_of(network, each, seed=seed)
+        for each in references or (None,)
+    }
+    for inputs in described.values():
         check_runs(network, inputs)
-    return found | examples(network, seed=seed)
+    return described | examples(network, seed=seed)
 
 
 def examples(network: nn.Module, *, seed: int) -> dict[str, Any]:
-    """Return example inputs that the model takes, by what they are: alone, and with each optional one."""
-    found: dict[str, Any] = {}
-    with suppress(ValueError), running(network):  # as the configuration may lack what inputs are made from
+    """Return the example inputs on which the model runs, alone and with each optional input, by their description."""
+    described: dict[str, Any] = {}
+    with suppress(ValueError), running(network):  # the configuration may lack the sizes that inputs are made from
         plain = example_inputs(network, seed=seed)
-        found[ALONE] = plain
+        described[ALONE] = plain
         for name, value in optional_inputs(network, plain, seed=seed).items():
-            found[f"{ALONE} with {name}"] = {**plain, name: value}
-    for name, inputs in [*found.items()]:
+            described[f"{ALONE} with {name}"] = {**plain, name: value}
+    for name, inputs in [*described.items()]:
         try:
             check_runs(network, inputs)
         except ValueError:
-            del found[name]
-    return found
+            del described[name]
+    return described
 
 
 def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
@@ -105,7 +107,7 @@ def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
 
 
 def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
-    """Return a batch for `distance`: the inputs, and standard Gaussian targets of the shape of the output."""
+    """Return a batch for `distance`: the inputs, and standard Gaussian targets of the output's shape."""
     output = ModelOutputs(model, [inputs]).own()[0]
     targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return inputs, targets.to(output)
@@ -114,52 +116,54 @@ def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tenso
 def write_moved(
     network: nn.Module,
     moved: Params,
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     source: str,
     target: Path,
     *,
     seed: int,
     record: Mapping[str, Any] | None = None,
 ) -> float:
-    """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
+    """Write the model with weights `moved` to a new directory; return the largest relative change of the output.
 
-    These are example inputs of another seed in place of those given that are examples themselves. What is written is
-    read again and compared before it is at OUT. record: what orbit.json there holds, beside this change. Raises
-    ValueError where something but rounding changes the output, OSError where it cannot be written.
+    The change is measured on held-out inputs: `inputs`, with its example inputs drawn again from another seed. The
+    directory is read again and compared before it is at `target`. record: the content of orbit.json, without the
+    change.
+
+    Raises ValueError if the output changes by more than rounding, OSError if the directory cannot be written.
     """
-    held_out = {**given, **{what: one for what, one in examples(network, seed=seed).items() if what in given}}
-    outputs = {what: ModelOutputs(network, [one]) for what, one in held_out.items()}
-    for what, each in outputs.items():
-        change = each.change({name: value.clone() for name, value in moved.items()})
-        if not change <= MARGIN * max(each.noise(moved), NOISE):
+    held_out = {**inputs, **{name: each for name, each in examples(network, seed=seed).items() if name in inputs}}
+    outputs = {name: ModelOutputs(network, [each]) for name, each in held_out.items()}
+    for name, output in outputs.items():
+        change = output.change({key: value.clone() for key, value in moved.items()})
+        if not change <= MARGIN * max(output.noise(moved), NOISE):
             raise ValueError(
                 f"The transformed model must compute the same on held-out inputs. Found a change by {change:.1e} on "
-                f"{what}: nothing written; give inputs that show the difference by --inputs."
+                f"{name}, so nothing is written; give inputs that show the difference by --inputs"
             )
     stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
-    network.load_state_dict(stored, strict=False)  # buffers stay
-    with new_directory(target) as fresh:
+    network.load_state_dict(stored, strict=False)  # buffers are unchanged
+    with new_directory(target) as unfinished:
         saved: Any = network
         with writing(target):
-            saved.save_pretrained(fresh)
-            # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
-            ignored = shutil.ignore_patterns(*(f"*.{each}" for each in WEIGHTS), ".*")
-            shutil.copytree(source, fresh, ignore=ignored, dirs_exist_ok=True)
-        again = load_model(fresh)
+            saved.save_pretrained(unfinished)
+            # Other files are copied. The original config.json replaces the one of transformers.
+            ignored = shutil.ignore_patterns(*(f"*.{suffix}" for suffix in WEIGHTS), ".*")
+            shutil.copytree(source, unfinished, ignore=ignored, dirs_exist_ok=True)
+        again = load_model(unfinished)
         read = dict(again.named_parameters())
         for name, value in stored.items():
             if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
-                raise ValueError(f"{target} would not hold {name} as it was moved: nothing written.")
-        changes = [
-            relative_change(ModelOutputs(again, [one]).own(), outputs[what].own()) for what, one in held_out.items()
-        ]
-        if not max(changes) < 0.5:
+                raise ValueError(f"{target} must hold {name} unchanged. Found other values, so nothing is written")
+        change = max(
+            relative_change(ModelOutputs(again, [each]).own(), outputs[name].own()) for name, each in held_out.items()
+        )
+        if not change < 0.5:
             raise ValueError(
-                f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by "
-                f"{max(changes):.1e} of its size: nothing written; choose a scale nearer 1, or another seed."
+                f"Rounding to {next(iter(stored.values())).dtype} must not change the output. Found a change by "
+                f"{change:.1e} of its size, so nothing is written; choose a scale nearer 1, or another seed"
             )
         if record is not None:
-            text = json.dumps({**record, "change": max(changes)}, indent=1) + "\n"
+            text = json.dumps({**record, "change": change}, indent=1) + "\n"
             with writing(target):
-                (fresh / RECORD).write_text(text, encoding="utf-8")
-    return max(changes)
+                (unfinished / RECORD).write_text(text, encoding="utf-8")
+    return change

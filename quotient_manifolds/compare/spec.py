@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from quotient_manifolds.check import check_one_of, meant
+from quotient_manifolds.data_options import CAUSAL
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import BatchFunction, Checkpoint, DataSource, load_object
 from quotient_manifolds.load.models import HUGGING_FACE
-from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
     GradientNorm,

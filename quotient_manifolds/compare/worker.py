@@ -22,9 +22,9 @@ from quotient_manifolds.compare.code import code_imported, edited
 from quotient_manifolds.compare.identity import Identity, batch_hash, computed, model_hash
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
+from quotient_manifolds.data_options import CAUSAL
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.load import Checkpoint, load_checkpoint
-from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel

@@ -1,4 +1,4 @@
-"""Show the whole path on real models: train a small zoo of vision transformers, and compare it."""
+"""Train a small zoo of vision transformers, show its symmetries, and compare it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show on the models of the demonstration what the package does, in three figures, each of a few seconds."""
+"""Show the symmetries of two models of the demonstration, in an orbit, a certificate and an alignment."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from quotient_manifolds.symmetries.certificate import certify
 from quotient_manifolds.symmetries.wires.labels import meaning
 
 IMAGES = 32
-SCALES = (0.1, 1.0, 10.0)  # of the group elements
-STEPS, REFINING = 20, 20  # of ascent; of Adam on the loss along the path
+SCALES = (0.1, 1.0, 10.0)  # sizes of group elements
+STEPS, REFINING = 20, 20  # steps of an ascent, and of Adam on the loss along the path
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """Hold a heading, a sentence that states what was found, and a figure (HTML) or a table that shows it."""
+    """Hold a heading, a sentence that states the result, and a figure (HTML) or a table that shows it."""
 
     heading: str
     sentence: str
@@ -42,13 +42,13 @@ class Chapter:
 
 
 def tell(first: Path, second: Path, data: Path, workers: int, progress: Progress) -> list[Chapter]:
-    """Return what is shown of two trained models: an orbit, a certificate, an alignment. data: an npz file."""
+    """Return an orbit, a certificate and an alignment of two trained models. data: a .npz file."""
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name][:IMAGES]) for name in ("images", "labels"))
     batch = {"pixel_values": images.double(), "labels": labels}
-    one, other = (load_model(path).double() for path in (first, second))
-    jobs: list[Callable[[], Chapter]] = [partial(orbit_chapter, one, batch), partial(certificate_chapter, one)]
-    jobs.append(partial(alignment_chapter, one, other, batch))
+    model, other = (load_model(path).double() for path in (first, second))
+    jobs: list[Callable[[], Chapter]] = [partial(orbit_chapter, model, batch), partial(certificate_chapter, model)]
+    jobs.append(partial(alignment_chapter, model, other, batch))
     return run_jobs(jobs, workers, "symmetries of a model", progress)
 
 
@@ -58,22 +58,22 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     inputs, known, measures = {"pixel_values": batch["pixel_values"]}, KnownSymmetries(), []
     symmetries = find_symmetries(model, inputs)
     for geometry in (Adaptive(), Quotient("inv"), Quotient("mix")):
-        # Half of what is suggested, where the ascent converges
+        # The ascent converges at half of the suggested radius.
         radius = suggest_radius(model, cross_entropy, [batch], geometry, known) / 2
         measures.append(WorstCase(geometry, radius, steps=STEPS))
     ratios: dict[str, list[float]] = {each.geometry.name: [] for each in measures}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SharpnessWarning)  # of a few steps: enough for ratios
+        warnings.simplefilter("ignore", SharpnessWarning)  # so few steps are enough for ratios
         for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
             if row["failed"]:
                 raise ValueError(row["failed"])
             if row["scale"] is not None:
                 ratios[row["measure"]].append(row["ratio"])
-    moved = (random_representative(model, symmetries, scale=scale, seed=seed) for seed, scale in enumerate(SCALES))
-    output = max(output_change(model, inputs, {}, there) for there in moved)
+    points = (random_representative(model, symmetries, scale=scale, seed=seed) for seed, scale in enumerate(SCALES))
+    output = max(output_change(model, inputs, {}, point) for point in points)
     adaptive, *invariant = ratios.values()
     change = max(abs(ratio - 1) for row in invariant for ratio in row)
-    least, most = (f"{float(f'{bound(adaptive):.2g}'):g}" for bound in (min, max))  # two digits, no power of ten
+    least, most = (f"{float(f'{bound(adaptive):.2g}'):g}" for bound in (min, max))  # two digits without exponent
     return Chapter(
         "The function stays, adaptive sharpness does not",
         f"Random elements of the symmetry group change the weights of one model. Its output changes by at most "
@@ -85,23 +85,24 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
 
 @one_thread()
 def certificate_chapter(model: nn.Module) -> Chapter:
-    """Count how many dimensions of all parameters with the same function are found."""
-    found = certify(model, blocks=2)  # in the last block the query is that of one token, in the first a constant
-    rows = [[name, meaning(name), str(size)] for name, size in found.found.families.items()]
+    """Compare the dimension of the symmetries with the dimension of all parameters that compute the same function."""
+    # Two blocks: the query of the last block is of one token, and the query of the first is constant.
+    certificate = certify(model, blocks=2)
+    rows = [[name, meaning(name), str(size)] for name, size in certificate.found.families.items()]
     columns = ["Symmetry", "What may change", "Dimensions"]
     return Chapter(
-        "Symmetries are complete" if found.missing == 0 else "How many symmetries are found",
-        f"All weights of a small copy that compute the same function are counted: {str(found).splitlines()[0]}.",
+        "Symmetries are complete" if certificate.missing == 0 else "How many symmetries are found",
+        f"All weights of a small copy that compute the same function are counted: {str(certificate).splitlines()[0]}.",
         table=Table("certificate", "Dimensions by kind of symmetry", columns, rows, words=2),
     )
 
 
 @one_thread()
 def alignment_chapter(model: nn.Module, to: nn.Module, batch: dict[str, Tensor]) -> Chapter:
-    """Align a model with one of another seed, and compare the loss along the straight path between them."""
+    """Align a model with one from another seed, and compare the loss along the straight path between them."""
     inputs: Any = {"pixel_values": batch["pixel_values"]}
-    found = align(model, to, inputs, loss=cross_entropy, batches=[batch], steps=REFINING)
-    before, after = (loss_along_path(each, to, cross_entropy, [batch]) for each in (model, found.model))
+    alignment = align(model, to, inputs, loss=cross_entropy, batches=[batch], steps=REFINING)
+    before, after = (loss_along_path(each, to, cross_entropy, [batch]) for each in (model, alignment.model))
     return Chapter(
         "Two models from different seeds, aligned",
         f"Along the straight path between two trained models the loss reaches {max(before.losses):.2g}. After one of "

@@ -1,4 +1,4 @@
-"""Train a zoo of small vision transformers on scikit-learn's handwritten digits, each model once."""
+"""Train a zoo of small vision transformers on scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import needs
-from quotient_manifolds.files import new_directory, whole, write_text, writing
+from quotient_manifolds.files import atomic_file, new_directory, write_text, writing
 from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
 
 Points = tuple[Tensor, Tensor]  # images and their classes
-TRAIN_POINTS = 256  # few, so that generalisation gaps spread
-# hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
-# 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.
+TRAIN_POINTS = 256  # few, so that generalization gaps vary
+# 58,570 parameters: width 48, 4 heads of 12, 3 layers, 17 tokens. Initial weights of standard deviation 0.12 (about
+# 1 / sqrt(48)) instead of 0.02 avoid the long plateau at the start of training.
 ARCHITECTURE: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 2,
@@ -40,10 +40,9 @@ ARCHITECTURE: dict[str, Any] = {
 
 
 def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progress) -> Path:
-    """Train the zoo and write what `compare` needs of it; return the spec.
+    """Train the zoo, write the files that `compare` needs, and return the path of the spec.
 
-    Written: models/vit-00, vit-01, ... (each once), train.npz, test.npz, scores.csv with how each was trained, and
-    zoo.yaml.
+    These are models/vit-00, vit-01, ..., train.npz, test.npz, scores.csv with the recipe of each model, and zoo.yaml.
     """
     import pandas as pd
 
@@ -57,26 +56,26 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
 
 
 def write_digits(folder: Path, *, train_points: int, seed: int = 0) -> None:
-    """Write train.npz and test.npz, each with `images` and `labels`, of `load_digits`."""
+    """Write train.npz and test.npz with the `images` and `labels` of `load_digits`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in zip(("train", "test"), load_digits(train_points, seed), strict=True):
-        with whole(folder / f"{name}.npz") as unfinished, unfinished.open("wb") as file:
+        with atomic_file(folder / f"{name}.npz") as unfinished, unfinished.open("wb") as file:
             np.savez(file, images=images.numpy(), labels=labels.numpy())
 
 
 def load_digits(train_points: int, seed: int = 0) -> tuple[Points, Points]:
-    """Return the 1797 digits, `train_points` of them as training images, the rest for testing, classes in proportion.
+    """Return `train_points` of the 1797 digits for training and the others for testing, stratified by class.
 
-    Images are (N, 1, 8, 8) float32, standardised by the training images' mean and deviation. Raises ImportError where
-    scikit-learn is not installed.
+    Images are (N, 1, 8, 8) float32, standardized by mean and standard deviation of the training images. Raises
+    ImportError without scikit-learn.
     """
     with needs("The demonstration", "scikit-learn", "demo"):
         from sklearn import datasets, model_selection
-    grey, classes = datasets.load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     train, test = model_selection.train_test_split(
         np.arange(len(classes)), train_size=train_points, stratify=classes, random_state=seed
     )
-    images = torch.from_numpy(grey).float().reshape(-1, 1, 8, 8)
+    images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8)
     images = (images - images[train].mean()) / images[train].std()
     labels = torch.from_numpy(classes).long()
     return (images[train], labels[train]), (images[test], labels[test])
@@ -84,19 +83,19 @@ def load_digits(train_points: int, seed: int = 0) -> tuple[Points, Points]:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """Hold what decides a trained model besides the data: AdamW's settings, batches, regularisation, seed."""
+    """Hold the settings that determine a trained model, besides its architecture and data."""
 
     learning_rate: float
     weight_decay: float
     batch_size: int
     label_smoothing: float
-    shift: int  # random shifts of up to so many pixels on every other step; 0: none
+    shift: int  # largest random shift in pixels, on every other step; 0 for none
     steps: int
     seed: int
 
 
 def draw_recipe(index: int, *, seed: int = 0, steps: int | None = None) -> TrainingRecipe:
-    """Draw recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
+    """Draw recipe number `index` of the zoo with this seed, independently of the number of models."""
     draw = np.random.default_rng([seed, index])
     return TrainingRecipe(
         learning_rate=float(f"{10 ** draw.uniform(-3.2, -2.2):.3g}"),
@@ -118,23 +117,23 @@ def train_zoo(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> None:
-    """Train the models folder/NAME, by the recipe of each name, in `workers` processes.
+    """Train the models folder/NAME, each by its recipe, in `workers` processes.
 
-    A model that is there, made by the same recipe, architecture and data, is not trained again, so an interrupted run
-    resumes. data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,).
+    A model that was trained with the same recipe, architecture and data is kept, so an interrupted run resumes. data:
+    a .npz file with `images` (N, 1, 8, 8) and `labels` (N,).
     """
     common = {"architecture": dict(architecture), "data": hashlib.sha256(data.read_bytes()).hexdigest()}
     jobs = []
     for name, recipe in recipes.items():
-        made_by, make = {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, architecture)
-        jobs.append(partial(make_once, folder / name, made_by, make))
+        origin, make = {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, architecture)
+        jobs.append(partial(make_once, folder / name, origin, make))
     run_jobs(jobs, workers, "training", progress)
 
 
 def run_jobs(
     jobs: Sequence[Callable[[], Any]], workers: int, what: str = "", progress: Progress | None = None
 ) -> list[Any]:
-    """Return the results of jobs in order, run in so many processes; one worker is this process."""
+    """Return the results of jobs in order, run in `workers` processes; a single worker is this process."""
     import joblib
 
     run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator")
@@ -146,17 +145,17 @@ def run_jobs(
     return results
 
 
-def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    """Call `make`, which writes a model into an empty folder, and move that to `directory`: it is never half-written.
+def make_once(directory: Path, origin: Mapping[str, Any], make: Callable[[Path], None]) -> None:
+    """Write a directory atomically by calling `make` with an empty folder, unless it is there with the same origin.
 
-    Nothing is done if `directory` was made by the same; `made_by` is anything that JSON can hold.
+    origin: a description in JSON of everything that the content depends on.
     """
-    record, text = "training.json", json.dumps({"made_by": made_by}, indent=1) + "\n"
+    record, text = "training.json", json.dumps({"made_by": origin}, indent=1) + "\n"
     if (directory / record).is_file() and (directory / record).read_text(encoding="utf-8") == text:
         return
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with new_directory(directory) as unfinished:  # a hidden one, which no pattern of a zoo matches
+    with new_directory(directory) as unfinished:  # hidden, so no pattern of a zoo matches it
         make(unfinished)
         with writing(directory):
             (unfinished / record).write_text(text, encoding="utf-8")
@@ -174,8 +173,7 @@ def _train_into(recipe: TrainingRecipe, data: Path, architecture: Mapping[str, A
 def one_thread() -> Iterator[None]:
     """Run torch on one CPU thread.
 
-    Tensors this small gain little from more, lose up to tenfold where other programs keep the cores busy, and round
-    differently with every number of threads.
+    More threads give small tensors little, slow them up to tenfold if the cores are busy, and change the rounding.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -191,7 +189,7 @@ def train(
 ) -> Any:
     """Return a vision transformer trained by AdamW with a one-cycle learning rate, on the CPU in float32.
 
-    torch's global generator is left alone.
+    The state of torch's global generator is unchanged.
     """
     transformers = transformers_library()
     with torch.random.fork_rng(devices=[]):
@@ -200,7 +198,7 @@ def train(
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
-    blank = float(images.min())  # the background after standardisation
+    blank = float(images.min())  # the background after standardization
     for step in range(recipe.steps):
         rows = torch.randperm(len(labels), generator=generator)[: recipe.batch_size]
         chosen = images[rows]
@@ -216,9 +214,9 @@ def train(
 
 
 def shifted(images: Tensor, most: int, blank: float, generator: torch.Generator) -> Tensor:
-    """Return each image moved by its own random (rows, columns) in -most..most, the edge filled with `blank`."""
+    """Return each image shifted by random (rows, columns) in -most ... most, the edges filled with `blank`."""
     height, width = images.shape[-2:]
     padded = torch.nn.functional.pad(images, (most,) * 4, value=blank)
     offset = torch.randint(0, 2 * most + 1, (len(images), 2), generator=generator)
-    places = offset.tolist()
-    return torch.stack([each[:, r : r + height, c : c + width] for each, (r, c) in zip(padded, places, strict=True)])
+    offsets = zip(padded, offset.tolist(), strict=True)
+    return torch.stack([image[:, r : r + height, c : c + width] for image, (r, c) in offsets])

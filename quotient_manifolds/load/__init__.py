@@ -1,4 +1,4 @@
-"""Load models and data from disk: never by unpickling, never from the network, with errors of one sentence."""
+"""Load models and data from disk: never by unpickling, never from the network."""
 
 from __future__ import annotations
 

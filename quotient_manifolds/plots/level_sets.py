@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from quotient_manifolds.plots.canvas import canvas
 
-SQUARE = (3.9, 3.1)  # inches; panels are square, and have a bar of colours beside them
+SQUARE = (3.9, 3.1)  # inches; a square panel with a color bar beside it
 LEVELS = 9
-NOISE = 1e-12  # of the largest value: a level below this is 0, but for rounding
+NOISE = 1e-12  # A level below this fraction of the largest value is 0 up to rounding.
 
 
 def level_sets(
@@ -21,16 +21,16 @@ def level_sets(
     labels: tuple[str, str],
     curves: Sequence[tuple[Any, Any]] = (),
 ) -> Any:
-    """Return a figure of each field, by its title, with about as many points of the plane between any two levels.
+    """Return a figure with a panel for each field, by title; its levels are quantiles of the field.
 
-    axis: the coordinates of both directions; rows of a field lie along y. curves: (x, y) to draw dashed over every
+    axis: the coordinates of both directions; the first index of a field is y. curves: (x, y) to draw dashed over every
     panel; NaN interrupts them.
     """
     with canvas(*labels, panels=len(fields), size=SQUARE) as (figure, all_axes):
         for axes, (title, values) in zip(all_axes, fields.items(), strict=True):
             _fill(figure, axes, axis, values)
             for x, y in curves:
-                axes.plot(x, y, color="#ffffff", linewidth=2.6)  # seen on any colour of the map
+                axes.plot(x, y, color="#ffffff", linewidth=2.6)  # outlines the next line, on any color
                 axes.plot(x, y, color="#000000", linewidth=1.1, linestyle=(0, (4, 2)))
             axes.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]), aspect="equal", title=title)
             axes.grid(visible=False)
@@ -47,12 +47,12 @@ def _fill(figure: Any, axes: Any, axis: NDArray[np.float64], values: NDArray[np.
         text = f"{_number(float(np.median(values)))} everywhere"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
         return
-    norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
+    norm = BoundaryNorm(levels, 256, extend="both")  # one color for each band between levels
     filled = axes.contourf(axis, axis, values, levels, cmap="cividis", norm=norm, extend="both")
     filled.set(edgecolor="#000000", linewidth=0.3)
     figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
 
 
 def _number(value: float) -> str:
-    """Return a number of three digits, with the sign that axes have."""
+    """Return a number with three digits, and the minus sign of tick labels."""
     return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import quotient_manifolds as qm
-from tests.command_line import call
+from tests.command_line import call, refused
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -70,3 +70,11 @@ def test_align_goes_on_along_the_path(models: Path, tmp_path: Path, monkeypatch:
     record = json.loads(Path("out/orbit.json").read_text())
     before, after = (max(losses) - min(losses) for losses in (record["path"]["before"], record["path"]["after"]))
     assert after < 1e-6 < before
+
+
+def test_align_reads_no_more_examples_than_asked_for(bert: Path, texts: Path, tmp_path: Path) -> None:
+    texts.write_text("".join(texts.read_text().splitlines(keepends=True)[:2]) + "no JSON\n")
+    given = ("align", bert, bert, "--data", texts, "--out", tmp_path / "out")
+    done = call(*given, "--examples", 2)
+    assert done.exit_code == 0, done.output
+    refused(call(*given[:-1], tmp_path / "other"), "line 3: not valid JSON")

@@ -98,5 +98,5 @@ def test_nothing_is_written_when_something_is_wrong(tmp_path: Path, monkeypatch:
         assert call("move", model, out).exit_code == 1  # a defect
     with monkeypatch.context() as patch:
         patch.setattr("shutil.copytree", lambda old, new, **_: load_model(old).save_pretrained(new))
-        refused(call("move", model, out), "would not hold transformer.")
+        refused(call("move", model, out), "must hold transformer.")
     assert [*tmp_path.iterdir()] == [model]

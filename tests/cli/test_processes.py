@@ -58,7 +58,7 @@ def test_ctrl_c_while_importing_leaves_with_2(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"import os; os.kill(os.getpid(), {int(signal.SIGINT)})")
     code = "import sys; sys.argv[1:] = ['inspect', 'x']; import quotient_manifolds.cli as c; c.main()"
     done = python(code, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
-    assert (done.returncode, done.stderr.rstrip().splitlines()[-1]) == (2, "Error: Interrupted.")
+    assert (done.returncode, done.stderr.rstrip().splitlines()[-1]) == (2, "Error: Interrupted")
     assert "Traceback" not in done.stderr
 
 
@@ -68,8 +68,8 @@ def test_ctrl_c_while_measuring_leaves_with_2(mine: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("quotient_manifolds.compare.run_comparison", interrupted)
     words = ("measure", f"{mine}:encoder", "--data", f"{mine}:batches", "--radius", 1)
-    refused(call(*words, "--quiet"), "Interrupted: nothing is kept.")
-    refused(call(*words, "--quiet", "--out", "out"), "The same command resumes from there.")
+    refused(call(*words, "--quiet"), "Interrupted: nothing is kept")
+    refused(call(*words, "--quiet", "--out", "out"), "the same command resumes from there")
 
 
 def test_a_defect_is_a_traceback_and_1(monkeypatch: pytest.MonkeyPatch) -> None:

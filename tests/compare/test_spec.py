@@ -146,10 +146,10 @@ WRONG: list[tuple[str, str, str]] = [
     ("path: train.npz", "path: train.csv.gz", "data: Data must be in a "),
     # Checkpoints, data, scores, functions.
     ("models/*", "model/*", "checkpoints: The pattern 'model/*' matches nothing"),
-    ("loader: huggingface", "loader: tests.zoos:nothing", "'tests.zoos' has no function 'nothing'"),
+    ("loader: huggingface", "loader: tests.zoos:nothing", "'tests.zoos' must have .* no function 'nothing'"),
     ("path: train.npz", "path: trian.npz", "data: There is no file"),
-    ("path: train.npz", "path: tests.zoos:two_batches", "batch_size means nothing for batches that"),
-    ("dtype: float64", "loss: tests.zoos:nothing", "loss: Module 'tests.zoos' has no function 'nothing'"),
+    ("path: train.npz", "path: tests.zoos:two_batches", "batch_size must be left out for the batches of"),
+    ("dtype: float64", "loss: tests.zoos:nothing", "loss: Module 'tests.zoos' must have .* no function 'nothing'"),
     ("scores.csv", "none.csv", "scores: .*none.csv must be readable as CSV"),
     ("[error_gap]", "[rate, gap]", "against must name scores: loss, error,.* Found 'gap'"),
     ("[error_gap]", "[rate, kind]", "against must name scores that are numbers. Found 'kind'"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,6 @@ from tests.refusals import one_sentence
 peft = pytest.importorskip("peft")
 
 
-def adapter(folder: Path, *, classes: int = 3, head: str = "classifier", **options: Any) -> tuple[nn.Module, Path]:
-    """A BERT with an adapter and a head of its own, every number random; and the directory it is saved in."""
-    base = hugging_face.bert_classifier(folder / "base", num_labels=classes)
-    network = transformers.BertForSequenceClassification.from_pretrained(base)
-    settings = {"r": 2, "target_modules": ["query", "value"], "task_type": "SEQ_CLS", **options}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers has renamed
-        model = peft.get_peft_model(network, peft.LoraConfig(**settings))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
-                value.normal_()
-    model.save_pretrained(folder / "adapter")
-    return model.eval(), folder / "adapter"
-
-
 def same(model: nn.Module, other: nn.Module) -> bool:
     inputs = example_inputs(other)
     with torch.no_grad():
@@ -53,7 +35,7 @@ def same(model: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.parametrize("task", ["SEQ_CLS", None])
 def test_adapter_and_head_are_read_exactly(task: str | None, tmp_path: Path) -> None:
     saved = {} if task else {"modules_to_save": ["classifier"]}
-    model, directory = adapter(tmp_path, task_type=task, **saved)
+    model, directory = peft_files.classifier(tmp_path, task_type=task, **saved)
     loaded = load_model(directory)
     assert same(model, loaded)
     assert not loaded.training
@@ -64,7 +46,7 @@ def test_adapter_and_head_are_read_exactly(task: str | None, tmp_path: Path) -> 
 
 
 def test_the_base_may_have_no_head_or_one_of_other_classes(tmp_path: Path) -> None:
-    model, directory = adapter(tmp_path)
+    model, directory = peft_files.classifier(tmp_path)
     file = tmp_path / "base" / "model.safetensors"
     body = {name: value for name, value in load_file(file).items() if not name.startswith("classifier")}
     for head in ({}, {"classifier.weight": torch.zeros(5, 32), "classifier.bias": torch.zeros(5)}):
@@ -73,7 +55,7 @@ def test_the_base_may_have_no_head_or_one_of_other_classes(tmp_path: Path) -> No
 
 
 def test_where_the_base_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, directory = adapter(tmp_path)
+    model, directory = peft_files.classifier(tmp_path)
     for named in ("base", "../base", str(tmp_path / "base")):
         edit(directory, base_model_name_or_path=named)
         assert same(model, load_model(directory))
@@ -84,7 +66,7 @@ def test_where_the_base_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_tokenizer_of_the_adapter_or_of_the_base(tmp_path: Path) -> None:
-    _, directory = adapter(tmp_path)
+    _, directory = peft_files.classifier(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"text": "good film", "label": 1}\n{"text": "bad", "label": 2}\n')
     source = DataSource(tmp_path / "data.jsonl")
     (batch,) = source.batches(load_model(directory))
@@ -96,7 +78,7 @@ def test_tokenizer_of_the_adapter_or_of_the_base(tmp_path: Path) -> None:
 
 
 def test_a_zoo_of_adapters(tmp_path: Path) -> None:
-    model, directory = adapter(tmp_path)
+    model, directory = peft_files.classifier(tmp_path)
     (checkpoint,) = find_checkpoints(["adapter"], "huggingface", tmp_path)
     assert same(model, load_checkpoint(checkpoint))
     before = files_fingerprint(directory)
@@ -159,7 +141,7 @@ def test_rows_of_a_larger_vocabulary_that_peft_did_not_save_are_missed(tmp_path:
     base, settings = peft_files.language(tmp_path / "base"), {"target_modules": ["embed_tokens"], "words": 34}
     peft_files.trained(base, tmp_path / "adapter", task_type="CAUSAL_LM", **settings)
     with pytest.raises(
-        ValueError, match=r"another vocabulary than .*base, but lacks parameter .*lm_head\.weight\.$"
+        ValueError, match=r"another vocabulary than .*base, but lacks parameter .*lm_head\.weight$"
     ) as caught:
         load_model(tmp_path / "adapter")
     assert one_sentence(str(caught.value))
@@ -228,7 +210,7 @@ PATTERNS: dict[str, Any] = {
 @pytest.mark.parametrize("setting", PATTERNS)
 def test_no_pattern_of_a_stranger_is_evaluated(setting: str, tmp_path: Path) -> None:
     """Whoever evaluates these finds that they are no expressions."""
-    model, directory = adapter(tmp_path)
+    model, directory = peft_files.classifier(tmp_path)
     edit(directory, **{setting: PATTERNS[setting]})
     assert same(model, load_model(directory))
 
@@ -244,17 +226,17 @@ MODULES = ["first", "block.first", "block.3.first", "block.12.first", "blockXfir
 def test_keys_mean_what_they_mean_to_peft(key: str) -> None:
     from peft.utils.other import get_pattern_key
 
-    from quotient_manifolds.load.adapter_names import names_module
+    from quotient_manifolds.load.adapter_names import key_matches
 
     for module in MODULES:
-        assert names_module(key, module) is (get_pattern_key([key], module) == key)
+        assert key_matches(key, module) is (get_pattern_key([key], module) == key)
 
 
 @pytest.mark.parametrize("key", ["(a|b)", "a{2}", "[qv]_proj", "a*", "(", "a\\", r"\w", r"(?!a)b", r"(a)\1", "a**", 3])
 def test_other_keys_are_refused(key: Any) -> None:
-    from quotient_manifolds.load.adapter_names import names_module
+    from quotient_manifolds.load.adapter_names import key_matches
 
-    assert names_module(key, "a") is None
+    assert key_matches(key, "a") is None
 
 
 @pytest.mark.parametrize("lost", ["lora_A", "base_layer", "modules_to_save"])
@@ -269,7 +251,7 @@ def test_what_does_not_arrive_is_seen(lost: str, tmp_path: Path, monkeypatch: py
         return put(self, {**state, name: state[name] + 1}, **options)
 
     monkeypatch.setattr(peft.PeftModel, "load_state_dict", spoiled)
-    with pytest.raises(ValueError, match=r"must arrive in the model. Found other values of .*") as caught:
+    with pytest.raises(ValueError, match=r"must be loaded unchanged. Found other values of .*") as caught:
         load_model(tmp_path / "adapter")
     assert one_sentence(str(caught.value))
 
@@ -286,51 +268,8 @@ def test_a_file_that_has_a_layer_under_two_names_is_refused(tmp_path: Path) -> N
         assert one_sentence(str(caught.value))
 
 
-def pickled(path: Path) -> None:
-    torch.save(load_file(path / "adapter_model.safetensors"), path / "adapter_model.bin")
-    (path / "adapter_model.safetensors").unlink()
-
-
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a name on a hub": (
-        lambda path: edit(path, base_model_name_or_path="google/bert-tiny"),
-        r"is an adapter of peft \(LORA\) of 'google/bert-tiny', .* nothing is ever downloaded: put the base model",
-    ),
-    "no name": (lambda path: edit(path, base_model_name_or_path=None), "put the base model"),
-    "of an adapter": (lambda path: edit(path, base_model_name_or_path="../adapter"), "is an adapter itself"),
-    "another kind": (lambda path: edit(path, peft_type="PROMPT_TUNING"), "only ADALORA, IA3, LOHA, LOKR, LORA"),
-    "a module to import": (lambda path: edit(path, megatron_config={"a": 1}, megatron_core="os"), "only ADALORA"),
-    "settings are no JSON": (lambda path: (path / "adapter_config.json").write_text("{"), "not valid JSON"),
-    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "has no weights"),
-    "pickled": (pickled, "unpickling can run any code"),
-    "a matrix missing": (
-        lambda path: replace_tensors(path, "1.attention.self.query.lora_A"),
-        "lacks parameter .*lora_A",
-    ),
-    "the head missing": (lambda path: replace_tensors(path, "classifier"), "lacks parameter .*classifier"),
-    "one too many": (lambda path: replace_tensors(path, odd=torch.zeros(1)), "has the unexpected parameter .*odd"),
-    "a great rank": (lambda path: edit(path, r=10**9), "r in .* must be at most"),
-    "another rank": (lambda path: edit(path, r=3), "does not load"),
-    "no such module": (lambda path: rename(path, lambda name: name.replace("query", "queries")), "has the unexpected"),
-    "expressions for alpha": (
-        lambda path: edit(path, alpha_pattern={"(a+)+b": 3}),
-        r"alpha_pattern in .* must have names of modules as keys. Found '\(a\+\)\+b'",
-    ),
-    "layers repeated": (lambda path: edit(path, layer_replication=[[0, 2]] * 10**5), "on layers as they are"),
-}
-
-
-@pytest.mark.parametrize(("spoil", "match"), BROKEN.values(), ids=list(BROKEN))
-def test_broken_adapters_are_refused_in_one_sentence(spoil: Callable[[Path], None], match: str, tmp_path: Path) -> None:
-    _, directory = adapter(tmp_path)
-    spoil(directory)
-    with pytest.raises(ValueError, match=match) as caught:
-        load_model(directory)
-    assert one_sentence(str(caught.value)), str(caught.value)
-
-
 def test_absent_peft_names_the_base_and_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, directory = adapter(tmp_path)
+    _, directory = peft_files.classifier(tmp_path)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r'adapter is an adapter of .*base, .* "quotient-manifolds\[peft\]"\.'):
         load_model(directory)

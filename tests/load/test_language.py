@@ -8,29 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.load.huggingface import load_tokenizer
 from quotient_manifolds.sharpness import next_token_cross_entropy
 from tests import hugging_face
-from tests.refusals import one_sentence
+from tests.load.sources import causal_model
 
 WORDS = hugging_face.VOCABULARY[5:]
 LINES = [" ".join(WORDS[(row + place) % 6] for place in range(1 + row % 7)) for row in range(11)]
 
 
-def with_tokenizer(model: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
-    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def causal(tmp_path: Path) -> Path:
-    return with_tokenizer(load_model(hugging_face.gpt2(tmp_path / "made")), tmp_path / "causal")
+    return causal_model(tmp_path)
 
 
 def plain(folder: Path) -> Path:
@@ -106,36 +98,6 @@ def test_a_causal_model_reads_rows_cut_and_filled_up(causal: Path, tmp_path: Pat
     assert found.notes == [f"{long} of 11 texts were cut at 5 tokens (max_length)."]
     for batch in found:
         assert torch.allclose(next_token_cross_entropy(model, batch), own_loss(model, batch))
-
-
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no task": ("text.txt", {}, "no labels and no columns: set the task causal"),
-    "labels": ("text.jsonl", {"task": "causal", "labels": {"a": 0}}, "labels mean nothing for the task causal"),
-    "another task": ("text.txt", {"task": "speech"}, "task must be one of classification, causal"),
-    "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the format npz"),
-    "columns": ("text.txt", {"task": "causal", "columns": {"text": "body"}}, "no columns"),
-    "one token": ("text.txt", {"task": "causal", "max_length": 1}, "max_length must lie in"),
-    "no text": ("empty.txt", {"task": "causal"}, "it is empty"),
-    "a classifier's task": ("text.jsonl", {}, "task must be causal for a GPT2LMHeadModel"),
-}
-
-
-@pytest.mark.parametrize(("name", "settings", "match"), REFUSED.values(), ids=list(REFUSED))
-def test_bad_input_is_one_sentence(
-    name: str, settings: dict[str, Any], match: str, causal: Path, tmp_path: Path
-) -> None:
-    plain(tmp_path)
-    (tmp_path / "text.jsonl").write_text('{"text": "good", "label": 0}\n')
-    (tmp_path / "empty.txt").write_text("\n")
-
-    def batches() -> None:
-        source = DataSource(tmp_path / name, **settings)
-        source.check()
-        source.batches(load_model(causal))
-
-    with pytest.raises(ValueError, match=match) as found:
-        batches()
-    assert one_sentence(str(found.value))
 
 
 def test_the_model_must_be_a_causal_one(causal: Path, tmp_path: Path) -> None:

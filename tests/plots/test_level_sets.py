@@ -15,7 +15,7 @@ def test_level_sets_have_as_many_points_between_any_two() -> None:
     panels = [one for one in axes if one.get_xlabel() == "a"]
     assert [one.get_title() for one in panels] == list(FIELDS)
     assert [text.get_text() for text in panels[1].texts] == ["−4 everywhere"]
-    assert len(axes) == 3 + 2  # a bar of colours for each that is not constant
+    assert len(axes) == 3 + 2  # a color bar for each that is not constant
     (filled,) = panels[0].collections
     counts = np.histogram(FIELDS["one"], [-np.inf, *filled.levels, np.inf])[0]
     assert counts.sum() == 144

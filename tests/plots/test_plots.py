@@ -136,7 +136,7 @@ def test_points_carry_the_names_of_models_and_hide_none() -> None:
 
 
 def test_36_series_can_be_told_apart() -> None:
-    assert len({(style_of(place).colour, style_of(place).marker) for place in range(36)}) == 36
+    assert len({(style_of(place).color, style_of(place).marker) for place in range(36)}) == 36
     assert tuple(style_of(place) for place in range(6)) == STYLES
 
 

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from quotient_manifolds.statistics import (
-    COEFFICIENTS,
-    Correlation,
-    Kind,
-    correlation,
-    holm,
-    tau_deviation,
-)
+from quotient_manifolds.statistics import COEFFICIENTS, Correlation, Kind, correlation, holm, tau_deviation
 
 CHEAP: dict[str, Any] = {"resamples": 9, "permutations": 9}
 TIED = [1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 2.5], [2.0, 1.0, 1.0, 3.0, 5.0, 4.0, 0.0]
@@ -86,7 +79,7 @@ def test_models_without_a_value_are_left_out_and_counted() -> None:
         (lambda: correlation([1, 2], [1, 2], given={"rate": [1]}), r"one length.*rate': 1"),
         (lambda: correlation([1, 2, 3], [1, 2, math.inf]), "'y' must hold one finite number a model, or None"),
         (lambda: correlation([1, 2], [1, 2], "tau"), r"one of 'kendall-b', .*'pearson'. Found 'tau'"),  # type: ignore[arg-type]
-        (lambda: correlation([1, 2], [1, 2], "pearson", given={"z": [1, 2]}), "'kendall-b' where covariates"),
+        (lambda: correlation([1, 2], [1, 2], "pearson", given={"z": [1, 2]}), "'kendall-b' if covariates"),
         (lambda: correlation([1, 2], [1, 2], confidence=95), "between 0 and 1. Found 95"),
     ],
 )

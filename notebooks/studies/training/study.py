@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.load import load_model
-from quotient_manifolds.load.text import LabelledText
+from quotient_manifolds.load.text import LabeledText
 from quotient_manifolds.load.tokens import encoded
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.optim import QuotientAdam
@@ -70,7 +70,7 @@ def read_reviews(archive: Path, sizes: tuple[int, ...]) -> tuple[Reviews, ...]:
     sentences = read_sentences(archive, pretrained_encoder(), LONGEST)["films"]
     if len(sentences) < sum(sizes):
         raise ValueError(f"films must have {sum(sizes)} clear and short sentences. Found {len(sentences)}")
-    texts = [LabelledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
+    texts = [LabeledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
     bert = _encoder()
     (batch,), _ = encoded(texts, pretrained_encoder(), bert.config, len(texts), LONGEST)
     labels = torch.tensor([each.label for each in texts])

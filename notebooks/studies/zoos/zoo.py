@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quotient_manifolds import cross_entropy
 from quotient_manifolds.compare import Comparison, read_spec, run_comparison
 from quotient_manifolds.demo.zoo import make_once, one_thread, run_jobs
-from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.files import atomic_file, write_text
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.messages import Progress
@@ -156,7 +156,7 @@ def run_zoo(name: str, specs: Sequence[Path], out: Path, *, models: int, workers
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     found = replace(parts[0], spec=name, **tables, rankings=parts[0].rankings[:0], notes=notes)
     text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
-    with whole(out / f"{name}.json.gz") as unfinished:
+    with atomic_file(out / f"{name}.json.gz") as unfinished:
         unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
     if len(found.failures):
         raise click.ClickException(f"{len(found.failures)} measurements failed: see report.html of the parts.")
