@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -84,6 +84,10 @@ class PairBlock:
     def names(self) -> frozenset[str]:
         """Return the parameters that the pairs own entries of."""
         return self.batch.names
+
+    def double(self) -> PairBlock:
+        """Return the block at the same point in float64, in whose coordinates z means the same."""
+        return replace(self, space=self.manifold.at(self.space.point.double()))
 
     def reached(self, z: Tensor) -> Tensor:
         """Shorten z to where its geodesic leaves the manifold; the polynomials never do."""
