@@ -20,7 +20,7 @@ from quotient_manifolds.sharpness.vector import absolute_sum, largest, norm, ove
 from quotient_manifolds.symmetries import Params
 
 SPEED = 0.25  # half of what truncated geodesics reach: other batches, and longer ascents, go faster
-INCREASE = 1.0  # of the loss; about a fifth of it at the next smaller radius
+INCREASE, ENOUGH = 1.0, 0.1  # of the loss; about a fifth of it at the next smaller radius
 STEPS = 2
 DIGITS = (1, 2, 5)
 SMALLEST, LARGEST = 3 * -8, 3 * 6  # 1e-8 and 1e6, as indices of the grid
@@ -37,9 +37,11 @@ def suggest_radius(
 
     The largest at which an ascent of two steps raises the loss by at most 1 on average over the batches, and sets out
     at a relative speed of at most 1/4, half of what truncated geodesics reach; geometries without a speed obey the
-    first rule alone. As the next radius breaks a rule, the increase is of order 0.1 to 1 unless the speed limit is
-    active. The rule is for losses of order 1, such as cross-entropies; for others choose a radius by their own scale.
-    The gradient and ascents at three radii usually decide, about 5 forward and backward passes per batch.
+    first rule alone. Three radii are tried: the largest at which a linear loss of the same gradient would obey the
+    rules, the next one below and above it; others only if these do not decide, all breaking a rule, or all increases
+    being below 0.1. So the increase is of order 0.1 to 1 unless the speed limit is active, and the cost is about 5
+    forward and backward passes per batch. The rule is for losses of order 1, such as cross-entropies; for others choose
+    a radius by their own scale.
 
     geometry: one, or several that are compared at one radius; the suggestion is then the smallest of theirs.
 
@@ -74,16 +76,13 @@ def _largest_fitting(batches: Sequence[int], ascents: Callable[[int], _Ascents])
     """
     middle = min(max(ascents(batches[0]).linear_limit, SMALLEST + 1), LARGEST - 1)
     trying = range(middle + 1, middle - 2, -1)
-    best = SMALLEST - 1
+    best, most = SMALLEST - 1, 0.0  # balls are nested: no increase in a larger one is less, whatever an ascent finds
     while True:
         increases = [[ascents(batch).increase(_radius(index)) for index in trying] for batch in batches]
-        fitting = [
-            index
-            for index, each in zip(trying, zip(*increases, strict=True), strict=True)
-            if math.fsum(each) <= INCREASE * len(batches)
-        ]
-        best = max([best, *fitting])
-        if best == trying[0] < LARGEST:
+        for index, each in zip(trying, zip(*increases, strict=True), strict=True):
+            if (mean := math.fsum(each) / len(batches)) <= INCREASE:
+                best, most = max(best, index), max(most, mean)
+        if best == trying[0] < LARGEST and most < ENOUGH:
             trying = range(best + 1, best, -1)
         elif best < SMALLEST < trying[-1]:
             trying = range(trying[-1] - 1, trying[-1] - 2, -1)
