@@ -46,7 +46,14 @@ class PairBatch:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the point, a new tensor in the parameters' dtype."""
-        return torch.cat([pair.read(params) for pair in self.pairs])
+        first, dtypes = self.pairs[0], {params[name].dtype for name in self.names}
+        if len(dtypes) > 1 or torch.is_grad_enabled():  # into one tensor goes one type, and no graph
+            return torch.cat([pair.read(params) for pair in self.pairs])
+        like = params[first.names[0]]
+        x = torch.empty(sum(self.heads), first.n + first.m, first.h, dtype=like.dtype, device=like.device)
+        for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
+            pair.read(params, heads)
+        return x
 
     def write(self, x: Tensor, params: Params) -> None:
         """Put a point where it belongs in `params`, in place."""
