@@ -62,15 +62,18 @@ def column(table: Table, index: int = 0) -> list[str]:
 
 
 def orbit(words: list[str], table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = table[0][1].removeprefix("a = ")
-    shown = call("orbit", bert_classifier(folder / "bert"), *words[words.index("orbit") + 2 :], *FAST, "--scale", scale)
+    options = words[words.index("orbit") + 2 :]
+    scales = [options[i + 1] for i, word in enumerate(options) if word == "--scale"]
+    assert len(scales) == 5
+    small = ["--scale", scales[0], *FAST, "--figure", str(folder / "orbit.svg")]
+    options = [*options[: options.index("--scale")], *small]
+    shown = call("orbit", bert_classifier(folder / "bert", layers=1), *options)
     assert shown.exit_code == 0, shown.output
-    lines = shown.stdout.splitlines()
-    (heading,) = (line for line in lines if line.startswith("measure "))
-    assert re.split(r"  +", heading.strip()) == table[0][:2]
-    rows = [re.split(r"  +", line.strip()) for line in lines if ", float" in line]
-    assert [row[0] for row in rows] == column(table)
-    assert all(re.fullmatch(r"[+-]\d\.\de[+-]\d\d", cell) for each in (*rows, *table[1:]) for cell in each[1:])
+    assert "<svg" in (folder / "orbit.svg").read_text("utf-8")
+    assert f"at radius {options[options.index('--radius') + 1]}, " in shown.stdout
+    lines = [re.split(r"  +", line.strip()) for line in shown.stdout.splitlines() if ", float" in line]
+    printed = {tuple(re.sub(r" \(.*?\)", "", line[0]).split(", ")) for line in lines}
+    assert printed == {(name, heading.rpartition(" ")[2]) for name in column(table) for heading in table[0][1:]}
 
 
 def optimizers(words: list[str], table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
