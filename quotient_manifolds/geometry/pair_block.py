@@ -46,10 +46,10 @@ class PairBatch:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the point, a new tensor in the parameters' dtype."""
-        first, dtypes = self.pairs[0], {params[name].dtype for name in self.names}
-        if len(dtypes) > 1 or torch.is_grad_enabled():  # into one tensor goes one type, and no graph
-            return torch.cat([pair.read(params) for pair in self.pairs])
-        like = params[first.names[0]]
+        first, own = self.pairs[0], [params.get(name) for name in self.names]
+        like = own[0]
+        if like is None or torch.is_grad_enabled() or any(w is None or w.dtype != like.dtype for w in own):
+            return torch.cat([pair.read(params) for pair in self.pairs])  # several types, or a graph
         x = torch.empty(sum(self.heads), first.n + first.m, first.h, dtype=like.dtype, device=like.device)
         for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
             pair.read(params, heads)
