@@ -99,7 +99,9 @@ def product_svd(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left * sign, s, Q_H @ (Vh.mT * sign)
 
 
-def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64) -> SingularFrame:
+def singular_frame(
+    G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64, *, triangular: bool = False
+) -> SingularFrame:
     """Compute the thin SVD of G H^T from QR factors of G and H: the condition number of G^T G would be squared.
 
     Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
@@ -108,12 +110,15 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = 
     triangular factors are those of G^T G + eps I and H^T H + eps I (QR of G stacked on sqrt(eps) I); `left` and `right`
     then have columns shorter than one. With `dtype` float32 all is as accurate as that takes: for well-conditioned
     factors, Gram matrices in float64 are, in a third of the time; `left` and `right` are then rounded already.
+    triangular: G and H are upper triangular (..., h, h), in float64, and their own factors.
 
     Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite:
     see `pair_frame`.
     """
     single = dtype == torch.float32 and not eps and in_no_graph(G, H)
-    if single:
+    if triangular:
+        R_G, R_H = G, H
+    elif single:
         R_G, R_H = triangle(G), triangle(H)
     else:
         (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
@@ -124,18 +129,25 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = 
         sign = torch.empty_like(U[..., :1, :])
         left = _product(G, to_left, sign)
     else:
-        left = Q_G @ U
+        left = U if triangular else Q_G @ U
         sign = _sign(left)
         left = left * sign
     to_left, U, V = to_left * sign, U * sign, Vh.mT * sign
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    right = _product(H, to_right) if single else Q_H @ V
+    right = _product(H, to_right) if single else V if triangular else Q_H @ V
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
     return SingularFrame(left, right, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
 
 
 def pair_frame(
-    G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64, floor: float = 0.0, unit: float = 0.0
+    G: Tensor,
+    H: Tensor,
+    eps: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+    floor: float = 0.0,
+    unit: float = 0.0,
+    *,
+    triangular: bool = False,
 ) -> tuple[SingularFrame, Tensor]:
     """Compute `singular_frame` of a product of any rank, and which directions it lacks (..., h), bool.
 
@@ -154,7 +166,7 @@ def pair_frame(
     makes of 0: s_i <= 4 unit sum_j |G_j| |H_j| over columns. With `eps > 0` nothing lacks. In a graph the frame is that
     of `singular_frame`, and what lacks is for the caller to refuse.
     """
-    frame = singular_frame(G, H, eps, dtype)
+    frame = singular_frame(G, H, eps, dtype, triangular=triangular)
     if eps:
         return frame, torch.zeros_like(frame.s, dtype=torch.bool)
     floor, unit = max(floor, rank_floor(G.shape[-2], H.shape[-2])), max(unit, torch.finfo(G.dtype).eps)

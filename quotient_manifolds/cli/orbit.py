@@ -26,14 +26,14 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @common.command
 @click.argument("model")
-@click.option("--radius", type=float, help="Radius of the balls.  [default: one suggested for each geometry]")
+@click.option("--radius", type=float, help="Radius of the balls.  [default: the smallest suggested]")
 @common.count_option("--steps", "Number of steps of an ascent.", default=10)
 @click.option(
     "--scale",
     "scales",
     type=POSITIVE,
     multiple=True,
-    default=(0.01, 0.1, 1.0, 10.0, 100.0),
+    default=(0.01, 1.0, 100.0),
     show_default=True,
     help="Scale of the group elements; may be given several times.",
 )
@@ -60,7 +60,7 @@ def orbit(
     changes no output, acts on it: on the pairs of each head by A = SCALE times a Gaussian matrix, on biases, gains and
     all others by random numbers. The loss is the mean squared distance of the output, on example inputs, from fixed
     Gaussian targets; it is computed in float32 and in float64. Inputs are made from the model's configuration; a model
-    without one needs --inputs.
+    without one needs --inputs. All geometries have one radius, by default the smallest of those suggested for them.
 
     The file of --out is JSON with `rows`: precision, measure, scale (null: the model itself), value, and its ratio to
     the value of the model itself. If a point cannot be measured, value and ratio are null and `failed` says why; the
@@ -82,15 +82,20 @@ def orbit(
     group = group.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     batch, known = distance_batch(network, examples, seed), KnownSymmetries()
     quotiented: Any = group if symmetries else "all"
-    measures, failed, rows = list[WorstCase](), list[dict[str, Any]](), list[dict[str, Any]]()
-    for geometry in (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)):
-        suggested = partial(suggest_radius, network, distance, [batch], geometry, known)
-        size, why = attempted(suggested) if radius is None else (radius, "")
-        if size is None:
-            empty = {"measure": geometry.name, "value": None, "ratio": None, "failed": why}
-            failed += [{**empty, "scale": scale} for scale in (None, *scales)]
-        else:
-            measures.append(WorstCase(geometry, size, steps=steps, seed=seed))
+    geometries = [Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented)]
+    suggested = partial(suggest_radius, network, distance, [batch], known=known)
+    sizes = [(radius, "") if radius is not None else attempted(partial(suggested, each)) for each in geometries]
+    size = min((size for size, _ in sizes if size is not None), default=0.0)
+    measures = [
+        WorstCase(each, size, steps=steps, seed=seed) for each, (own, _) in zip(geometries, sizes, strict=True) if own
+    ]
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = [
+        {"measure": each.name, "scale": scale, "value": None, "ratio": None, "failed": why}
+        for each, (own, why) in zip(geometries, sizes, strict=True)
+        for scale in (None, *scales)
+        if own is None
+    ]
     with common.progress_bars() as progress, common.warnings_without_advice():
         for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
             for row in chain(along_orbit(start, group, measures, distance, batch, scales, seed=seed), failed):
@@ -98,7 +103,7 @@ def orbit(
                 progress("points of the orbit", len(rows), 2 * 3 * (1 + len(scales)))
     if all(row["failed"] for row in rows):
         raise ValueError(rows[0]["failed"])
-    radii = {measure.geometry.name: measure.radius for measure in measures}
+    radii = {measure.geometry.name: size for measure in measures}
     if out is not None:
         record = {"model": model, "version": VERSION, "command": common.command_line(), "radius": radii}
         write_text(out, json.dumps(record | {"steps": steps, "seed": seed, "rows": rows}, indent=1) + "\n")
@@ -111,8 +116,7 @@ def orbit(
         [name, *("failed" if ratio is None else f"{ratio - 1:+.1e}" for ratio in ratios)]
         for name, ratios in lines.items()
     ]
-    listed = ", ".join(f"{name} at radius {size:g}" for name, size in radii.items())
-    caption = f"{model}: relative change of sharpness, {listed}"
+    caption = f"{model}: relative change of sharpness at radius {size:g}, {steps} steps"
     common.show(Table("changes", caption, ["measure", *(f"a = {scale:g}" for scale in scales)], cells))
     common.exit_if_failed(_failures(rows))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -46,7 +46,14 @@ class PairBatch:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the point, a new tensor in the parameters' dtype."""
-        return torch.cat([pair.read(params) for pair in self.pairs])
+        first, own = self.pairs[0], [params.get(name) for name in self.names]
+        like = own[0]
+        if like is None or torch.is_grad_enabled() or any(w is None or w.dtype != like.dtype for w in own):
+            return torch.cat([pair.read(params) for pair in self.pairs])  # several types, or a graph
+        x = torch.empty(sum(self.heads), first.n + first.m, first.h, dtype=like.dtype, device=like.device)
+        for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
+            pair.read(params, heads)
+        return x
 
     def write(self, x: Tensor, params: Params) -> None:
         """Put a point where it belongs in `params`, in place."""
@@ -84,6 +91,10 @@ class PairBlock:
     def names(self) -> frozenset[str]:
         """Return the parameters that the pairs own entries of."""
         return self.batch.names
+
+    def double(self) -> PairBlock:
+        """Return the block at the same point in float64, in whose coordinates z means the same."""
+        return replace(self, space=self.manifold.at(self.space.point.double()))
 
     def reached(self, z: Tensor) -> Tensor:
         """Shorten z to where its geodesic leaves the manifold; the polynomials never do."""

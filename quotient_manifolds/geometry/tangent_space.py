@@ -47,6 +47,15 @@ class TangentSpace(FullPrecision):
             block.batch.write(block.space.point, point)
         return point
 
+    def double(self) -> TangentSpace:
+        """Return the space with the same coordinates in float64; they mean the same vectors."""
+        point = {
+            name: w.double() if name in self.scale else w.new_empty((), dtype=torch.float64).expand(w.shape)
+            for name, w in self._point.items()
+        }
+        scale = {name: None if each is None else each.double() for name, each in self.scale.items()}
+        return TangentSpace(point, scale, tuple(block.double() for block in self.pairs), self.norm)
+
     def zero(self) -> Params:
         """Return z = 0: the model as it is."""
         like = {name: self._point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}

@@ -58,7 +58,7 @@ class Point:
         A velocity z right^T of the product is z to_G^T in G. What lacks in G is measured as `mix` does, and is 0 in
         to_H; for H alike.
         """
-        frame, lost = pair_frame(*self._triangles, floor=FLOOR, unit=torch.finfo(self.x.dtype).eps)
+        frame, lost = pair_frame(*self._triangles, floor=FLOOR, unit=torch.finfo(self.x.dtype).eps, triangular=True)
         to_G = torch.where(lost[:, None, :], frame.from_left.mT, frame.to_right)
         to_H = torch.where(lost[:, None, :], frame.from_right.mT, frame.to_left)
         return frame.s.masked_fill(lost, 0.0), to_G, to_H
@@ -74,9 +74,9 @@ class Point:
         _, to_G, to_H = self._frame
         return to_G * self._weight[:, None, :], to_H * self._weight[:, None, :]
 
-    def coordinates(self, covector: Tensor) -> Tensor:
-        """Return a gradient (heads, n + m, h) in orthonormal coordinates of the metric."""
-        return applied(covector, self.n, self._bases)
+    def coordinates(self, covector: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return a gradient (heads, n + m, h) in orthonormal coordinates of the metric; in `out`, if that is given."""
+        return applied(covector, self.n, self._bases, out)
 
     def stepped(self, z: Tensor, lr: float, shrink: float = 1.0) -> tuple[Tensor, Both]:
         """Return the factors after the step -lr z, first scaled by `shrink`; and the step of each, z on_G and z on_H.
@@ -98,7 +98,7 @@ class Point:
         return end, on
 
     def carried(self, covector: Tensor, z: Tensor, on: Both, shrink: float = 1.0) -> Tensor:
-        """Return a remembered gradient, as M H and M^T G, after the step that `stepped` made of z.
+        """Return a remembered gradient, as M H and M^T G, after the step that `stepped` made of z; in place of z.
 
         Of M are known M right and M^T left, its products with the spans of H and of G; with what these spans become
         they are M right right^T H and M^T left left^T G, each row by itself: a row without gradient stays without.
@@ -109,7 +109,7 @@ class Point:
         eye = shrink * torch.eye(self.x.shape[-1], dtype=torch.float64, device=z.device)
         by_G = eye + _times(_times(to_G, to_G.mT), _times(self._linear(H.mT @ w), on[1]))
         by_H = eye + _times(_times(to_H, to_H.mT), _times(self._linear(G.mT @ u), on[0]))
-        return applied(covector, self.n, (by_G, by_H))
+        return applied(covector, self.n, (by_G, by_H), z)
 
     def _linear(self, A: Tensor) -> Tensor:
         """Return a^H b for A = a^T b (heads, 2, 2) where columns are real and imaginary part; else A itself."""
@@ -142,9 +142,9 @@ class Point:
         return torch.where(by_H, other, T), torch.where(by_H, T, other)
 
 
-def applied(x: Tensor, n: int, on: Both) -> Tensor:
-    """Return G on_G stacked on H on_H, in the precision of x."""
-    out = torch.empty_like(x)
+def applied(x: Tensor, n: int, on: Both, out: Tensor | None = None) -> Tensor:
+    """Return G on_G stacked on H on_H, in the precision of x; in `out`, another tensor, if that is given."""
+    out = torch.empty_like(x) if out is None else out
     for part, into, basis in zip(_halves(x, n), _halves(out, n), on, strict=True):
         _times(part, basis.to(x.dtype), into)
     return out

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -22,8 +23,16 @@ from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 
-DISAGREE = 0.01  # relative, of a product: rounding explains less
+AGREE = 0.01  # relative, of two products: rounding explains less
+ROUNDED = 8  # times what rounding alone makes of a difference
+SHORTER = (1, 1 / 8, 1 / 64)
+"""Parts of the step e |v| = (float precision)^(1/3) of a difference of gradients, tried until two products agree.
+
+The cube root balances the error of the difference, step^2, against that of rounding, precision / step. Shorter steps
+cross fewer kinks.
+"""
 
 
 @final
@@ -34,10 +43,10 @@ class Hessian:
     ones leave the bend of the geodesics out.
 
     A product differentiates twice through network and geodesic, one forward for all of them, whose graph is kept. Some
-    operations have no second derivative, some a wrong one, such as torch's weight_norm: one product is compared with a
-    difference of gradients first, and where they disagree, these are taken with a warning. They are
-    (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and backwards each, a relative
-    error of about e^2.
+    operations have no second derivative, some a wrong one, such as torch's weight_norm. So a product counts if two
+    computations of it agree: autograd and a difference of gradients, (grad(e v) - grad(-e v)) / 2e, or differences of
+    two steps, in float64 on a replica and then in the model's own precision. One random product decides: if differences
+    deny autograd, they are taken for all products, with a warning. ValueError if no two agree.
     """
 
     def __init__(self, objective: BatchObjective) -> None:
@@ -50,24 +59,23 @@ class Hessian:
                 f"gradients are taken instead",
                 stacklevel=2,
             )
-            self.times = self._difference
+            self.times = self._by_differences
+        else:
+            self.__dict__.pop("_wide", None)  # twice as large as the model, and needed no more
 
     def _fault(self) -> str:
-        """Say what is wrong with a random product by autograd; "" where differences of gradients do not deny it.
-
-        They may have errors of their own, from rounding and from kinks near by, but these depend on the step.
-        """
+        """Say what is wrong with a random product by autograd; "" if a difference of gradients agrees with it."""
         counts, v = (self.forward_passes, self.backward_passes), self.space.sample(torch.Generator().manual_seed(0))
+        failed, exact = "", None
         try:
             exact = self.times(v)
         except RuntimeError as error:  # of an operation that has none, or of memory
-            self.forward_passes, self.backward_passes = counts
-            return f"fails ({first_line(error)})"
-        near = self._difference(v)
-        off, size = apart(near, exact), norm(near)
-        wrong = off > DISAGREE * size and off > 4 * apart(near, self._difference(v, 0.125))
+            failed = f"fails ({first_line(error)})"
+        agreed = self._by_differences(v, exact)
         self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
-        return f"is off by {off / (size or off):.0%}" if wrong else ""
+        if failed or exact is None or agreed is exact:
+            return failed
+        return f"is off by {apart(agreed, exact) / (norm(agreed) or norm(exact)):.0%}"
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
@@ -91,21 +99,67 @@ class Hessian:
 
         return loss, times
 
-    def _difference(self, v: Params, part: float = 1.0) -> Params:
+    def _by_differences(self, v: Params, exact: Params | None = None) -> Params:
+        """Return `exact` if a difference agrees with it, else the first of two differences that agree.
+
+        In float64 first; ValueError if no two agree in the model's own precision either.
+        """
         length = norm(v)
         if length == 0:
-            return self.space.zero()
-        precision = max(torch.finfo(block.dtype).eps for block in v.values())
-        # The cube root balances the error of the difference, step^2, against that of rounding, precision / step.
-        step = part * precision ** (1 / 3) / length
-        after, before = (
-            self.objective.value_and_gradient({key: sign * step * block for key, block in v.items()})[1]
-            for sign in (1.0, -1.0)
+            return self.space.zero() if exact is None else exact
+        for double in (True, False):
+            found: list[Params] = []
+            agreed: Params | None = None
+            for near, noise in self._differences(v, length, double):
+                allowed = AGREE * norm(near) + noise
+                if exact is not None and apart(exact, near) <= allowed:
+                    return exact
+                agreed = agreed or next((each for each in found if apart(each, near) <= allowed), None)
+                if agreed is not None and exact is None:
+                    break
+                found.append(near)
+            if agreed is not None:
+                return agreed
+        raise ValueError(
+            f"A product with the Hessian must have two computations that agree to {AGREE:.0%}. Found none on batch "
+            f"{self.objective.index}, of autograd and differences of gradients; let the model and the loss compute "
+            f"in float64 if asked to, and by operations whose second derivatives are right"
         )
-        self.forward_passes += 2
-        self.backward_passes += 2
-        combine([(0.5 / step, after), (-0.5 / step, before)], after)
-        return self.space.project(after)
+
+    def _differences(self, v: Params, length: float, double: bool) -> Iterator[tuple[Params, float]]:
+        """Yield (grad(e v) - grad(-e v)) / 2e in the precision of v, and how much of it rounding explains.
+
+        Nothing if the model takes no float64; and no step that is lost in what the model rounds inside, where the loss
+        does not change as its gradient says.
+        """
+        objective = self._wide if double else self.objective
+        directions = {key: block.double() for key, block in v.items()} if double else v
+        unit = max(torch.finfo(block.dtype).eps for block in directions.values())
+        unit = unit if double else max(unit, objective.precision)
+        for part in SHORTER:
+            e = part * unit ** (1 / 3) / length
+            try:
+                (high, after), (low, before) = (
+                    objective.value_and_gradient({key: sign * e * block for key, block in directions.items()})
+                    for sign in (1.0, -1.0)
+                )
+            except RUN_ERRORS:
+                if double:
+                    return
+                raise
+            self.forward_passes += 2
+            self.backward_passes += 2
+            rise = e * (dot(after, directions) + dot(before, directions))
+            rounding = ROUNDED * unit * max(abs(high), abs(low))
+            if abs(high - low - rise) <= AGREE * abs(rise) + rounding:
+                noise = ROUNDED * unit * norm(after) / e
+                combine([(0.5 / e, after), (-0.5 / e, before)], after)
+                yield {key: block.to(v[key].dtype) for key, block in objective.space.project(after).items()}, noise
+
+    @cached_property
+    def _wide(self) -> BatchObjective:
+        """Return the objective in float64: coordinates, what moves, and all else in the replica."""
+        return self.objective.double()
 
 
 def apart(x: Params, y: Params) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
 
 import torch
@@ -20,6 +20,7 @@ from quotient_manifolds.sharded import ShardedModel, from_all
 from quotient_manifolds.sharpness.data_checks import ALL_CHECKS, data_checks
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
 
 Tick = Callable[[], None]
 """Called whenever a forward pass (or another unit of a measure's work) is done."""
@@ -38,7 +39,8 @@ class BatchObjective:
     not to the batch. gamma_z is the geodesic of `space` with the initial velocity z.
 
     index: of the batch, for messages and seeds. out: tensors that moved parameters are written into; new ones where it
-    is None. tick: called after every evaluation. precision: machine epsilon of the loss.
+    is None. tick: called after every evaluation. precision: machine epsilon of the loss. wide: whether all is computed
+    in float64, see `double`.
     """
 
     model: nn.Module
@@ -49,6 +51,11 @@ class BatchObjective:
     out: Params | None = None
     tick: Tick = idle
     precision: float = 0.0
+    wide: bool = False
+
+    def double(self) -> BatchObjective:
+        """Return the same function of the same coordinates, computed in float64, whatever the model casts to."""
+        return replace(self, space=self.space.double(), out=None, wide=True)
 
     def zero(self) -> Params:
         return self.space.zero()
@@ -85,7 +92,8 @@ class BatchObjective:
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
         model, loss = self.replica(params)
-        with TrueGradients(), data_checks(ALL_CHECKS):
+        precise = DoublePrecision() if self.wide else nullcontext()
+        with TrueGradients(), data_checks(ALL_CHECKS), precise:
             value = scalar(loss(model, private_batch(self.batch, self.cast)))
         if not value.requires_grad:
             raise self._no_dependence()
@@ -105,7 +113,9 @@ class BatchObjective:
 
     @property
     def cast(self) -> Cast:
-        """Return what is done to all that does not move: as it is, unless what moves is in half precision."""
+        """Return what is done to all that does not move: as it is, unless what moves is in another precision."""
+        if self.wide:
+            return _double
         half = any(w.dtype.itemsize < 4 for w in self.model.parameters() if w.requires_grad and w.is_floating_point())
         return _single if half else unchanged
 
@@ -252,6 +262,10 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
         stacklevel=2,
     )
     return sharded
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _single(tensor: Tensor) -> Tensor:

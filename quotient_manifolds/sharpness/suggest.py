@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, final
 
+import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.sharpness.ascent import AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import autograd_available
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.vector import norm, over_processes, scale
+from quotient_manifolds.sharpness.objective import BatchObjective, autograd_available
+from quotient_manifolds.sharpness.prepared_model import PreparedModel, listed
+from quotient_manifolds.sharpness.vector import absolute_sum, largest, norm, over_processes
+from quotient_manifolds.symmetries import Params
 
 SPEED = 0.25  # half of what truncated geodesics reach: other batches, and longer ascents, go faster
-INCREASE = 1.0  # of the loss; about a fifth of it at the next smaller radius
-STEPS = 10
+INCREASE, ENOUGH = 1.0, 0.1  # of the loss; about a fifth of it at the next smaller radius
+STEPS = 2
 DIGITS = (1, 2, 5)
 SMALLEST, LARGEST = 3 * -8, 3 * 6  # 1e-8 and 1e6, as indices of the grid
 
@@ -26,33 +30,37 @@ def suggest_radius(
     model: nn.Module,
     loss: Loss,
     batches: Iterable[Any],
-    geometry: Geometry | str | float,
+    geometry: Geometry | str | float | Sequence[Geometry | str | float],
     known: KnownSymmetries | None = None,
 ) -> float:
-    """Suggest a first radius for `worst_case_sharpness` in a geometry: one of 1, 2, 5 times a power of ten.
+    """Suggest a first radius for `worst_case_sharpness`: one of 1, 2, 5 times a power of ten.
 
-    The largest at which an ascent of 10 steps raises the loss by at most 1 on average over the batches, and sets out at
-    a relative speed of at most 1/4, half of what truncated geodesics reach; geometries without a speed obey the first
-    rule alone. As the next radius breaks a rule, the increase is of order 0.1 to 1 where it is not the speed that
-    decides. The rule is for losses of order 1, such as cross-entropies; for others choose a radius by their own scale.
+    The largest at which an ascent of two steps raises the loss by at most 1 on average over the batches, and sets out
+    at a relative speed of at most 1/4, half of what truncated geodesics reach; geometries without a speed obey the
+    first rule alone. Three radii are tried: the largest at which a linear loss of the same gradient would obey the
+    rules, the next one below and above it; others only if these do not decide, all breaking a rule, or all increases
+    being below 0.1. So the increase is of order 0.1 to 1 unless the speed limit is active, and the cost is about 5
+    forward and backward passes per batch. The rule is for losses of order 1, such as cross-entropies; for others choose
+    a radius by their own scale.
+
+    geometry: one, or several that are compared at one radius; the suggestion is then the smallest of theirs.
 
     In a quotient geometry with eps = 0 the suggestion is constant along the orbit. Compare models at one radius, the
     suggestion for one of them. A few batches do. known: what was found before of this model, as it is. Other
     arguments, checks and errors are those of `worst_case_sharpness`; ValueError where no radius from 1e-8 to 1e6 obeys
     the rules and the next one does not.
     """
-    return suggested(PreparedModel.of(model, loss, batches, geometry, known=known))
+    several = [geometry] if isinstance(geometry, (Geometry, str)) or not isinstance(geometry, Sequence) else geometry
+    if not several:
+        raise ValueError("geometry must be one, or a list with at least one. Found an empty list")
+    batches, known = listed(batches), known or KnownSymmetries()
+    return min(suggested(PreparedModel.of(model, loss, batches, each, known=known)) for each in several)
 
 
 def suggested(prepared: PreparedModel) -> float:
     """Suggest a radius for a prepared model, see `suggest_radius`."""
     with autograd_available(), over_processes(prepared.processes_on):
-        index = _start(prepared)
-        fits = _fits(prepared, _radius(index))
-        step = 1 if fits else -1
-        while SMALLEST < index < LARGEST and _fits(prepared, _radius(index + step)) == fits:
-            index += step
-        index += 0 if fits else -1
+        index = _largest_fitting(list(prepared.losses), lru_cache(maxsize=1)(lambda i: _Ascents(prepared, i)))
     if not SMALLEST <= index < LARGEST:
         raise ValueError(
             f"No radius could be suggested in the geometry {prepared.geometry.name}: the loss increases by "
@@ -61,35 +69,81 @@ def suggested(prepared: PreparedModel) -> float:
     return _radius(index)
 
 
+def _largest_fitting(batches: Sequence[int], ascents: Callable[[int], _Ascents]) -> int:
+    """Return the index of the largest radius that obeys the rules, just below or above the grid if there is none.
+
+    ascents: from the model on a batch, which keep a gradient: all radii are tried on a batch before the next one.
+    """
+    middle = min(max(ascents(batches[0]).linear_limit, SMALLEST + 1), LARGEST - 1)
+    trying = range(middle + 1, middle - 2, -1)
+    best, most = SMALLEST - 1, 0.0  # balls are nested: no increase in a larger one is less, whatever an ascent finds
+    while True:
+        increases = [[ascents(batch).increase(_radius(index)) for index in trying] for batch in batches]
+        for index, each in zip(trying, zip(*increases, strict=True), strict=True):
+            if (mean := math.fsum(each) / len(batches)) <= INCREASE:
+                best, most = max(best, index), max(most, mean)
+        if best == trying[0] < LARGEST and most < ENOUGH:
+            trying = range(best + 1, best, -1)
+        elif best < SMALLEST < trying[-1]:
+            trying = range(trying[-1] - 1, trying[-1] - 2, -1)
+        else:
+            return best
+
+
 def _radius(index: int) -> float:
     power, digit = divmod(index, len(DIGITS))
     return float(f"{DIGITS[digit]}e{power}")
 
 
-def _start(prepared: PreparedModel) -> int:
-    """Return the index of a radius to begin the search at: where the first step of ascent obeys both rules."""
-    limits = []
-    for batch in prepared.losses:
+@final
+class _Ascents:
+    """Ascend on one batch within several radii; all ascents begin with one gradient, at the model itself."""
+
+    def __init__(self, prepared: PreparedModel, batch: int) -> None:
+        self._space = prepared.space
         objective = prepared.objective(batch)
-        z = objective.value_and_gradient(objective.zero())[1]
-        slope = norm(z)
+        self._objective = _KnownStart(objective, *objective.value_and_gradient(objective.zero()))
+
+    @cached_property
+    def linear_limit(self) -> int:
+        """Return the index of the largest radius at which a linear loss of this gradient would obey both rules."""
+        gradient, linf = self._objective.gradient, self._space.norm == "linf"
+        slope, length = absolute_sum(gradient) if linf else norm(gradient), norm(gradient)
+        limits = []
         if 0 < slope < math.inf:
-            scale(z, 1 / slope)
-            limits += [INCREASE / slope, SPEED / max(prepared.space.reach(z) or 0.0, 1e-300)]
-    index = math.floor(3 * math.log10(min(limits, default=0.1)))
-    return min(max(index, SMALLEST + 1), LARGEST - 1)
+            speed = (self._space.reach(gradient) or 0.0) / length
+            limits = [INCREASE / slope, SPEED / max(speed, 1e-300)]
+        return math.floor(3 * math.log10(min(limits, default=0.1)))
 
-
-def _fits(prepared: PreparedModel, radius: float) -> bool:
-    """Return whether an ascent within the radius obeys the rules."""
-    increases = []
-    for batch in prepared.losses:
-        objective = prepared.objective(batch)
+    def increase(self, radius: float) -> float:
+        """Return the increase of the loss by an ascent within the radius; infinite if it is too large for it."""
+        generator = self._objective.objective.generator(0)
         try:
-            best = AutoPGD(STEPS).maximise(objective, radius, objective.generator(0), norm=prepared.space.norm)
-        except ValueError:  # the loss, its gradient or a geodesic is not finite there: too far
-            return False
-        if (prepared.space.reach(best.z) or 0.0) > SPEED:
-            return False
-        increases.append(best.loss - best.base)
-    return math.fsum(increases) <= INCREASE * len(increases)
+            best = AutoPGD(STEPS).maximise(self._objective, radius, generator, norm=self._space.norm)
+        except ValueError:  # the loss, its gradient or a geodesic is not finite there
+            return math.inf
+        return math.inf if (self._space.reach(best.z) or 0.0) > SPEED else best.loss - best.base
+
+
+@final
+@dataclass(frozen=True)
+class _KnownStart:
+    """Represent an objective whose loss and gradient at z = 0 are known."""
+
+    objective: BatchObjective
+    loss: float
+    gradient: Params
+
+    def zero(self) -> Params:
+        return self.objective.zero()
+
+    def sample(self, generator: torch.Generator) -> Params:
+        return self.objective.sample(generator)
+
+    def value(self, z: Params) -> float:
+        return self.objective.value(z) if largest(z) else self.loss
+
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+        if largest(z):
+            return self.objective.value_and_gradient(z)
+        return self.loss, {key: block.clone() for key, block in self.gradient.items()}

@@ -35,9 +35,9 @@ class Factor:
         """Return how many rows the views have together."""
         return sum(part.rows for part in self.views)
 
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the factor as (heads, rows, h), a new tensor in the parameters' dtype."""
-        return torch.cat([view.read(params) for view in self.views], dim=-2)
+    def read(self, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Return the factor as (heads, rows, h), in `out` or a new tensor in the parameters' dtype."""
+        return torch.cat([view.read(params) for view in self.views], dim=-2, out=out)
 
     def write(self, params: Params, value: Tensor) -> None:
         """Write a factor (heads, rows, h) into the dict's tensors in place (clone them first)."""
@@ -124,9 +124,9 @@ class SymmetricPair:
 
         return replace(self, G=left(self.G), H=left(self.H))
 
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""
-        return Factor(self.views).read(params)
+    def read(self, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Return G stacked on H, (heads, n + m, h), in `out` or a new tensor in the parameters' dtype."""
+        return Factor(self.views).read(params, out)
 
     def act(self, A: Tensor, x: Tensor) -> Tensor:
         """Return (G A^-1, H A^T) for a point x, in the precision of A: (heads, h, h), or (heads,) complex."""

@@ -210,6 +210,19 @@ def test_a_geometry_without_a_radius_leaves_the_others(mine: str, monkeypatch: p
     assert len([line for line in shown.stdout.splitlines() if line.startswith(("adaptive, ", "inv (", "mix ("))]) == 6
 
 
+def test_one_radius_for_all_geometries_is_suggested(mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suggested = {"adaptive": 0.5, "inv (second order)": 0.2, "mix (second order)": 1.0}
+    monkeypatch.setattr(
+        "quotient_manifolds.sharpness.suggest_radius",
+        lambda model, loss, batches, geometry, known: suggested[geometry.name],
+    )
+    out = tmp_path / "orbit.json"
+    shown = call("orbit", f"{mine}:encoder", "--inputs", f"{mine}:inputs", "--scale", 1, "--out", out, *FAST)
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(out.read_text())["radius"] == dict.fromkeys(suggested, 0.2)
+    assert "relative change of sharpness at radius 0.2, " in shown.stdout
+
+
 def test_nothing_that_can_be_measured_is_bad_input(mine: str) -> None:
     refused(
         call("orbit", f"{mine}:encoder", "--inputs", f"{mine}:inputs", "--radius", 1e-30, "--scale", 1, *FAST),

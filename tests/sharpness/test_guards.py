@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -203,3 +204,94 @@ def test_the_derivative_of_a_padding_token_is_that_of_the_loss(measure: Callable
         for table in (hidden, shown)
     ]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+class FusedGatedReLU(torch.autograd.Function):
+    """Compute relu(gate) up with a right derivative, whose own derivative takes gate and up for constants."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.kept = gate.detach(), up.detach()
+        return gate.relu() * up
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.kept
+        return slopes[0] * up * (gate > 0), slopes[0] * gate.relu()
+
+
+class Gated(nn.Module):
+    def __init__(self, fused: bool, width: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up, self.down = nn.Linear(8, width), nn.Linear(8, width), nn.Linear(width, 4)
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        return self.down(FusedGatedReLU.apply(gate, up) if self.fused else gate.relu() * up)
+
+
+class Normed(nn.Module):
+    """Two ReLU layers with normed weights, by torch's function, whose second derivative is wrong, or by its formula."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.v, self.g = nn.Parameter(torch.randn(64, 8)), nn.Parameter(torch.rand(64, 1))
+        self.down, self.fused = nn.Linear(64, 4), fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        formula = self.g * self.v / self.v.norm(dim=1, keepdim=True)
+        return self.down((x @ (torch._weight_norm(self.v, self.g, 0) if self.fused else formula).mT).relu())
+
+
+def points() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(64, 8, generator=generator), torch.randint(0, 4, (64,), generator=generator)
+
+
+WRONG = pytest.mark.parametrize("network", [Gated, Normed])
+
+
+@WRONG
+@pytest.mark.parametrize("geometry", ["euclidean", "adaptive", "mix"])
+@pytest.mark.filterwarnings("ignore:The second derivative by autograd")
+def test_kinks_hide_no_wrong_second_derivative(network: Callable[[bool], nn.Module], geometry: str) -> None:
+    """In float32 differences of gradients that are long enough for rounding cross kinks; the oracle crosses none."""
+    x, y = points()
+    plain, wide = network(False).double().eval(), [(x.double(), y)]
+    right = qm.hessian_trace(plain, qm.cross_entropy, wide, geometry=geometry, samples=4).mean
+    wrong = network(True).eval()
+    assert qm.hessian_trace(wrong, qm.cross_entropy, [(x, y)], geometry=geometry, samples=4).mean == pytest.approx(
+        right, rel=1e-3
+    )
+
+
+EVEN = torch.ones(4)  # in float32
+
+
+def narrow_only(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """A loss with a float32 tensor of its own, which takes no other logits."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], weight=EVEN)
+
+
+def test_a_second_derivative_that_nothing_confirms_is_refused() -> None:
+    """Rounding within the model is more than any step of the differences."""
+
+    def rounding(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return narrow_only(lambda x: model(x).bfloat16().float(), batch)
+
+    with pytest.raises(ValueError, match=r"two computations that agree.*batch 0") as refused:
+        qm.hessian_trace(Gated(True).eval(), rounding, [points()], geometry="euclidean", samples=2)
+    assert str(refused.value).count(". Found") == 1
+
+
+def test_where_a_loss_takes_no_float64_a_right_one_is_confirmed_in_float32() -> None:
+    x, y = points()
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)).eval()
+    values = [
+        qm.hessian_trace(model, loss, [(x, y)], geometry="euclidean", samples=2).mean
+        for loss in (narrow_only, qm.cross_entropy)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
