@@ -91,7 +91,8 @@ def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], 
             "rounded": result.rounding_warning is not None,
         }
         yield {
-            **{"checkpoint": name, "label": entry.label},
+            "checkpoint": name,
+            "label": entry.label,
             **{each: getattr(result, each) for each in names},
             **costs,
             **flags,

@@ -12,6 +12,8 @@ from typing import Any
 import pandas as pd
 
 from quotient_manifolds.files import write_text
+from quotient_manifolds.sharpness.ascent import KEPT
+from quotient_manifolds.sharpness.result import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Correlation, Kind, tau_deviation
 
 FORMAT = 3  # of comparison.json
@@ -94,11 +96,10 @@ class Comparison:
         for label in self.labels:
             values = self.values[self.values["label"] == label]
             reach = values["reach"][values["beyond_reach"]]
-            late = values[values["not_converged"].astype(bool)]
             problems = {
-                f"not converged (one more step promises up to {late['relative_gap'].max():.0%} of the increase, which is "
-                f"{late['promise_kept'].min():.0%} or more of radius times gradient norm, so maxima may be larger): take "
-                "more steps, or a smaller radius": len(late),
+                f"not converged (one more step promises over {CONVERGED:.0%} of the increase, or it is below {KEPT:.0%} "
+                "of radius times gradient norm, so maxima may be larger): take more steps, a smaller radius, or "
+                "restarts": values["not_converged"].sum(),
                 f"beyond the reach of truncated geodesics (relative speed up to {reach.max():.3g}): take a smaller "
                 "radius, or geodesic: exact": len(reach),
                 "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),

@@ -1,4 +1,4 @@
-"""Describe the balls of an ascent: for each norm the steepest step, the nearest point, the dual norm, a random point."""
+"""Describe the balls of an ascent: for each norm its dual, the steepest step, the nearest point, a random one."""
 
 from __future__ import annotations
 

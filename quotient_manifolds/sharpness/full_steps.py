@@ -10,7 +10,7 @@ from typing import ClassVar, final
 
 import torch
 
-from quotient_manifolds.sharpness.ascent import KEPT, Ascent, AscentMethod, AutoPGD, Objective, Run, copied
+from quotient_manifolds.sharpness.ascent import KEPT, Ascent, AscentMethod, Objective, Run, copied
 from quotient_manifolds.sharpness.ball import TINY, Ball, Iterate
 from quotient_manifolds.sharpness.vector import dots, scale
 from quotient_manifolds.symmetries import Params

@@ -42,9 +42,9 @@ class BatchResult:
 
     Of an ascent, with |.|_* the dual norm of that of the ball: gap = radius |g|_* - <g, z>, g the gradient at the best
     point z (or the last one before it that has one), which is 0 exactly at critical points of the ball. multiplier:
-    |g|_* there; at a maximum, the derivative of the value in the radius. promise: radius |g_0|_*, g_0 the gradient at w,
-    the increase of a linear loss. inner_radius: of the smaller ball that was searched as well, because the loss bends
-    down inside. change: the largest |L - L(w)| that was evaluated.
+    |g|_* there; at a maximum, the derivative of the value in the radius. promise: radius |g_0|_*, the increase of a
+    linear loss, g_0 the gradient at w. inner_radius: of the smaller ball that was searched as well, because the loss
+    bends down inside. change: the largest |L - L(w)| that was evaluated.
     """
 
     value: float

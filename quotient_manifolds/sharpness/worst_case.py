@@ -23,7 +23,6 @@ from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result, Setting, mean_and_error, nested
 from quotient_manifolds.sharpness.vector import absolute_sum, norm, scale
 
-
 ASCENTS: dict[str, type[AscentMethod]] = {each.__name__: each for each in (FullStepAPGD, AutoPGD)}
 
 
@@ -124,7 +123,7 @@ def worst_case_sharpness(
     and `restarts`; steps is the largest number, for an ascent that has converged ends.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where the gap is over 1 % of the increase (`Result.relative_gap`), or the increase on a batch is
+    `ConvergenceWarning` where the gap is over 1 % of the increase (`Result.relative_gap`), or the increase on a batch
     under half of radius times gradient norm (`Result.promise_kept`), a `RoundingWarning` where rounding decides the
     digits. progress(what, done, total) is called after every forward pass, up to a total of steps + 1 for a run.
 
@@ -150,7 +149,8 @@ def worst_case_profile(
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
     Each ascent starts by the best point of the radii before, scaled to the larger ball, and that point is kept if the
-    ascent ends lower: on no batch does the sharpness found fall with the radius. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
+    ascent ends lower: on no batch does the sharpness found fall with the radius. Other arguments, checks, warnings and
+    errors are those of `worst_case_sharpness`.
     """
     if isinstance(radii, (int, float)):
         raise TypeError(f"radii must be a list. Found {radii}; give radii=[{radii}]")

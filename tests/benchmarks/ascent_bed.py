@@ -136,7 +136,13 @@ def problems() -> Iterator[Problem]:
         ("ViT, adaptive", vision, cross_entropy, images, Adaptive()),
         ("ViT, inv", vision, cross_entropy, images, Quotient("inv")),
         ("ViT, mix", vision, cross_entropy, images, Quotient("mix")),
-        ("transformed ViT, adaptive", lambda: transformed(vision().double(), batch[0]), cross_entropy, images, Adaptive()),
+        (
+            "transformed ViT, adaptive",
+            lambda: transformed(vision().double(), batch[0]),
+            cross_entropy,
+            images,
+            Adaptive(),
+        ),
     ]
     for name, geometry in (("GPT-2", Adaptive()), ("GPT-2", Quotient("mix"))):
         made.append((name, lambda: language_model("GPT-2")[0], next_token_cross_entropy, None, geometry))
@@ -168,17 +174,21 @@ def rows(problem: Problem, budgets: tuple[int, ...]) -> Iterator[dict[str, Any]]
 
 
 def summary(table: pd.DataFrame) -> Iterator[str]:
-    yield "| method | steps | level | median | 10 % | worst | passes | warned of, of misses over 5 % | of the others |"
+    yield "| method | steps | level | median | 10 % | worst | passes | warned, misses over 5 % | warned, others |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for (method, steps, level), some in table.groupby(["method", "steps", "level"], sort=False):
         missed = some[some["share"] < 0.95]
         others = some.drop(missed.index)
         told = [f"{some['share'].median():.4f}", f"{some['share'].quantile(0.1):.4f}", f"{some['share'].min():.4f}"]
-        told += [f"{some['passes'].median():g}", *(f"{each['warned'].sum()} of {len(each)}" for each in (missed, others))]
+        told += [
+            f"{some['passes'].median():g}",
+            *(f"{each['warned'].sum()} of {len(each)}" for each in (missed, others)),
+        ]
         yield f"| {method} | {steps} | {level} | {' | '.join(told)} |"
     for (method, steps), some in table.groupby(["method", "steps"], sort=False):
         wide = some.pivot(index="problem", columns="level", values="value")[list(LEVELS)].to_numpy()
-        yield f"{method}, {steps} steps: {int((np.diff(wide) < 0).sum())} of {wide[:, 1:].size} values below a smaller ball's"
+        below = int((np.diff(wide) < 0).sum())
+        yield f"{method}, {steps} steps: {below} of {wide[:, 1:].size} values are below the one of a smaller ball"
 
 
 @one_thread()

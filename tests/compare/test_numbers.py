@@ -114,14 +114,16 @@ def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path:
 @pytest.mark.filterwarnings("ignore::quotient_manifolds.sharpness.SharpnessWarning")
 def test_a_larger_ball_has_no_smaller_value_in_a_comparison(tmp_path: Path) -> None:
     """With ascents that overshoot, each alone; what a spec asks for in another order is the same."""
-    write_zoo(tmp_path, models=1)
+    head = "checkpoints: {loader: 'tests.zoos:plain'}\ndata: tests.zoos:two_batches\nloss: tests.zoos:waves"
     asked = "measure: worst-case, geometry: adaptive, steps: 1, ascent: AutoPGD, radius:"
-    radii = [300.0, 0.5, 3.0, 30.0]
-    alone = [run(write_spec(tmp_path, f"{asked} {radius}")).values["mean"].item() for radius in sorted(radii)]
+    radii = [3.0, 0.5, 10.0, 1.0]
+    alone = [
+        run(write_spec(tmp_path, f"{asked} {radius}", head=head)).values["mean"].item() for radius in sorted(radii)
+    ]
     assert alone != sorted(alone)
-    values = run(write_spec(tmp_path, f"{asked} {radii}")).values["mean"].tolist()
-    assert values == sorted(values)
-    assert all(together >= own for together, own in zip(values, alone, strict=True))
+    found = run(write_spec(tmp_path, f"{asked} {radii}", head=head)).values["mean"].tolist()
+    assert found == sorted(found)
+    assert all(together >= own for together, own in zip(found, alone, strict=True))
 
 
 def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
@@ -243,8 +245,8 @@ def test_values_to_read_with_care_are_said(tmp_path: Path) -> None:
     assert rounded["rounded"].all()
     late = values[values["not_converged"]]
     rising, far, near = found.cautions
-    said = f"{found.labels[1]}, {len(late)} of 2 values not converged (one more step promises up to"
-    assert rising.startswith(f"{said} {late['relative_gap'].max():.0%} of the increase, which is ")
+    said = f"{found.labels[1]}, {len(late)} of 2 values not converged (one more step promises over 1% of the increase"
+    assert rising.startswith(said)
     assert far.startswith(
         f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up"
     )

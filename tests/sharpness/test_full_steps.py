@@ -346,14 +346,23 @@ def test_what_is_warned_of_is_the_gap_and_a_broken_promise_and_never_rounding() 
     assert long.forward_passes < 61
 
 
-def test_progress_ends_at_its_total_however_many_passes_there_were() -> None:
-    for function, radius in ((lambda z: z.sum(), 0.1), (overshot, 0.5)):
-        seen: list[tuple[int, int]] = []
-        given: dict[str, Any] = {"radii": [radius, 2 * radius], "progress": lambda _, *counts: seen.append(counts)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            qm.worst_case_profile(Free().eval(), measured(function), [BATCH, BATCH], "euclidean", steps=7, **given)
-        assert seen == [(done, 4 * 8) for done in range(1, 4 * 8 + 1)]
+@pytest.mark.parametrize(("function", "radius"), [(lambda z: z.sum(), 0.1), (overshot, 0.5)])
+def test_progress_ends_at_its_total_however_many_passes_there_were(
+    function: Callable[[Tensor], Tensor], radius: float
+) -> None:
+    seen: list[tuple[int, int]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        qm.worst_case_profile(
+            Free().eval(),
+            measured(function),
+            [BATCH, BATCH],
+            "euclidean",
+            steps=7,
+            radii=[radius, 2 * radius],
+            progress=lambda _, *counts: seen.append(counts),
+        )
+    assert seen == [(done, 4 * 8) for done in range(1, 4 * 8 + 1)]
 
 
 def test_an_ascent_must_be_a_class_of_ascents() -> None:
