@@ -97,9 +97,9 @@ class Comparison:
             values = self.values[self.values["label"] == label]
             reach = values["reach"][values["beyond_reach"]]
             problems = {
-                f"not converged (one more step promises over {CONVERGED:.0%} of the increase, or it is below {KEPT:.0%} "
-                "of radius times gradient norm, so maxima may be larger): take more steps, a smaller radius, or "
-                "restarts": values["not_converged"].sum(),
+                f"not converged (one more step promises over {CONVERGED:.0%} of the increase, or it is under "
+                f"{KEPT:.0%} of radius times gradient norm, so maxima may be larger): take more steps, a smaller "
+                "radius, or restarts": values["not_converged"].sum(),
                 f"beyond the reach of truncated geodesics (relative speed up to {reach.max():.3g}): take a smaller "
                 "radius, or geodesic: exact": len(reach),
                 "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),

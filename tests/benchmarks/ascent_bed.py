@@ -43,10 +43,13 @@ METHODS: tuple[type[AscentMethod], ...] = (FullStepAPGD, AutoPGD)
 GAINS = {"L0": 0.01, "L1": 0.1, "L2": 1.0}
 LEVELS = (*GAINS, "L3")
 LONG = 200
-TEXT = """Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex. Complex is better
-than complicated. Flat is better than nested. Sparse is better than dense. Readability counts. Special cases are not
-special enough to break the rules. Although practicality beats purity. Errors should never pass silently. Unless
-explicitly silenced. In the face of ambiguity, refuse the temptation to guess."""
+TEXT = (
+    "Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex. "
+    "Complex is better\nthan complicated. Flat is better than nested. Sparse is better than dense. "
+    "Readability counts. Special cases are not\nspecial enough to break the rules. Although practicality "
+    "beats purity. Errors should never pass silently. Unless\nexplicitly silenced. In the face of "
+    "ambiguity, refuse the temptation to guess."
+)
 
 
 @dataclass(frozen=True)
