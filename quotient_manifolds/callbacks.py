@@ -33,7 +33,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         trainer.add_callback(SharpnessCallback(trainer, loss, batches, geometry="mix", radius=0.05, every=100))
 
     trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
-    radius and options (steps, restarts, seed, progress): of `worst_case_sharpness`; batches are kept, and those of the
+    radius and options (steps, restarts, seed, progress, ascent): of `worst_case_sharpness`; batches are kept, and those of the
     training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's, unless
     given, and another one for each callback. `results` holds what was measured, by step.
 

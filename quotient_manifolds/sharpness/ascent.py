@@ -82,7 +82,7 @@ class Ascent:
     @property
     def overshot(self) -> bool:
         """Return whether the first step of a run from z = 0 gained less than `KEPT` of the promise."""
-        return self.losses[1] - self.base < KEPT * (self.promise or 0.0)
+        return bool(self.promise) and self.losses[1] - self.base < KEPT * (self.promise or 0.0)
 
     def or_better(self, other: Ascent) -> Ascent:
         """Return the better of two ascents of one objective, with the passes of both, beginning as this one did."""

@@ -239,9 +239,15 @@ def _enlarged(best: BatchResult, own: BatchResult, smaller: float, radius: float
     """Return a smaller ball's result as one of the ball in which `own` was found."""
     known = best.gap is not None and best.multiplier is not None
     gap = (best.gap or 0.0) + (radius - smaller) * (best.multiplier or 0.0) if known else None
-    passes = {"forward_passes": own.forward_passes, "backward_passes": own.backward_passes}
-    change = max((each.change for each in (best, own) if each.change is not None), default=None)
-    return replace(best, **passes, gap=gap, promise=own.promise, inner_radius=own.inner_radius, change=change)
+    return replace(
+        best,
+        forward_passes=own.forward_passes,
+        backward_passes=own.backward_passes,
+        gap=gap,
+        promise=own.promise,
+        inner_radius=own.inner_radius,
+        change=max((each.change for each in (best, own) if each.change is not None), default=None),
+    )
 
 
 def group_key(names: Sequence[str]) -> str | None:

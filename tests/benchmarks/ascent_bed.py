@@ -64,11 +64,11 @@ class Problem:
             )
 
     def radius(self, gain: float) -> float:
-        """The radius at which twelve steps of Auto-PGD gain this much, to 5 %, by bisection."""
+        """The radius at which twelve steps of Auto-PGD gain about this much, by bisection."""
         low, high = 1e-6, 1e-5
         while self._gained(high) < gain:
             low, high = high, 4 * high
-        while high / low > 1.05:
+        while high / low > 1.2:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if self._gained(middle) >= gain else (middle, high)
         return high
