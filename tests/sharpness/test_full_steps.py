@@ -148,6 +148,15 @@ def test_the_gap_vanishes_at_critical_points_alone(norm: str) -> None:
     assert curved.gap > 0.1 * (curved.loss - curved.base)
 
 
+@pytest.mark.parametrize("miss", [1e-2, 1e-3])
+def test_the_small_gap_near_a_saddle_does_not_end_an_ascent(miss: float) -> None:
+    """z_1 misses a saddle of the sphere by this angle; the gap there is of the order of its square."""
+    f = Plain(lambda z: z[0] + miss * z[1] + 0.8 * z[1] ** 2, (2,))
+    found = FullStepAPGD(steps=40).maximise(f, 1.0, generator())
+    z0 = 1 / 1.6
+    assert found.loss == pytest.approx(z0 + 0.8 * (1 - z0**2), rel=miss)
+
+
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @given(seed=st.integers(0, 5000), radius=st.sampled_from([0.1, 1.0, 5.0, 40.0]), steps=st.sampled_from([1, 2, 5, 20]))
 def test_it_finds_no_less_than_the_gradients_ray_shows(norm: str, seed: int, radius: float, steps: int) -> None:
