@@ -30,7 +30,8 @@ class FullStepAPGD(AscentMethod):
 
     1. From z = 0 the first point is z_1 = top(g_0), as there.
     2. If <g - g_old, z - z_old> >= 0, the loss is convex along the last step, and the next one is full: u = top(g).
-    3. The run ends when the gap at the best point is at most 1e-3 of the increase.
+    3. The run ends when the gap at the best point is at most 1e-6 of the increase. Near a saddle the gap falls, too, to
+       the square of the angle by which the ascent misses it, and rises again as the ascent leaves: so it ends late.
     4. If z_1 gains less than half of the promise radius |g_0|_*, the loss bends down inside the ball. It is then
        evaluated at z_1 / 4, z_1 / 16, ... until one gains half of its own promise; if that is not z_1 / 4, a second run
        with half of the steps searches the ball one factor of 4 larger. The best of all points is kept, so the result is
@@ -41,7 +42,7 @@ class FullStepAPGD(AscentMethod):
     Croce & Hein, arXiv 2003.01690, Algorithm 1.
     """
 
-    tolerance: ClassVar[float] = 1e-3  # of the gap, over the increase
+    tolerance: ClassVar[float] = 1e-6  # of the gap, over the increase
     shrink: ClassVar[float] = 0.25  # from one point of the ray to the next
     smallest: ClassVar[float] = 1e-8  # of these points, over z_1
 
