@@ -33,9 +33,9 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         trainer.add_callback(SharpnessCallback(trainer, loss, batches, geometry="mix", radius=0.05, every=100))
 
     trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
-    radius and options (steps, restarts, seed, progress): of `worst_case_sharpness`; batches are kept, and those of the
-    training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's, unless
-    given, and another one for each callback. `results` holds what was measured, by step.
+    radius and options (steps, restarts, seed, ascent, progress): of `worst_case_sharpness`; batches are kept, and some
+    of the training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's,
+    unless given, and another one for each callback. `results` holds what was measured, by step.
 
     The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
     first process alone; a run ends at the weights at which it ends without the callback. A measurement that fails is a

@@ -48,7 +48,7 @@ layer = torch.nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
 model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(40, 3)).eval()
 batches = [(torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0]))]
 for geometry in "adaptive", "inv", "mix":
-    print(qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry, 0.1, steps=2).mean)
+    print(qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry, 0.1, steps=9).mean)
     print(qm.gradient_norm(model, qm.cross_entropy, batches, geometry).mean)
 """
 

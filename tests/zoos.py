@@ -172,6 +172,11 @@ def squares(model: nn.Module, batch: Any) -> torch.Tensor:
     return (model(batch[0]) ** 2).mean()
 
 
+def waves(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A loss of the user's with many maxima: an ascent may find less in a larger ball."""
+    return torch.sin(10 * model(batch[0])).mean()
+
+
 def two_batches() -> list[Any]:
     """Batches of the user's."""
     return [(pixels, torch.zeros(2, dtype=torch.long)) for pixels in torch.linspace(0, 1, 256).reshape(2, 2, 64)]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import Points, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
+from quotient_manifolds.sharpness import AutoPGD, cross_entropy, legacy_sharpness, worst_case_sharpness
 from studies.common import Record, Tables
 
 RADII: dict[Geometry, tuple[float, float]] = {
@@ -73,7 +73,7 @@ def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, ra
     projection off.
     """
     shared: dict[str, Any] = {"geometry": geometry, "radius": radius}
-    matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, **shared)
+    matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, ascent=AutoPGD, **shared)
     released = legacy_sharpness(model, cross_entropy, [batch], steps=RELEASED_STEPS, **shared)
     return {
         "geometry": geometry.name,

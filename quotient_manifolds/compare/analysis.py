@@ -15,7 +15,8 @@ from quotient_manifolds.compare.spec import GAPS, MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.compare.worker import Job, Task, tasks_of
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import BatchResult
+from quotient_manifolds.sharpness import BatchResult, WorstCase
+from quotient_manifolds.sharpness.result import nested
 from quotient_manifolds.statistics import COEFFICIENTS, FEWEST_MODELS, correlation, holm
 from quotient_manifolds.version import VERSION
 
@@ -77,17 +78,40 @@ def unmatched(names: Sequence[str], scores: Mapping[str, Any]) -> list[str]:
 
 def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], kept: Kept) -> Iterator[dict[str, Any]]:
     """Yield means over batches, of measures that have all: the mean of some batches is another measure."""
-    for entry in measures:
-        keys = [each.key for each in tasks if each.entry == entry]
-        if keys and all(key in kept for key in keys):
-            result = entry.measure.result(tuple(BatchResult.from_dict(kept[key][0]) for key in keys))
-            numbers = {each: getattr(result, each) for each in ("mean", "standard_error", "reach", "late_rise")}
-            costs = {"batches": len(keys), "seconds": sum(kept[key][1] for key in keys)}
-            flags = {
-                "beyond_reach": result.truncation_warning is not None,
-                "rounded": result.rounding_warning is not None,
-            }
-            yield {"checkpoint": name, "label": entry.label, **numbers, **costs, **flags}
+    keys = {entry: [each.key for each in tasks if each.entry == entry] for entry in measures}
+    known = [entry for entry, own in keys.items() if own and all(key in kept for key in own)]
+    found = {entry: [BatchResult.from_dict(kept[key][0]) for key in keys[entry]] for entry in known}
+    for entry, batches in _nested(found).items():
+        result = entry.measure.result(tuple(batches))
+        names = ("mean", "standard_error", "reach", "relative_gap", "promise_kept")
+        costs = {"batches": len(batches), "seconds": sum(kept[key][1] for key in keys[entry])}
+        flags = {
+            "beyond_reach": result.truncation_warning is not None,
+            "not_converged": result.convergence_warning is not None,
+            "rounded": result.rounding_warning is not None,
+        }
+        yield {
+            "checkpoint": name,
+            "label": entry.label,
+            **{each: getattr(result, each) for each in names},
+            **costs,
+            **flags,
+        }
+
+
+def _nested(found: Mapping[MeasureEntry, list[BatchResult]]) -> dict[MeasureEntry, list[BatchResult]]:
+    """Return the same with worst cases that differ in their radius alone as `nested` has them, batch by batch."""
+    families = dict[str, list[MeasureEntry]]()
+    for entry in found:
+        if isinstance(entry.measure, WorstCase):
+            families.setdefault(entry.family, []).append(entry)
+    best = dict(found)
+    for family in families.values():
+        ascending = sorted(family, key=lambda each: each.radius or 0.0)
+        radii = [each.radius or 0.0 for each in ascending]
+        columns = [nested(radii, each) for each in zip(*(found[entry] for entry in ascending), strict=True)]
+        best |= dict(zip(ascending, map(list, zip(*columns, strict=True)), strict=True))
+    return best
 
 
 def _rankings(

@@ -12,17 +12,18 @@ from typing import Any
 import pandas as pd
 
 from quotient_manifolds.files import write_text
+from quotient_manifolds.sharpness.ascent import KEPT
 from quotient_manifolds.sharpness.result import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Correlation, Kind, tau_deviation
 
-FORMAT = 2  # of comparison.json
+FORMAT = 3  # of comparison.json
 NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if there is none at all
     "measures": ("radius",),
-    "values": ("mean", "standard_error", "batches", "seconds", "reach", "late_rise"),
+    "values": ("mean", "standard_error", "batches", "seconds", "reach", "relative_gap", "promise_kept"),
     "rankings": ("value", "low", "high", "p_value", "p_holm"),
 }
 COLUMNS = {
-    "values": ("checkpoint", "label", *NUMBERS["values"], "beyond_reach", "rounded"),
+    "values": ("checkpoint", "label", *NUMBERS["values"], "beyond_reach", "not_converged", "rounded"),
     "rankings": ("measure", "against", "given", *(each.name for each in fields(Correlation)), "p_holm"),
     "failures": ("checkpoint", "what", "message"),
 }
@@ -39,8 +40,9 @@ class Comparison:
     - values, a row for each measure of a checkpoint that is known on all batches: `checkpoint`, `label`, `mean` over
       batches, its `standard_error` (NaN for one batch of what is not random), how many `batches`, the `seconds` they
       took, `reach` (the largest relative speed of truncated geodesics), `beyond_reach` (on some batch that is where
-      they may be far from the exact ones), `late_rise` (the share of the increase in the last quarter of the steps),
-      `rounded` (the loss changes by so little that rounding may decide).
+      they may be far from the exact ones), `relative_gap` (the share of the increase that one more step of the ascent
+      promises), `promise_kept` (the smallest increase over radius times gradient norm), `not_converged` (one of these
+      two says that the maximum may be larger), `rounded` (the loss changes by so little that rounding may decide).
     - rankings, a row for each correlation of a `measure` with a score (`against`): `given` (the hyperparameter held
       fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind: partial
       correlations are a kind of their own.
@@ -93,10 +95,11 @@ class Comparison:
         said: list[str] = []
         for label in self.labels:
             values = self.values[self.values["label"] == label]
-            late, reach = values["late_rise"], values["reach"][values["beyond_reach"]]
+            reach = values["reach"][values["beyond_reach"]]
             problems = {
-                f"not converged (up to {late.max():.0%} of the increase came in the last quarter of the steps, so "
-                "maxima are larger): take more steps, or a smaller radius": (late > CONVERGED).sum(),
+                f"not converged (one more step promises over {CONVERGED:.0%} of the increase, or it is under "
+                f"{KEPT:.0%} of radius times gradient norm, so maxima may be larger): take more steps, a smaller "
+                "radius, or restarts": values["not_converged"].sum(),
                 f"beyond the reach of truncated geodesics (relative speed up to {reach.max():.3g}): take a smaller "
                 "radius, or geodesic: exact": len(reach),
                 "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),

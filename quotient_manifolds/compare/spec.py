@@ -25,7 +25,8 @@ from quotient_manifolds.sharpness import (
     cross_entropy,
     next_token_cross_entropy,
 )
-from quotient_manifolds.sharpness.ascent import check_radius
+from quotient_manifolds.sharpness.ball import check_radius
+from quotient_manifolds.sharpness.worst_case import ASCENTS
 
 MEASURES: dict[str, type[Measure]] = {
     "worst-case": WorstCase,
@@ -62,8 +63,9 @@ class MeasureEntry:
         """Return the label without the radius."""
         geometry = self.measure.geometry
         eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
-        own = [(each.name, getattr(self.measure, each.name), each.default) for each in fields(self.measure)]
-        chosen = [("eps", eps, 0.0), *(each for each in own if each[0] not in _OF_THE_RUN)]
+        own = {each.name: each for each in fields(self.measure) if each.name not in _OF_THE_RUN}
+        changed = [name for name, each in own.items() if getattr(self.measure, name) != each.default]
+        chosen = [("eps", eps, 0.0), *((name, self.measure.settings[name], None) for name in changed)]
         options = [f"{name} {value}".removesuffix(".0") for name, value, usual in chosen if value != usual]
         return ", ".join([f"{geometry.name} {self.measure.name}", *options])
 
@@ -106,6 +108,9 @@ def measures_of(
     made = MEASURES[kind]
     names = {each.name for each in fields(made)} - {"progress"}
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
+    if made is WorstCase and "ascent" in own:
+        check_one_of("ascent", own["ascent"], ASCENTS)
+        own["ascent"] = ASCENTS[own["ascent"]]
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     if foreign := sorted(given - names):
         allowed = ", ".join(sorted(names))

@@ -13,7 +13,7 @@ from torch import nn
 from quotient_manifolds.check import check_number
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.geometry.parameters import measured_parameters
-from quotient_manifolds.sharpness.ascent import BALLS
+from quotient_manifolds.sharpness.ball import BALLS
 from quotient_manifolds.symmetries.checks import check_model
 
 Closure = Callable[[], Any]

@@ -6,8 +6,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
+from quotient_manifolds.sharpness.ascent import Ascent, AscentMethod, AutoPGD
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
+from quotient_manifolds.sharpness.full_steps import FullStepAPGD
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy
 from quotient_manifolds.sharpness.measure import (
@@ -32,10 +33,12 @@ from quotient_manifolds.sharpness.worst_case import (
 
 __all__ = [
     "Ascent",
+    "AscentMethod",
     "AutoPGD",
     "AverageCase",
     "BatchResult",
     "ConvergenceWarning",
+    "FullStepAPGD",
     "GradientNorm",
     "HessianTrace",
     "LegacyWorstCase",

@@ -14,7 +14,7 @@ from torch import nn
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import check_radius
+from quotient_manifolds.sharpness.ball import check_radius
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
@@ -49,7 +49,7 @@ class Measure(ABC):
 
     @property
     def ticks(self) -> int:
-        """Return how many ticks `on` counts on one batch, at most."""
+        """Return how many ticks `on` counts on one batch: the passes of a usual run."""
         return 1
 
     @abstractmethod
@@ -59,13 +59,24 @@ class Measure(ABC):
     def on(self, prepared: PreparedModel, index: int, tick: Tick, compute: Compute | None = None) -> BatchResult:
         """Compute the measure on batch `index`, which depends on no other batch.
 
-        tick: called after every forward pass (or what `ticks` counts). compute: in place of the measure's own.
+        tick: called after every forward pass (or what `ticks` counts), and `ticks` times in all: those that are left
+        when fewer passes do, and none for more. compute: in place of the measure's own.
         """
+        left = self.ticks
+
+        def counted_tick() -> None:
+            nonlocal left
+            if left > 1:  # the last one is for the end
+                left -= 1
+                tick()
+
         with autograd_available(), over_processes(prepared.processes_on):
             if prepared.processes_on is not None:
                 check_agreed({"measure": self.name, **self.settings})
-            found = (compute or self.compute)(prepared.objective(index, tick))
+            found = (compute or self.compute)(prepared.objective(index, counted_tick))
             prepared.check_start(index, found.base_loss)
+            for _ in range(left):
+                tick()
             return replace(found, group=group_key(prepared.geometry.group))
 
     @property
@@ -118,7 +129,10 @@ class TruncationWarning(SharpnessWarning):
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """Warn of a loss still increasing at the last steps (`Result.late_rise`): take more, or a smaller radius."""
+    """Warn of an ascent that has not converged (`Result.relative_gap`), or of a loss that bends down inside the ball.
+
+    The latter is `Result.promise_kept` below 1/2. Take more steps, a smaller radius, or restarts.
+    """
 
 
 class RoundingWarning(SharpnessWarning):

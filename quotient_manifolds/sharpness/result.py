@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.check import needs
 from quotient_manifolds.geometry.pair_block import REACH
+from quotient_manifolds.sharpness.ascent import KEPT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +23,8 @@ SIZES = ("radius", "sigma")
 RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
 
-CONVERGED = 0.05
-"""The share of the increase in loss in the last quarter of the steps up to which an ascent counts as converged."""
+CONVERGED = 0.01
+"""The gap, as a share of the increase in loss, up to which an ascent counts as converged."""
 
 
 @final
@@ -38,6 +39,12 @@ class BatchResult:
     the direction the value comes from. spacing: of the floating point numbers that the loss is computed in, at L(w).
     group: what was quotiented out, as `group_key` has it; None where nothing was. The passes are the measure's own,
     without the checks before it.
+
+    Of an ascent, with |.|_* the dual norm of that of the ball: gap = radius |g|_* - <g, z>, g the gradient at the best
+    point z (or the last one before it that has one), which is 0 exactly at critical points of the ball. multiplier:
+    |g|_* there; at a maximum, the derivative of the value in the radius. promise: radius |g_0|_*, the increase of a
+    linear loss, g_0 the gradient at w. inner_radius: of the smaller ball that was searched as well, because the loss
+    bends down inside. change: the largest |L - L(w)| that was evaluated.
     """
 
     value: float
@@ -52,18 +59,11 @@ class BatchResult:
     reach: float | None = None
     spacing: float | None = None
     group: str | None = None
-
-    @property
-    def late_rise(self) -> float | None:
-        """Return the increase in loss over the last quarter of the steps of the best run; None without an ascent.
-
-        A loss that still increases there has not converged: the maximum is larger than what was found.
-        """
-        steps = len(self.losses) - 1
-        if steps < 1:
-            return None
-        early = self.losses[: len(self.losses) - math.ceil(steps / 4)]
-        return max(0.0, max(self.losses) - max(*early, self.base_loss))
+    gap: float | None = None
+    multiplier: float | None = None
+    promise: float | None = None
+    inner_radius: float | None = None
+    change: float | None = None
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
@@ -120,14 +120,22 @@ class Result:
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
 
     @property
-    def late_rise(self) -> float | None:
-        """Return the share of the increase in loss, over all batches, made in the last quarter of the steps.
+    def relative_gap(self) -> float | None:
+        """Return the sum of the gaps over that of the increases: the share that one more step promises.
 
-        None without an ascent, or where no loss increased.
+        None without an ascent, and where the loss does not increase.
         """
-        ascended = [each for each in self.batches if each.late_rise is not None]
-        rise = math.fsum(max(0.0, max(each.losses) - each.base_loss) for each in ascended)
-        return math.fsum(each.late_rise or 0.0 for each in ascended) / rise if rise > 0 else None
+        ascended = [each for each in self.batches if each.gap is not None]
+        increase = math.fsum(each.value for each in ascended)
+        return math.fsum(each.gap or 0.0 for each in ascended) / increase if increase > 0 else None
+
+    @property
+    def promise_kept(self) -> float | None:
+        """Return the smallest increase over promise, radius times the dual norm of the gradient at w, of a batch.
+
+        Well below 1 the loss bends down inside the ball. None where no batch has a promise above 0.
+        """
+        return min((each.value / each.promise for each in self.batches if each.promise), default=None)
 
     @property
     def forward_passes(self) -> int:
@@ -152,20 +160,25 @@ class Result:
 
     @property
     def convergence_warning(self) -> str | None:
-        """Return a sentence if more than `CONVERGED` of the increase came in the last steps, else None."""
-        share = self.late_rise
-        if share is None or share <= CONVERGED:
-            return None
-        return self._warning(
-            f"{share:.0%} of the increase came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent "
-            f"has not converged and the maximum is larger; take more steps, or a smaller {{size}}"
-        )
+        """Return a sentence if the loss bends down inside the ball, or the gap is above `CONVERGED`, else None."""
+        kept, gap = self.promise_kept, self.relative_gap
+        if kept is not None and kept < KEPT:
+            return self._warning(
+                f"the loss increases by {kept:.2%} of radius times gradient norm, under {KEPT:.0%}: it bends down well "
+                f"inside the ball, and a higher maximum may be missed; take a smaller {{size}}, restarts, or more steps"
+            )
+        if gap is not None and gap > CONVERGED:
+            return self._warning(
+                f"one more step promises {gap:.0%} of the increase, above {CONVERGED:.0%}, so the ascent has not "
+                f"converged and the maximum may be larger; take more steps, or a smaller {{size}}"
+            )
+        return None
 
     @property
     def rounding_warning(self) -> str | None:
-        """Return a sentence if the values are less than `RESOLVED` spacings of the loss, else None."""
+        """Return a sentence if the loss never changed by `RESOLVED` of its spacings, else None."""
         spaced = [each for each in self.batches if each.spacing]
-        rise = math.fsum(abs(max(each.losses) - each.base_loss if each.losses else each.value) for each in spaced)
+        rise = math.fsum(abs(each.value) if each.change is None else each.change for each in spaced)
         spacing = math.fsum(each.spacing or 0.0 for each in spaced)
         if not spaced or rise >= RESOLVED * spacing:
             return None
@@ -206,6 +219,35 @@ class Result:
         known |= {f"settings.{key}": value for key, value in self.settings.items()}
         numbers = ({key: value for key, value in asdict(each).items() if key != "losses"} for each in self.batches)
         return pd.DataFrame([{**known, "batch": index, **each} for index, each in enumerate(numbers)])
+
+
+def nested(radii: Sequence[float], found: Sequence[BatchResult]) -> list[BatchResult]:
+    """Return what was found on one batch in balls of ascending radii, each the best up to its own radius.
+
+    A point of a smaller ball is one of the larger, so its value is a lower bound there, too. It is kept where the
+    larger ball's ascent ended lower, with the passes of that ascent, and with gap and promise of the larger ball.
+    """
+    kept: list[BatchResult] = []
+    for index, own in enumerate(found):
+        if kept and kept[-1].value > own.value:
+            own = _enlarged(kept[-1], own, radii[index - 1], radii[index])
+        kept.append(own)
+    return kept
+
+
+def _enlarged(best: BatchResult, own: BatchResult, smaller: float, radius: float) -> BatchResult:
+    """Return a smaller ball's result as one of the ball in which `own` was found."""
+    known = best.gap is not None and best.multiplier is not None
+    gap = (best.gap or 0.0) + (radius - smaller) * (best.multiplier or 0.0) if known else None
+    return replace(
+        best,
+        forward_passes=own.forward_passes,
+        backward_passes=own.backward_passes,
+        gap=gap,
+        promise=own.promise,
+        inner_radius=own.inner_radius,
+        change=max((each.change for each in (best, own) if each.change is not None), default=None),
+    )
 
 
 def group_key(names: Sequence[str]) -> str | None:

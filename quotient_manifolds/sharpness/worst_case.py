@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, final
@@ -13,13 +13,17 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import BALLS, Ascent, AutoPGD
+from quotient_manifolds.sharpness.ascent import Ascent, AscentMethod, AutoPGD
+from quotient_manifolds.sharpness.ball import BALLS
+from quotient_manifolds.sharpness.full_steps import FullStepAPGD
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, counted, takes_instead, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
+from quotient_manifolds.sharpness.result import BatchResult, Result, Setting, mean_and_error, nested
 from quotient_manifolds.sharpness.vector import absolute_sum, norm, scale
+
+ASCENTS: dict[str, type[AscentMethod]] = {each.__name__: each for each in (FullStepAPGD, AutoPGD)}
 
 
 @final
@@ -33,25 +37,42 @@ class WorstCase(Measure):
     steps: int = 20
     restarts: int = 0
     seed: int = 0
+    ascent: type[AscentMethod] = field(default=FullStepAPGD, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ascent not in ASCENTS.values():
+            raise TypeError(f"ascent must be one of the classes {', '.join(ASCENTS)}. Found {self.ascent!r}")
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Return all fields but geometry and progress; the ascent by its name."""
+        return {**super().settings, "ascent": self.ascent.__name__}
 
     @property
     def ticks(self) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective, before: list[Ascent] | None = None) -> BatchResult:
-        """Compute the measure by an ascent, which starts where the one in `before` ended and then takes its place."""
+        """Compute the measure by an ascent, which starts by the best point in `before` and then takes its place."""
         before = [] if before is None else before
-        known: dict[str, Any] = {"start": before[0].z, "base": before[0].base} if before else {}
-        best = AutoPGD(self.steps, self.restarts).maximise(
-            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, **known
+        best = self.ascent(self.steps, self.restarts).maximise(
+            objective,
+            self.radius,
+            objective.generator(self.seed),
+            norm=objective.space.norm,
+            start=before[0].z if before else None,
         )
-        if not before and len(set(best.losses)) == 1 and not best.critical_start:
+        if not before and best.change == 0 and not best.critical_start:
             # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
             raise ValueError(
                 f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
                 f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
             )
-        before[:] = [best]  # one point at a time: it is as large as the model
+        if before:
+            best = replace(best, slope=before[0].slope)  # the one gradient at z = 0, which not every ascent computes
+        # One point at a time: it is as large as the model.
+        before[:] = [best if not before or best.loss >= before[0].loss else before[0]]
         space = objective.space
         return BatchResult(
             best.loss - best.base,
@@ -64,6 +85,11 @@ class WorstCase(Measure):
             critical_start=best.critical_start,
             reach=space.reach(best.z),
             spacing=objective.spacing(best.base),
+            gap=best.gap,
+            multiplier=best.multiplier,
+            promise=best.promise,
+            inner_radius=best.inner_radius,
+            change=best.change,
         )
 
 
@@ -78,6 +104,7 @@ def worst_case_sharpness(
     seed: int = 0,
     *,
     progress: Progress | None = None,
+    ascent: type[AscentMethod] = FullStepAPGD,
 ) -> Result:
     """Measure how much the loss can increase in a ball around the model's weights w, batch by batch.
 
@@ -92,18 +119,20 @@ def worst_case_sharpness(
     deterministic, and is never written. Parameters with requires_grad=False stay fixed.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each. The ascent is `AutoPGD`.
+    so on. A radius means something different in each. ascent: `FullStepAPGD`, or `AutoPGD` as published, with `steps`
+    and `restarts`; steps is the largest number, for an ascent that has converged ends.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where over 5 % of the increase came in the last quarter of the steps (`Result.late_rise`), a
-    `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
+    `ConvergenceWarning` where the gap is over 1 % of the increase (`Result.relative_gap`), or the increase on a batch
+    under half of radius times gradient norm (`Result.promise_kept`), a `RoundingWarning` where rounding decides the
+    digits. progress(what, done, total) is called after every forward pass, up to a total of steps + 1 for a run.
 
     Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
     the loss changes, and a loss or gradient that is not finite somewhere in the ball.
 
     Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
     """
-    made = WorstCase(as_geometry(geometry), radius, steps, restarts, seed, progress=progress)
+    made = WorstCase(as_geometry(geometry), radius, steps, restarts, seed, progress=progress, ascent=ascent)
     return warned(made.of(model, loss, batches))
 
 
@@ -119,8 +148,9 @@ def worst_case_profile(
 ) -> tuple[Result, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
-    Each ascent starts where that at the radius before ended, so on no batch does the sharpness found fall with the
-    radius. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
+    Each ascent starts by the best point of the radii before, scaled to the larger ball, and that point is kept if the
+    ascent ends lower: on no batch does the sharpness found fall with the radius. Other arguments, checks, warnings and
+    errors are those of `worst_case_sharpness`.
     """
     if isinstance(radii, (int, float)):
         raise TypeError(f"radii must be a list. Found {radii}; give radii=[{radii}]")
@@ -136,8 +166,9 @@ def worst_case_profile(
     tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks for measure in chain))
     found = []
     for index in range(n):
-        before: list[Ascent] = []  # where the one at the smaller radius ended
-        found.append([each.on(prepared, index, tick, partial(each.compute, before=before)) for each in chain])
+        before: list[Ascent] = []  # the best of the smaller radii
+        own = [each.on(prepared, index, tick, partial(each.compute, before=before)) for each in chain]
+        found.append(nested(ascending, own))
     profile = []
     for place, (measure, batches_) in enumerate(zip(chain, zip(*found, strict=True), strict=True)):
         result = measure.result(batches_)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.sharpness.ascent import BALLS
+from quotient_manifolds.sharpness.ball import BALLS
 from quotient_manifolds.sharpness.vector import norm
 from quotient_manifolds.symmetries import Params, Scope, SymmetricPair, Symmetries, declare_pair, zeros_of
 from studies.appendix_g import AdaptiveNorm

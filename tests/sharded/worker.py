@@ -30,6 +30,7 @@ from quotient_manifolds import find_symmetries
 from quotient_manifolds.callbacks import SharpnessCallback
 from quotient_manifolds.geometry import Euclidean, Quotient
 from quotient_manifolds.sharpness import (
+    AutoPGD,
     PreparedModel,
     WorstCase,
     gradient_norm,
@@ -130,7 +131,7 @@ def interrupted(model: nn.Module, part: Batch) -> None:
         return value
 
     with suppress(KeyboardInterrupt):
-        worst_case_sharpness(model, breaking, [part], geometry="euclidean", radius=0.1, steps=40)
+        worst_case_sharpness(model, breaking, [part], "euclidean", radius=0.1, steps=40, ascent=AutoPGD)
     assert calls == 21
 
 

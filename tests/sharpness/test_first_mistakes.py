@@ -197,6 +197,6 @@ def test_a_shuffled_loader_is_said_and_another_is_not(model: nn.Module, batch: A
 def test_a_result_is_printed_and_has_a_value(model: nn.Module, batch: Any) -> None:
     found = measured(model, [batch])
     assert found.value == found.mean
-    assert "(1 batch, radius 0.1, steps 2, restarts 0, seed 0)" in str(found)
+    assert "(1 batch, radius 0.1, steps 2, restarts 0, seed 0, ascent FullStepAPGD)" in str(found)
     with pytest.raises(ValueError, match=r"single batch\. Found 2; use mean"):
         _ = measured(model, [batch, batch]).value

@@ -364,27 +364,32 @@ def climbed(geometry: str, dtype: torch.dtype = torch.float64, **settings: float
     return qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, **settings)
 
 
-def test_a_climb_that_still_rises_at_its_end_is_flagged_and_one_that_has_converged_is_not() -> None:
+def test_a_climb_that_promises_more_at_its_end_is_flagged_and_one_that_has_converged_is_not() -> None:
     with pytest.warns(
-        qm.sharpness.ConvergenceWarning, match=r"\d+% of the increase came in the last quarter of the steps"
+        qm.sharpness.ConvergenceWarning, match=r"one more step promises \d+% of the increase, above 1%"
     ) as caught:
         short = climbed("euclidean", radius=1.0, steps=2)
-    assert short.late_rise > 0.05
+    assert (short.relative_gap or 0.0) > 0.01
     assert [short.warning] == [str(each.message) for each in caught]
     long = climbed("euclidean", radius=1.0, steps=60)
-    assert long.late_rise <= 0.05
+    assert 0 <= (long.relative_gap or 0.0) <= 0.01
     assert long.warning is None
 
 
-def test_the_late_rise_is_that_of_the_last_quarter() -> None:
-    losses = (1.0, 2.0, 1.5, 4.0, 3.0, 5.0)  # five steps: the last two are the last quarter
-    batch = qm.sharpness.BatchResult(value=4.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=losses)
-    assert batch.late_rise == 1.0
-    flat = qm.sharpness.BatchResult(value=0.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=(1.0,) * 6)
-    one = qm.Result("m", "g", {"radius": 0.1}, (batch, flat), "0")
-    assert one.late_rise == pytest.approx(0.25)
-    assert qm.Result("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
-    assert "25% of the increase" in (one.warning or "")
+def test_gaps_are_added_up_and_the_worst_batch_counts_for_the_promise() -> None:
+    def batch(value: float, gap: float | None, promise: float | None) -> qm.sharpness.BatchResult:
+        return qm.sharpness.BatchResult(value, 1.0, 6, 5, losses=(1.0, 1.0 + value), gap=gap, promise=promise)
+
+    def result(*batches: qm.sharpness.BatchResult) -> qm.Result:
+        return qm.Result("m", "g", {"radius": 0.1}, batches, "0")
+
+    found = result(batch(3.0, 0.5, 4.0), batch(1.0, 0.5, 1.0))
+    assert found.relative_gap == pytest.approx(0.25)
+    assert found.promise_kept == pytest.approx(0.75)
+    assert "one more step promises 25% of the increase" in (found.warning or "")
+    assert "bends down well inside" in (result(batch(3.0, 0.0, 4.0), batch(0.4, 0.0, 1.0)).warning or "")
+    without = result(batch(0.0, 0.0, 0.0), batch(0.0, None, None))
+    assert (without.relative_gap, without.promise_kept, without.warning) == (None, None, None)
 
 
 def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:

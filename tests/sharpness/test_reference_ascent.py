@@ -56,7 +56,13 @@ def test_the_fast_ascent_has_the_losses_of_the_reference_step_by_step(
     pair = declare_pair(model, "pair", "query/key", G=lambda w: w["G"], H=lambda w: w["H"])
     geometry = Quotient(metric, symmetries=Symmetries((pair,)))
     fast = worst_case_sharpness(
-        model, lambda m, batch: m(batch).square().mean(), [target], geometry=geometry, radius=radius, steps=20
+        model,
+        lambda m, batch: m(batch).square().mean(),
+        [target],
+        geometry=geometry,
+        radius=radius,
+        steps=20,
+        ascent=AutoPGD,
     )
 
     def loss(x: Tensor) -> Tensor:

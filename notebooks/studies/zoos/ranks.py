@@ -12,7 +12,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.sharpness.result import CONVERGED
 from studies.common import Estimate, Floats
 from studies.zoos.zoo import MORE, Zoo
 
@@ -204,7 +203,7 @@ class Ranked:
     def flagged(self, label: str) -> list[str]:
         """Return the shares of values beyond reach, and of those whose ascent had not converged."""
         values = self.comparison.values.query("label == @label")
-        shares = values["beyond_reach"].mean(), (values["late_rise"] > CONVERGED).mean()
+        shares = values["beyond_reach"].mean(), values["not_converged"].mean()
         return [f"{100 * share:.0f}\N{NO-BREAK SPACE}%" for share in shares]
 
 
