@@ -105,6 +105,15 @@ def test_what_cannot_be_measured_is_refused(broken: Callable[[], tuple[Geometry,
     assert "\n" not in str(caught.value)
 
 
+def test_a_pair_without_rank_is_refused_before_the_loss_is_computed() -> None:
+    def never(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise AssertionError("the loss is computed")
+
+    geometry, model = without_rank()
+    with pytest.raises(ValueError, match=r"in a quotient metric: rank"):
+        GradientNorm(geometry).of(model, never, [torch.zeros(2, 3)])
+
+
 def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
