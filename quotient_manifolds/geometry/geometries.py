@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, final, get_args
 
@@ -14,6 +14,7 @@ from quotient_manifolds.geometry.parameters import measured_parameters, precise,
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
 from quotient_manifolds.symmetries import Evaluate, Params
+from quotient_manifolds.symmetries.horizontal import Horizontal
 
 Found = TypeVar("Found")
 
@@ -51,10 +52,32 @@ class Geometry(ABC):
     def verified(
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
     ) -> Geometry:
-        """Return the geometry with those symmetries of the model under which loss(model, batch) stays, on every batch.
+        """Return the geometry with the symmetries of the model, given or found in loss(model, first batch).
 
-        known: what was found before of this model, as it is; it saves time and changes nothing. Raises ValueError if
-        a symmetry that was given is none. A geometry that uses no symmetries returns itself.
+        Found symmetries are verified by the gradients of a measure, see `horizontal` and `failing`, or here, on every
+        batch, if the geometry says so. known: what was found before of this model, as it is; it saves time and changes
+        nothing. Raises ValueError if a symmetry that was given is none. A geometry that uses no symmetries returns
+        itself.
+        """
+        return self
+
+    def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
+        """Return the check of gradients at the start of a measure; None if no symmetry is to be verified by them."""
+        return None
+
+    def failing(
+        self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
+    ) -> Mapping[str, str]:
+        """Return symmetries under which the loss on batch `index` changes in float64, by name, and why.
+
+        Raises ValueError if none does, but the loss is another one where a measure begins.
+        """
+        return {}
+
+    def without(self, failed: Mapping[str, str], asked: Geometry) -> Geometry:
+        """Return the geometry without symmetries that fail, with a warning. asked: the geometry that was asked for.
+
+        Raises ValueError if one of them was given.
         """
         return self
 

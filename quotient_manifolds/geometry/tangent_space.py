@@ -47,6 +47,11 @@ class TangentSpace(FullPrecision):
             block.batch.write(block.space.point, point)
         return point
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of the parameters."""
+        return frozenset(self._point)
+
     def zero(self) -> Params:
         """Return z = 0: the model as it is."""
         like = {name: self._point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}

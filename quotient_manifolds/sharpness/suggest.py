@@ -46,6 +46,10 @@ def suggest_radius(
 
 def suggested(prepared: PreparedModel) -> float:
     """Suggest a radius for a prepared model, see `suggest_radius`."""
+    return prepared.settled(_suggested)
+
+
+def _suggested(prepared: PreparedModel) -> float:
     with autograd_available(), over_processes(prepared.processes_on):
         index = _start(prepared)
         fits = _fits(prepared, _radius(index))

@@ -99,7 +99,8 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     run.walk.forget_run()
     found = pairs_of(run.walk, run.constants)
     known = {pair.name for pair in declared.pairs}
-    pairs = (*declared.pairs, *(pair for pair in found.pairs if set(declared.moved).isdisjoint(pair.names)))
+    traced = tuple(pair for pair in found.pairs if set(declared.moved).isdisjoint(pair.names))
+    pairs = (*declared.pairs, *traced)
     refused = (each for each in found.refused if each.name not in known)
     free = reparameterizations(run.walk, found.bundles, pairs, run.constants)
     singular = [each for each in free if isinstance(each, Gauge) and each.is_singular(params)]
@@ -111,4 +112,4 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     touched = {name for pair in pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
-    return Symmetries(pairs, rest, (*refused, *unknown), tuple(free))
+    return Symmetries(pairs, rest, (*refused, *unknown), tuple(free), traced)

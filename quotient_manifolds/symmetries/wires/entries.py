@@ -154,6 +154,10 @@ class Entries:
             flat[self.layout.reshape(-1)] += added.reshape(-1)
         parameters[self.name] = flat.view(w.shape)
 
+    def slopes(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers of a gradient that stand where the entries do, in its precision and where it is."""
+        return replace(self, scale=1.0, offset=0.0).read(grads, grads[self.name].dtype, there=True)
+
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
         w = parameters[self.name]

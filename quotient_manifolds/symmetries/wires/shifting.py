@@ -13,6 +13,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
@@ -111,6 +112,21 @@ class Shift(Reparameterization):
             if each.linear.entries.name in tangent:
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
+
+    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
+        """Return what a random shift changes, to first order."""
+        found = Solved.at(self.constants, params)
+        size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
+        directions = [
+            Direction(entries.name, entries.slopes, change / entries.scale)
+            for entries, change in found.shifts.biases(size, seen=True, whole=self.constants.whole)
+        ]
+        for each, answer in found.shifts.answers(size, seen=True):
+            entries, u = each.linear.entries, torch.from_numpy(each.u)
+            directions.append(
+                Direction(entries.name, entries.slopes, torch.from_numpy(answer)[None] / entries.scale, u)
+            )
+        return [each for each in directions if each.name in self.changed]
 
     def toward(self, params: Params, other: Params) -> Tensor:
         """Return the shift after which constants are those of other parameters, as nearly as they can be."""
