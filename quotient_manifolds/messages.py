@@ -40,7 +40,7 @@ def sentence(error: BaseException) -> str:
 def without_advice(said: str) -> str:
     """Return a sentence without the last clauses that advise arguments or calls of Python, which no command takes.
 
-    >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='all'")
+    >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='full'")
     'The loss must be the same. Found 2 for 1'
     """
     finding, _, advice = max(said.rpartition("; "), said.rpartition(": "), key=lambda parts: len(parts[0]))

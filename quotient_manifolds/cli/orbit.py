@@ -91,7 +91,9 @@ def orbit(
             measures.append(WorstCase(each, size, steps=steps, seed=seed))
     with common.progress_bars() as progress, common.findings_alone():
         for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
-            for row in chain(along_orbit(start, found, measures, distance, batch, scales, seed=seed), lost):
+            for row in chain(
+                along_orbit(start, found, measures, distance, batch, scales, seed=seed, known=known), lost
+            ):
                 rows.append({"precision": precision, **row, "failed": without_advice(row["failed"])})
                 progress("moving along the orbit", len(rows), 2 * 3 * (1 + len(scales)))
     if all(row["failed"] for row in rows):

@@ -13,8 +13,9 @@ from quotient_manifolds.check import check_number, check_one_of
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
-from quotient_manifolds.symmetries import Evaluate, Params
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.horizontal import Horizontal
+from quotient_manifolds.symmetries.propose import Structure
 
 Found = TypeVar("Found")
 
@@ -167,11 +168,30 @@ class KnownSymmetries:
     """Hold the symmetries of models as they are, by loss and batches: found once, and verified once in every scope.
 
     Neither depends on metric, radius or measure. Whoever measures a model several times makes one and hands it to each
-    measure; whoever changes the model's parameters in between makes another.
+    measure; whoever changes the model's parameters in between goes on with `elsewhere()`.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Hashable, ...], tuple[tuple[Any, ...], Any]] = {}
+        self._structures: list[Structure] = []
+
+    def elsewhere(self) -> KnownSymmetries:
+        """Return what is known of models with other weights: the symmetries of the architecture."""
+        made = KnownSymmetries()
+        made._structures = self._structures
+        return made
+
+    def found(self, model: nn.Module, loss: Evaluate, batch: Any) -> Symmetries:
+        """Return the symmetries that are found in loss(model, batch), or were found in a model that computes alike."""
+
+        def find() -> Symmetries:
+            for each in self._structures:
+                if each.serves(model, batch, loss):
+                    return each.symmetries
+            self._structures.append(Structure.of(model, batch, loss))
+            return self._structures[-1].symmetries
+
+        return self.once(find, "found", model, loss, batch)
 
     def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
         """Return what `make` made when it was first asked for by this name and of these objects."""

@@ -284,11 +284,12 @@ class Quotient(Geometry):
             raise ValueError(canonical_changes(changed))
 
     def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
-        given, propose = self.symmetries, partial(propose_symmetries, model, batch, evaluate=loss)
+        given = self.symmetries
         if isinstance(given, Symmetries):
             by_hand = given.pairs and not (given.traced or given.reparameterizations)
             if not by_hand or is_sharded(model) or self.verify == "none":
                 return given
+            propose = partial(propose_symmetries, model, batch, evaluate=loss)
             return known.once(partial(_completed, given, propose), "completed", model, loss, batch, given)
         if is_sharded(model):
             raise ValueError(
@@ -296,7 +297,7 @@ class Quotient(Geometry):
                 f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
                 f"symmetries= that"
             )
-        every = known.once(propose, "found", model, loss, batch)
+        every = known.found(model, loss, batch)
         return known.once(partial(every.within, given), given, every)
 
     def without(self, failed: Mapping[str, str], asked: Geometry) -> Quotient:
