@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+CHUNK = 1 << 18  # numbers that a processor keeps at hand
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +42,17 @@ class Direction:
         if self.right is None:
             products = g * left
             return float(products.sum(dtype=torch.float64)), _norm(products)
-        right = self.right.to(held).expand(len(left), -1)[..., None]
-        inner, squares = (g @ right)[..., 0].double(), (g.square() @ right.square())[..., 0].double()
-        left = left.double()
-        return float((inner * left).sum()), float((squares * left.square()).sum()) ** 0.5
+        right = self.right.to(held).expand(len(left), -1)
+        total, squares = torch.zeros(2, dtype=torch.float64, device=g.device)
+        axis = 1 if g.stride(1) >= g.stride(2) else 2  # the outer one
+        step = max(1, CHUNK * g.shape[axis] // max(1, g.numel()))
+        sides = [left.split(step, 1) if axis == 1 else itertools.repeat(left)]
+        sides.append(right.split(step, 1) if axis == 2 else itertools.repeat(right))
+        for part, rows, columns in zip(g.split(step, axis), *sides, strict=False):
+            inner, square = part @ columns[..., None], part.square() @ columns.square()[..., None]
+            total += (inner[..., 0].double() * rows).sum()
+            squares += (square[..., 0].double() * rows.square()).sum()
+        return float(total), float(squares) ** 0.5
 
 
 def _norm(numbers: Tensor) -> float:
