@@ -7,6 +7,7 @@ slope is compared with the norm of its summands, so one gradient that is compute
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import final
 
 import torch
@@ -31,7 +32,11 @@ class Horizontal:
 
     def __init__(self, symmetries: Symmetries, point: Mapping[str, Tensor], seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._directions = {each.name: each.directions(point, generator) for each in symmetries.every}
+        self._directions = {each.name: each.directions(point, generator) for each in symmetries.pairs}
+        for _, alike in groupby(symmetries.reparameterizations, key=type):
+            first, *others = alike
+            found = first.directions_beside(others, point, generator)
+            self._directions |= {each.name: those for each, those in zip((first, *others), found, strict=True)}
 
     def slopes(self, grads: Mapping[str, Tensor | None]) -> dict[str, float]:
         """Return the slope of each symmetry, by its name, relative to the norm of its summands; NaN for NaN."""

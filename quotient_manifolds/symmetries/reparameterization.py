@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,12 @@ class Reparameterization(ABC):
         point = {**params, **{name: params[name].double() for name in self.names}}
         found = self.tangent(point, generator)
         return [Direction(name, itemgetter(name), xi) for name, xi in found.items()]
+
+    def directions_beside(
+        self, others: Sequence[Any], params: Mapping[str, Tensor], generator: torch.Generator
+    ) -> list[list[Direction]]:
+        """Return `directions` of this and of others of its kind."""
+        return [each.directions(params, generator) for each in (self, *others)]
 
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return this and the one that follows it as one, where both are evaluated at once; else None."""

@@ -87,6 +87,7 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     assert [each.base_loss for each in found.batches] == pytest.approx(
         [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
     )
+    assert len({each.group for each in found.batches}) == 1
     geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -115,18 +117,32 @@ class Shift(Reparameterization):
 
     def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
         """Return what a random shift changes, to first order."""
-        found = Solved.at(self.constants, params)
-        size = found.added([self.pivots], [self._drawn(params, generator)])[:, 0]
-        directions = [
+        return self.directions_beside((), params, generator)[0]
+
+    def directions_beside(
+        self, others: Sequence[Any], params: Mapping[str, Tensor], generator: torch.Generator
+    ) -> list[list[Direction]]:
+        """Return `directions` of this and of others, of which several are evaluated at once."""
+        made = list[list[Direction]]()
+        for constants, alike in groupby([self, *others], key=attrgetter("constants")):
+            found, shifts = Solved.at(constants, params), list(alike)
+            for start in range(0, len(shifts), TOGETHER):
+                some = shifts[start : start + TOGETHER]
+                drawn = [each._drawn(params, generator) for each in some]
+                sizes = found.added([each.pivots for each in some], drawn)
+                made += [each._changes(found, size) for each, size in zip(some, sizes.T, strict=True)]
+        return made
+
+    def _changes(self, found: Solved, size: Array) -> list[Direction]:
+        """Return what changes in parameters where sources add this."""
+        changes = [
             Direction(entries.name, entries.slopes, change / entries.scale)
             for entries, change in found.shifts.biases(size, seen=True, whole=self.constants.whole)
         ]
         for each, answer in found.shifts.answers(size, seen=True):
-            entries, u = each.linear.entries, torch.from_numpy(each.u)
-            directions.append(
-                Direction(entries.name, entries.slopes, torch.from_numpy(answer)[None] / entries.scale, u)
-            )
-        return [each for each in directions if each.name in self.changed]
+            entries, left, u = each.linear.entries, torch.from_numpy(answer)[None], torch.from_numpy(each.u)
+            changes.append(Direction(entries.name, entries.slopes, left / entries.scale, u))
+        return [each for each in changes if each.name in self.changed]
 
     def toward(self, params: Params, other: Params) -> Tensor:
         """Return the shift after which constants are those of other parameters, as nearly as they can be."""
