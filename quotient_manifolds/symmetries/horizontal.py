@@ -40,23 +40,27 @@ class Horizontal:
 
     def slopes(self, grads: Mapping[str, Tensor | None]) -> dict[str, float]:
         """Return the slope of each symmetry, by its name, relative to the norm of its summands; NaN for NaN."""
-        return {name: _slope(directions, grads) for name, directions in self._directions.items()}
+        limit = _limit(grads)
+        return {name: _slope(directions, grads, limit) for name, directions in self._directions.items()}
 
     def doubtful(self, grads: Mapping[str, Tensor | None]) -> list[str]:
         """Return the names of symmetries along which a gradient at the point has a slope, or seems to by rounding."""
-        kinds = {g.dtype for g in grads.values() if g is not None}
-        limit = max((LIMIT.get(kind, max(LIMIT.values())) for kind in kinds), default=0.0)
+        limit = _limit(grads)
         return [name for name, slope in self.slopes(grads).items() if not slope <= limit]
 
 
-def _slope(directions: list[Direction], grads: Mapping[str, Tensor | None]) -> float:
+def _limit(grads: Mapping[str, Tensor | None]) -> float:
+    kinds = {g.dtype for g in grads.values() if g is not None}
+    return max((LIMIT.get(kind, LIMIT[torch.float32]) for kind in kinds), default=0.0)
+
+
+def _slope(directions: list[Direction], grads: Mapping[str, Tensor | None], limit: float) -> float:
     found = [each.along(grads) for each in directions]
     slope, size = abs(sum(along for along, _ in found)), sum(norm**2 for _, norm in found) ** 0.5
-    if slope == 0:
-        return 0.0
-    # The gradient of a bias that a softmax ignores is nothing but rounding: that of its weight shows of what.
-    size = max(size, *(each.length * _largest(each.name, grads) for each in directions))
-    return slope / size
+    if not slope <= limit * size:
+        # The gradient of a bias that a softmax ignores is nothing but rounding: that of its weight shows of what.
+        size = max(size, *(each.length * _largest(each.name, grads) for each in directions))
+    return slope / size if slope else 0.0
 
 
 def _largest(name: str, grads: Mapping[str, Tensor | None]) -> float:

@@ -124,8 +124,8 @@ class Shift(Reparameterization):
     ) -> list[list[Direction]]:
         """Return `directions` of this and of others, of which several are evaluated at once."""
         made = list[list[Direction]]()
-        for constants, alike in groupby([self, *others], key=attrgetter("constants")):
-            found, shifts = Solved.at(constants, params), list(alike)
+        for constants, several in groupby([self, *others], key=attrgetter("constants")):
+            found, shifts = Solved.at(constants, params), list(several)
             for start in range(0, len(shifts), TOGETHER):
                 some = shifts[start : start + TOGETHER]
                 drawn = [each._drawn(params, generator) for each in some]
