@@ -210,7 +210,7 @@ class Quotient(Geometry):
         """
         known = known or KnownSymmetries()
         symmetries = self._found(model, loss, batches[0], known)
-        found = replace(self, symmetries=symmetries)
+        found = self if symmetries is self.symmetries else replace(self, symmetries=symmetries)
         if self.verify == "none" or not symmetries.every:
             return found
         if is_sharded(model):

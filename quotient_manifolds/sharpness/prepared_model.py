@@ -85,8 +85,8 @@ class PreparedModel:
             found = _checked(model, batches)
         losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
         with autograd_available(), data_checks():
-            if sharded is None and asked.group:
-                asked.at(model, known)
+            # Given symmetries are those that are quotiented out, unless some have to be added or fail.
+            given = asked.at(model, known) if sharded is None and asked.group else None
             plain = Euclidean().at(model) if sharded is None else Euclidean().over(sharded)
             for index, batch in enumerate(found):
                 check = partial(checked_loss, objective_of(model, loss, plain, batch, index))
@@ -100,10 +100,15 @@ class PreparedModel:
                     complaints[index] = sentence(error)
             with data_checks(ALL_CHECKS):
                 geometry = asked.verified(model, loss, [found[index] for index in losses], known)
-            space = geometry.at(model, known) if sharded is None else geometry.over(sharded)
-            out = space.buffers() if sharded is None else None
+            if sharded is not None:
+                space: TangentSpace = geometry.over(sharded)
+            else:
+                space = given if given is not None and geometry is asked else geometry.at(model, known)
+            out, horizontal = None, None
+            if sharded is None:
+                out, horizontal = space.buffers(), geometry.horizontal(model, space, known)
         precision = max(precisions)
-        start = Start(model, loss, geometry, space, found, losses, precision, known)
+        start = Start(model, loss, geometry, space, horizontal, found, losses, precision, known)
         return cls(model, loss, geometry, asked, space, found, out, precision, losses, complaints, start, known)
 
     @property
@@ -115,7 +120,8 @@ class PreparedModel:
         """Return the model without symmetries that fail, with a warning; ValueError if one of them was given."""
         geometry = self.geometry.without(refuted.failed, self.asked)
         space = geometry.at(self.model, self.known)
-        start = replace(self.start, geometry=geometry, space=space)
+        horizontal = geometry.horizontal(self.model, space, self.known)
+        start = replace(self.start, geometry=geometry, space=space, horizontal=horizontal)
         return replace(self, geometry=geometry, space=space, out=space.buffers(), start=start)
 
     def settled(self, work: Callable[[PreparedModel], Made]) -> Made:

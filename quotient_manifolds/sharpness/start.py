@@ -38,14 +38,15 @@ class Start:
     """Check the loss where measures of a model begin, and the gradient there, batch by batch.
 
     The loss has to be that of the model, `losses`. The gradient has to be orthogonal to the orbits of symmetries that
-    are quotiented out. Rounding may hide either, and float64 decides in case of doubt. In half precision gradients
-    show nothing, and float64 decides on the first batch.
+    are quotiented out, see `horizontal`; None: no gradient is checked. Rounding may hide either, and float64 decides in
+    case of doubt. In half precision gradients show nothing, and float64 decides on the first batch.
     """
 
     model: nn.Module
     loss: Loss
     geometry: Geometry
     space: TangentSpace
+    horizontal: Horizontal | None
     batches: Sequence[Any]
     losses: Mapping[int, float]
     precision: float
@@ -54,7 +55,7 @@ class Start:
     @property
     def by_gradients(self) -> bool:
         """Return whether gradients verify symmetries."""
-        return self._horizontal is not None
+        return self.horizontal is not None
 
     def check_loss(self, index: int, base: float) -> None:
         """Raise ValueError unless the loss where a measure of batch `index` begins is that of the model.
@@ -77,10 +78,9 @@ class Start:
 
     def check_gradient(self, index: int, grads: Gradients) -> None:
         """Raise Refuted unless the gradient of the loss on batch `index`, where measures begin, is horizontal."""
-        if (horizontal := self._horizontal) is None:
+        if self.horizontal is None or self._is_hidden(index):
             return
-        half = self.precision > SINGLE
-        if not self._is_hidden(index) and (half or horizontal.doubtful(grads)):
+        if self.precision > SINGLE or self.horizontal.doubtful(grads):
             self._decide(index)
 
     def _is_hidden(self, index: int) -> bool:
@@ -90,10 +90,6 @@ class Start:
     @staticmethod
     def _is_near(base: float, own: float) -> bool:
         return abs(base - own) <= ELSEWHERE * max(1.0, abs(own))
-
-    @property
-    def _horizontal(self) -> Horizontal | None:
-        return self.geometry.horizontal(self.model, self.space, self.known)
 
     def _decide(self, index: int) -> None:
         decide = partial(self.geometry.failing, self.model, self.loss, self.batches[index], index, self.known)
