@@ -30,6 +30,7 @@ from quotient_manifolds.sharpness.own_loss import checked_loss
 from quotient_manifolds.sharpness.start import Refuted, Start
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.symmetries.checks import check_eval, check_model
+from quotient_manifolds.symmetries.reparameterization import NoPlaceError
 
 Made = TypeVar("Made")
 
@@ -83,31 +84,22 @@ class PreparedModel:
             sharded = check_shares(model, found, asked)
         else:
             found = _checked(model, batches)
-        losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
         with autograd_available(), data_checks():
             # Given symmetries are those that are quotiented out, unless some have to be added or fail.
             given = asked.at(model, known) if sharded is None and asked.group else None
             plain = Euclidean().at(model) if sharded is None else Euclidean().over(sharded)
-            for index, batch in enumerate(found):
-                check = partial(checked_loss, objective_of(model, loss, plain, batch, index))
-                try:
-                    losses[index], precision = known.once(check, "checked", model, loss, batch)
-                    precisions.append(precision)
-                except Exception as error:  # the model is the user's
-                    if not some or len(complaints) == len(found) - 1:
-                        check_dtypes(model, batch, error)
-                        raise
-                    complaints[index] = sentence(error)
+            losses, complaints, precision = _own_losses(model, loss, plain, found, known, some=some)
             with data_checks(ALL_CHECKS):
                 geometry = asked.verified(model, loss, [found[index] for index in losses], known)
-            if sharded is not None:
-                space: TangentSpace = geometry.over(sharded)
-            else:
-                space = given if given is not None and geometry is asked else geometry.at(model, known)
-            out, horizontal = None, None
-            if sharded is None:
-                out, horizontal = space.buffers(), geometry.horizontal(model, space, known)
-        precision = max(precisions)
+                if sharded is not None:
+                    space: TangentSpace = geometry.over(sharded)
+                elif given is not None and geometry is asked:
+                    space = given
+                else:
+                    first = min(losses)
+                    geometry, space = _placed(geometry, asked, model, loss, found[first], first, known)
+            out = space.buffers() if sharded is None else None
+            horizontal = geometry.horizontal(model, space, known)
         start = Start(model, loss, geometry, space, horizontal, found, losses, precision, known)
         return cls(model, loss, geometry, asked, space, found, out, precision, losses, complaints, start, known)
 
@@ -151,6 +143,43 @@ class PreparedModel:
             raise ValueError(self.complaints[index])
         given = (self.model, self.loss, self.space, self.batches[index], index)
         return objective_of(*given, self.out, tick, self.precision, self.start)
+
+
+def _own_losses(
+    model: nn.Module, loss: Loss, space: TangentSpace, batches: list[Any], known: KnownSymmetries, *, some: bool
+) -> tuple[dict[int, float], dict[int, str], float]:
+    """Return the losses of a model as it is, what is wrong with other batches, and machine epsilon of the losses."""
+    losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
+    for index, batch in enumerate(batches):
+        check = partial(checked_loss, objective_of(model, loss, space, batch, index))
+        try:
+            losses[index], precision = known.once(check, "checked", model, loss, batch)
+            precisions.append(precision)
+        except Exception as error:  # the model is the user's
+            if not some or len(complaints) == len(batches) - 1:
+                check_dtypes(model, batch, error)
+                raise
+            complaints[index] = sentence(error)
+    return losses, complaints, max(precisions)
+
+
+def _placed(
+    geometry: Geometry,
+    asked: Geometry,
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    index: int,
+    known: KnownSymmetries,
+) -> tuple[Geometry, TangentSpace]:
+    """Return the geometry and its space where a measure begins; symmetries that lead nowhere may be false ones."""
+    try:
+        return geometry, geometry.at(model, known)
+    except NoPlaceError:
+        if not (failed := geometry.failing(model, loss, batch, index, known)):
+            raise
+    geometry = geometry.without(failed, asked)
+    return geometry, geometry.at(model, known)
 
 
 def listed(batches: Iterable[Any]) -> list[Any]:

@@ -17,6 +17,10 @@ from quotient_manifolds.symmetries.pair import Params
 STEP = 1e-5  # of central differences: their error is its square, and rounding divided by it
 
 
+class NoPlaceError(ValueError):
+    """Say that an orbit has no canonical point."""
+
+
 class Reparameterization(ABC):
     """Describe a group that acts on parameters without changing the function, with a canonical point in every orbit.
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.geometry import TangentSpace
 from quotient_manifolds.sharpness.curvature import Hessian
 from quotient_manifolds.symmetries import declare_pair, propose_symmetries
+from quotient_manifolds.symmetries.reparameterization import NoPlaceError
 from tests.counters import recorded_runs
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -91,6 +94,23 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
+
+
+def test_false_symmetries_that_lead_nowhere_are_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = qm.Quotient.at
+
+    def nowhere(self: qm.Quotient, *given: Any) -> TangentSpace:
+        if any(pair.kind == "bottleneck in/out" for pair in self._known().pairs):
+            raise NoPlaceError("the constants must not vanish")
+        return at(self, *given)
+
+    monkeypatch.setattr(qm.Quotient, "at", nowhere)
+    with pytest.warns(UserWarning, match=r"not quotiented out: .*batch 0"):
+        qm.gradient_norm(Branch(), loss, LATER_ROWS, geometry="inv")
+    model, batches = two_layers()
+    model[1] = nn.Identity().eval()
+    with pytest.raises(ValueError, match="must not vanish"):
+        qm.gradient_norm(model, qm.cross_entropy, batches, geometry="inv")
 
 
 # --- structure, not values -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
+from quotient_manifolds.symmetries.reparameterization import NoPlaceError, Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import SURE, Array, reduced
@@ -543,7 +543,7 @@ def common(at: At, linear: Linear) -> Array:
         return np.ones(linear.shape[2])
     U, c = at.unreached.common(linear.ins)
     if not c.any():
-        raise ValueError(
+        raise NoPlaceError(
             f"the constants that {linear.entries.name} answers to must not vanish. Found that they do where all others "
             "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )
