@@ -128,7 +128,7 @@ class Shift(Reparameterization):
             found, shifts = Solved.at(constants, params), list(several)
             for start in range(0, len(shifts), TOGETHER):
                 some = shifts[start : start + TOGETHER]
-                drawn = [each._drawn(params, generator) for each in some]
+                drawn = [gaussian(torch.empty(len(each.pivots)), generator).numpy() for each in some]
                 sizes = found.added([each.pivots for each in some], drawn)
                 made += [each._changes(found, size) for each, size in zip(some, sizes.T, strict=True)]
         return made
