@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.batches import mapped
 from quotient_manifolds.check import check_integer, needs
-from quotient_manifolds.geometry import Geometry, as_geometry
+from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.optim import SAM
 from quotient_manifolds.sharded import is_sharded
@@ -58,7 +58,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         _check_whole(trainer, "measure its checkpoints")
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._sharpness = WorstCase(as_geometry(geometry), radius, **options)
-        self._every = every
+        self._every, self._known = every, KnownSymmetries()
         self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', self._sharpness.geometry.name.lower()).strip('_')}"
         self.results: dict[int, Result] = {}
 
@@ -93,7 +93,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         model.eval()
         try:
             with torch.enable_grad():
-                return warned(self._sharpness.of(model, self._loss, batches))
+                return warned(self._sharpness.of(model, self._loss, batches, self._known.elsewhere()))
         finally:
             for module, training in modes.items():
                 module.training = training

@@ -40,7 +40,7 @@ def sentence(error: BaseException) -> str:
 def without_advice(message: str) -> str:
     """Return a message without its last clauses that advise Python arguments or calls, which no command takes.
 
-    >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='all'")
+    >>> without_advice("The loss must be the same. Found 2 for 1: use Adaptive(), or verify='full'")
     'The loss must be the same. Found 2 for 1'
     """
     finding, _, advice = max(message.rpartition("; "), message.rpartition(": "), key=lambda parts: len(parts[0]))

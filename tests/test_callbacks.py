@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import quotient_manifolds as qm
+from tests.counters import recorded_runs
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -65,6 +66,13 @@ def test_it_logs_what_the_measure_says_and_training_does_not_notice(start: nn.Mo
             copy.deepcopy(weights).eval(), qm.next_token_cross_entropy, batch, **MEASURED
         )
         assert logged[step] == pytest.approx(measured.mean, rel=1e-5)
+
+
+def test_symmetries_are_found_once_in_a_run(start: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(copy.deepcopy(start), tmp_path)
+    callback, runs = added(trainer, every=1), recorded_runs(monkeypatch)
+    trainer.train()
+    assert (len(callback.results), len(runs)) == (5, 1)
 
 
 def test_it_measures_in_the_precision_of_the_run(start: nn.Module, tmp_path: Path) -> None:

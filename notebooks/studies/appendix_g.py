@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.data_checks import IGNORED
 from quotient_manifolds.sharpness.losses import inputs_and_labels
 from quotient_manifolds.symmetries import Evaluate
+from quotient_manifolds.symmetries.horizontal import Horizontal
 from studies.common import Record, resume
 
 _NOTHING = 1e-300  # an eps that changes no digit, but keeps the point where it is in its orbit
@@ -138,6 +139,17 @@ class AdaptiveNorm(Geometry):
         verified = self.quotient.verified(model, loss, batches, known)
         assert isinstance(verified, Quotient)
         return AdaptiveNorm(verified)
+
+    def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
+        return self.quotient.horizontal(model, space, known)
+
+    def failing(
+        self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
+    ) -> Mapping[str, str]:
+        return self.quotient.failing(model, loss, batch, index, known)
+
+    def without(self, failed: Mapping[str, str], asked: Geometry) -> Geometry:
+        return AdaptiveNorm(self.quotient.without(failed, asked))
 
     @property
     def group(self) -> tuple[str, ...]:

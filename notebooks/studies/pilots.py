@@ -20,7 +20,7 @@ from torch import nn
 from quotient_manifolds import cross_entropy, worst_case_sharpness
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import SharpnessWarning
+from quotient_manifolds.sharpness import PreparedModel, SharpnessWarning
 from studies.common import Record, Tables
 from studies.mnist import pilot_models as vision
 from studies.sentiment import pilot_models as language
@@ -58,7 +58,7 @@ def rises_of(model: nn.Module, batch: Any, *, steps: int, progress: Progress) ->
     for place, (name, (geometry, least)) in enumerate(GEOMETRIES.items()):
         progress("geometries of a pilot", place, len(GEOMETRIES))
         if isinstance(geometry, Quotient):  # whose symmetries are found and verified once
-            verified: Any = geometry.verified(model, cross_entropy, [batch])
+            verified: Any = PreparedModel.of(model, cross_entropy, [batch], geometry).verified().geometry
             geometry = replace(verified, verify="none")
         for radius in (least * 2**power for power in range(DOUBLINGS)):
             with warnings.catch_warnings():

@@ -98,7 +98,9 @@ def orbit(
     ]
     with common.progress_bars() as progress, common.warnings_without_advice():
         for precision, start in (("float32", copy.deepcopy(network).float()), ("float64", network.double())):
-            for row in chain(along_orbit(start, group, measures, distance, batch, scales, seed=seed), failed):
+            for row in chain(
+                along_orbit(start, group, measures, distance, batch, scales, seed=seed, known=known), failed
+            ):
                 rows.append({"precision": precision, **row, "failed": without_advice(row["failed"])})
                 progress("points of the orbit", len(rows), 2 * 3 * (1 + len(scales)))
     if all(row["failed"] for row in rows):

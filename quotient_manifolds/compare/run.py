@@ -295,7 +295,7 @@ def _seconds(loaded: Loaded, entry: MeasureEntry) -> float:
     """Time a pass in the geometry of a measure: the third, for the first pay for set-up."""
     if isinstance(prepared := loaded.prepared(entry), str):
         raise ValueError(prepared)
-    objective, start = prepared.objective(0), 0.0
+    objective, start = replace(prepared.objective(0), start=None), 0.0
     with autograd_available():
         for _ in range(3):
             start = time.perf_counter()

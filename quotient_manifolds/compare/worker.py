@@ -79,10 +79,13 @@ class Loaded:
     known: KnownSymmetries = field(default_factory=KnownSymmetries)
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
-        """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured."""
+        """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured.
+
+        Each value is kept before the next is computed, so symmetries are verified on all batches before the first.
+        """
         loss, geometry = self.spec.loss_of(), entry.measure.geometry
         batches, known = self.batches["data"], self.known
-        return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known))
+        return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known).verified())
 
     def value(self, task: Task, prepared: PreparedModel | str | None, progress: Progress | None) -> dict[str, Any]:
         """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""

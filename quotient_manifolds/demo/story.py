@@ -64,7 +64,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
     ratios: dict[str, list[float]] = {each.geometry.name: [] for each in measures}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpnessWarning)  # so few steps are enough for ratios
-        for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES):
+        for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES, known=known):
             if row["failed"]:
                 raise ValueError(row["failed"])
             if row["scale"] is not None:

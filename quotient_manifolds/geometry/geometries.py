@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, final, get_args
 
@@ -13,7 +13,9 @@ from quotient_manifolds.check import check_number, check_one_of
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
-from quotient_manifolds.symmetries import Evaluate, Params
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
+from quotient_manifolds.symmetries.horizontal import Horizontal
+from quotient_manifolds.symmetries.propose import Structure
 
 Found = TypeVar("Found")
 
@@ -51,10 +53,32 @@ class Geometry(ABC):
     def verified(
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
     ) -> Geometry:
-        """Return the geometry with those symmetries of the model under which loss(model, batch) stays, on every batch.
+        """Return the geometry with the symmetries of the model, given or found in loss(model, first batch).
 
-        known: what was found before of this model, as it is; it saves time and changes nothing. Raises ValueError if
-        a symmetry that was given is none. A geometry that uses no symmetries returns itself.
+        Found symmetries are verified by the gradients of a measure, see `horizontal` and `failing`, or here, on every
+        batch, if the geometry says so. known: what was found before of this model, as it is; it saves time and changes
+        nothing. Raises ValueError if a symmetry that was given is none. A geometry that uses no symmetries returns
+        itself.
+        """
+        return self
+
+    def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
+        """Return the check of gradients at the start of a measure; None if no symmetry is to be verified by them."""
+        return None
+
+    def failing(
+        self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
+    ) -> Mapping[str, str]:
+        """Return symmetries under which the loss on batch `index` changes in float64, by name, and why.
+
+        Raises ValueError if none does, but the loss is another one where a measure begins.
+        """
+        return {}
+
+    def without(self, failed: Mapping[str, str], asked: Geometry) -> Geometry:
+        """Return the geometry without symmetries that fail, with a warning. asked: the geometry that was asked for.
+
+        Raises ValueError if one of them was given.
         """
         return self
 
@@ -144,11 +168,30 @@ class KnownSymmetries:
     """Hold the symmetries of models as they are, by loss and batches: found once, and verified once in every scope.
 
     Neither depends on metric, radius or measure. Whoever measures a model several times makes one and hands it to each
-    measure; whoever changes the model's parameters in between makes another.
+    measure; whoever changes the model's parameters in between goes on with `elsewhere()`.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Hashable, ...], tuple[tuple[Any, ...], Any]] = {}
+        self._structures: list[Structure] = []
+
+    def elsewhere(self) -> KnownSymmetries:
+        """Return what is known of models with other weights: the symmetries of the architecture."""
+        made = KnownSymmetries()
+        made._structures = self._structures
+        return made
+
+    def found(self, model: nn.Module, loss: Evaluate, batch: Any) -> Symmetries:
+        """Return the symmetries that are found in loss(model, batch), or were found in a model that computes alike."""
+
+        def find() -> Symmetries:
+            for each in self._structures:
+                if each.serves(model, batch, loss):
+                    return each.symmetries
+            self._structures.append(Structure.of(model, batch, loss))
+            return self._structures[-1].symmetries
+
+        return self.once(find, "found", model, loss, batch)
 
     def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
         """Return what `make` made when it was first asked for by this name and of these objects."""

@@ -42,6 +42,7 @@ from quotient_manifolds.symmetries import (
     zeros_of,
 )
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.horizontal import Horizontal
 from quotient_manifolds.symmetries.reparameterization import typical
 from quotient_manifolds.symmetries.representatives import canonicalize
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
@@ -71,32 +72,35 @@ class Quotient(Geometry):
     that act on frozen and trained parameters together are left out. "pairs" has pairs and redundant biases alone.
     "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the pairs, and nothing
     else. In all cases the factors of pairs are balanced first, G^T G = H^T H. This changes no value, but products of
-    ill-conditioned factors would lose digits. Symmetries that are given are completed by others found in the loss, such
-    as the shift of all logits, which changes outputs.
-    verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
-    found and fail are left out, with a warning; one that was given raises an error. With "none" those that are given
-    are trusted and not completed.
+    ill-conditioned factors would lose digits. Symmetries that `find_symmetries` returned are taken as they are: give it
+    evaluate=loss, for only the loss is unchanged by a shift of all logits. Declared pairs are completed by what else is
+    found in the loss.
+    verify: how symmetries are verified. "gradient": the first gradient of a measure is orthogonal to the orbits of the
+    symmetries, on every batch, up to rounding; float64 decides where it is not. Declared pairs are verified on the
+    first batch, too, near the canonical representative, where nothing is 0 by chance. "full": all are, on every batch
+    (`verify_on_batches`). "none": they are trusted. Symmetries that were found and fail are left out, with a warning;
+    one that was given raises an error.
     """
 
     metric: Metric = "inv"
     geodesic: str = "second"
     eps: float = 0.0
     symmetries: Symmetries | Scope = "all"
-    verify: Literal["all", "first", "none"] = "all"
+    verify: Literal["gradient", "full", "none"] = "gradient"
 
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
         check_one_of("geodesic", self.geodesic, GEODESICS)
         if not isinstance(self.symmetries, Symmetries):
             check_one_of("symmetries", self.symmetries, get_args(Scope), ", or Symmetries")
-        check_one_of("verify", self.verify, ("all", "first", "none"))
+        check_one_of("verify", self.verify, ("gradient", "full", "none"))
 
     @property
     def name(self) -> str:
         metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
         options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
         options += ["pairs alone"] * (self.symmetries == "pairs") + ["biases as rows"] * (self.symmetries == "paper")
-        options += {"all": [], "first": ["verified on the first batch"], "none": ["not verified"]}[self.verify]
+        options += {"gradient": [], "full": ["verified in float64"], "none": ["not verified"]}[self.verify]
         return f"{metric} ({', '.join(options)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,51 +203,93 @@ class Quotient(Geometry):
     def verified(
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
     ) -> Geometry:
-        """Return the quotient by those symmetries under which the loss stays, on every batch; see `verify`.
+        """Return the quotient by the symmetries of the loss, given or found; see `verify`.
 
-        All that leaves the loss alone is found in one recorded run of loss(model, first batch). A forward and backward
-        pass and two forward passes in float64 on every batch verify it, and that the loss is the same where a measure
-        begins: `verify_on_batches`. A sharded model is moved along its symmetries instead, by about ten evaluations a
-        batch.
+        All that leaves the loss alone is found in one recorded run of loss(model, first batch). A sharded model is
+        moved along its symmetries, by about ten evaluations a batch, unless they are trusted.
         """
         known = known or KnownSymmetries()
         symmetries = self._found(model, loss, batches[0], known)
-        verified = replace(self, symmetries=symmetries)
-        batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
-        if not batches or not symmetries.every:
-            return verified
+        found = self if symmetries is self.symmetries else replace(self, symmetries=symmetries)
+        if self.verify == "none" or not symmetries.every:
+            return found
         if is_sharded(model):
             _check_same(symmetries)
 
-            def failing() -> dict[str, str]:
-                found = (verify_sharded(model, loss, batch, symmetries).checks for batch in batches)
+            def moved() -> dict[str, str]:
+                checks = (verify_sharded(model, loss, batch, symmetries).checks for batch in batches)
                 why = "the loss on batch {} changes along its orbit"
-                return {c.name: why.format(i) for i, checks in enumerate(found) for c in checks if c.verdict == "fails"}
+                return {c.name: why.format(i) for i, those in enumerate(checks) for c in those if c.verdict == "fails"}
 
-            failed = known.once(failing, "sharded", model, loss, symmetries, *batches)
-            return verified._without(failed, self.symmetries)
-        begin = partial(self._begin, model, known)
+            return found.without(known.once(moved, "sharded", model, loss, symmetries, *batches), self)
+        kept = found
+        if self.verify == "full":
+            kept = found.without(found._verification(model, loss, batches, known).failed, self)
+        elif symmetries.declared:
+            declared = partial(verify_on_batches, model, loss, batches[:1], Symmetries(symmetries.declared))
+            kept = found.without(known.once(declared, "declared", model, loss, symmetries, batches[0]).failed, self)
+        single = partial(_warn_of_several_points, model, kept._known())
+        known.once(single, "single", model, kept.symmetries)
+        if self.verify == "full":
+            kept._check_begin(found._verification(model, loss, batches, known), model, loss, batches, known)
+        return kept
+
+    def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
+        if self.verify != "gradient" or is_sharded(model):
+            return None
+        every, symmetries = {name: w.detach() for name, w in model.named_parameters()}, self._known()
+        moving = symmetries.without({each.name for each in symmetries.every if not space.names >= {*each.names}})
+
+        def make() -> Horizontal:
+            return Horizontal(moving, every | space.point)
+
+        return known.once(make, f"horizontal {self.metric} {self.eps}", model, symmetries) if moving.every else None
+
+    def failing(
+        self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
+    ) -> Mapping[str, str]:
+        found = self._verification(model, loss, [batch], known, index)
+        if not found.failed:
+            self._check_begin(found, model, loss, [batch], known, index)
+        return found.failed
+
+    def _verification(
+        self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries, first: int = 0
+    ) -> Verification:
+        """Verify symmetries in float64. first: the number of the first batch."""
+        symmetries, begin = self._known(), partial(self._begin, model, known)
         subjects = f"begins {self.metric} {self.eps}", model, loss, symmetries, *batches
 
         def verify() -> Verification:
-            found = verify_on_batches(model, loss, batches, symmetries, begin=begin)
+            found = verify_on_batches(model, loss, batches, symmetries, begin=begin, first=first)
             known.once(str, *subjects)  # where this geometry begins is verified, too
             return found
 
-        found = known.once(verify, "verified", model, loss, symmetries, *batches)
-        verified = verified._without(found.failed, self.symmetries)
-        single = partial(_warn_of_several_points, model, verified._known())
-        known.once(single, "single", model, loss, symmetries, *batches)
-        there = partial(changed_by, model, loss, batches, partial(begin, verified._known()), found)
+        return known.once(verify, "verified", model, loss, symmetries, *batches)
+
+    def _check_begin(
+        self,
+        found: Verification,
+        model: nn.Module,
+        loss: Evaluate,
+        batches: Sequence[Any],
+        known: KnownSymmetries,
+        first: int = 0,
+    ) -> None:
+        """Raise ValueError if the loss is another one where a measure begins, in float64."""
+        begin = partial(self._begin, model, known, self._known())
+        there = partial(changed_by, model, loss, batches, begin, found, first=first)
+        subjects = f"begins {self.metric} {self.eps}", model, loss, self.symmetries, *batches
         if changed := known.once(there, *subjects):
             raise ValueError(canonical_changes(changed))
-        return verified
 
     def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
-        given, propose = self.symmetries, partial(propose_symmetries, model, batch, evaluate=loss)
+        given = self.symmetries
         if isinstance(given, Symmetries):
-            if is_sharded(model) or self.verify == "none":
+            by_hand = given.pairs and not (given.traced or given.reparameterizations)
+            if not by_hand or is_sharded(model) or self.verify == "none":
                 return given
+            propose = partial(propose_symmetries, model, batch, evaluate=loss)
             return known.once(partial(_completed, given, propose), "completed", model, loss, batch, given)
         if is_sharded(model):
             raise ValueError(
@@ -251,13 +297,11 @@ class Quotient(Geometry):
                 f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
                 f"symmetries= that"
             )
-        every = known.once(propose, "found", model, loss, batch)
+        every = known.found(model, loss, batch)
         return known.once(partial(every.within, given), given, every)
 
-    def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
-        """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
-        assert isinstance(self.symmetries, Symmetries)
-        own = tuple(each.name for each in given.every) if isinstance(given, Symmetries) else ()
+    def without(self, failed: Mapping[str, str], asked: Geometry) -> Quotient:
+        own = {name for name in asked.group if name in failed}
         if false := next((name for name in failed if name in own), None):
             raise ValueError(
                 f"The loss must not change along the orbit of a symmetry that is given. Found {false}: "
@@ -268,7 +312,7 @@ class Quotient(Geometry):
         listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
         more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
         warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
-        return replace(self, symmetries=self.symmetries.without(set(failed)))
+        return replace(self, symmetries=self._known().without(set(failed)))
 
     def _begin(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
@@ -323,7 +367,7 @@ def _warn_of(free: Reparameterization) -> None:
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:
-    """Return the given symmetries and what else the loss does not see."""
+    """Return declared pairs and what else the loss does not see."""
     try:
         every = propose(declared=given)
     except ValueError as error:  # a function that takes no float64, or differentiates inside

@@ -47,6 +47,11 @@ class TangentSpace(FullPrecision):
             block.batch.write(block.space.point, point)
         return point
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of the parameters."""
+        return frozenset(self._point)
+
     def double(self) -> TangentSpace:
         """Return the space with the same coordinates in float64; they mean the same vectors."""
         point = {

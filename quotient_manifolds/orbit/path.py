@@ -131,22 +131,25 @@ def along_orbit(
     scales: Sequence[float],
     *,
     seed: int = 0,
+    known: KnownSymmetries | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield sharpness of a model (scale: None) and of its moves by A = scale x Gaussian per head, and its ratio.
 
     A is drawn anew for every scale. The floating-point tensors of the batch take the dtype of the model. [paper, ICML
     version, Sec. 6.2] Where a model cannot be measured, or its loss does not increase, value and ratio are None and
-    `failed` is a sentence that says why. A ratio is None, too, if the model as it is has no value.
+    `failed` is a sentence that says why. A ratio is None, too, if the model as it is has no value. known: what was
+    found of the model, or of one that computes alike.
     """
     w = next(model.parameters())
     batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
     before: dict[str, float] = {}
+    known = known or KnownSymmetries()
     for index, scale in enumerate((None, *scales)):
         there: nn.Module | None = model
         lost = ""
         if scale is not None:
             there, lost = attempted(partial(symmetries.transformed, model, scale=scale, seed=seed + index - 1))
-        known = KnownSymmetries()
+        known = known.elsewhere()
         for each in measures:
             name, value, failed = each.geometry.name, None, lost
             if there is not None:

@@ -182,6 +182,7 @@ class HessianTrace(Measure):
     """Hold the settings of `hessian_trace`, which says what they mean."""
 
     name: ClassVar[str] = "Hessian trace"
+    has_gradient: ClassVar[bool] = False
 
     samples: int = 32
     seed: int = 0
@@ -235,6 +236,7 @@ class TopEigenvalue(Measure):
     """Hold the settings of `top_eigenvalue`, which says what they mean."""
 
     name: ClassVar[str] = "top Hessian eigenvalue"
+    has_gradient: ClassVar[bool] = False
 
     tolerance: float = 1e-4
     restarts: int = 30

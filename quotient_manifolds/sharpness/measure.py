@@ -19,6 +19,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
+from quotient_manifolds.sharpness.start import Refuted
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
@@ -37,6 +38,9 @@ class Measure(ABC):
     """
 
     name: ClassVar[str]
+    has_gradient: ClassVar[bool] = True
+    """Whether the measure computes a gradient where it begins, which verifies symmetries; else the first batch has one
+    more pass."""
 
     geometry: Geometry
     progress: Progress | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -73,8 +77,11 @@ class Measure(ABC):
         with autograd_available(), over_processes(prepared.processes_on):
             if prepared.processes_on is not None:
                 check_agreed({"measure": self.name, **self.settings})
+            if not self.has_gradient and prepared.start.by_gradients and index == min(prepared.losses):
+                begin = prepared.objective(index)
+                begin.value_and_gradient(begin.zero())
             found = (compute or self.compute)(prepared.objective(index, counted_tick))
-            prepared.check_start(index, found.base_loss)
+            prepared.start.check_loss(index, found.base_loss)
             for _ in range(left):
                 tick()
             return replace(found, group=group_key(prepared.geometry.group))
@@ -94,10 +101,15 @@ class Measure(ABC):
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         n = len(prepared.batches)
         label = ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
-        tick = counted(self.progress, label, n * self.ticks)
-        found = []
-        for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
-            found.append(self.on(prepared, index, tick))
+        found = list[BatchResult]()
+        while len(found) < n:
+            tick = counted(self.progress, label, n * self.ticks)
+            found = []
+            try:
+                for index in range(n):  # no function, which would be one more frame between the caller and the loss
+                    found.append(self.on(prepared, index, tick))
+            except Refuted as refuted:
+                prepared = prepared.without(refuted)
         return self.result(tuple(found))
 
     def result(self, batches: tuple[BatchResult, ...]) -> Result:

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
+from quotient_manifolds.geometry.pair_block import Gradients
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.replica import Cast, TrueGradients, private_batch, replica, unchanged
 from quotient_manifolds.sharded import ShardedModel, from_all
@@ -30,6 +31,13 @@ def idle() -> None:
     """Do nothing: the tick of whoever counts no passes."""
 
 
+class Checks(Protocol):
+    """Check what is computed at z = 0 on the batch of this index: the loss, and its gradient in the parameters."""
+
+    def check_loss(self, index: int, base: float) -> None: ...
+    def check_gradient(self, index: int, grads: Gradients) -> None: ...
+
+
 @dataclass(frozen=True)
 class BatchObjective:
     """Represent the function z -> L(gamma_z(1)) on one batch, with its gradient.
@@ -39,8 +47,8 @@ class BatchObjective:
     not to the batch. gamma_z is the geodesic of `space` with the initial velocity z.
 
     index: of the batch, for messages and seeds. out: tensors that moved parameters are written into; new ones where it
-    is None. tick: called after every evaluation. precision: machine epsilon of the loss. wide: whether all is computed
-    in float64, see `double`.
+    is None. tick: called after every evaluation. precision: machine epsilon of the loss. start: what checks loss and
+    gradient whenever they are evaluated at z = 0. wide: whether all is computed in float64, see `double`.
     """
 
     model: nn.Module
@@ -51,11 +59,12 @@ class BatchObjective:
     out: Params | None = None
     tick: Tick = idle
     precision: float = 0.0
+    start: Checks | None = None
     wide: bool = False
 
     def double(self) -> BatchObjective:
         """Return the same function of the same coordinates, computed in float64, whatever the model casts to."""
-        return replace(self, space=self.space.double(), out=None, wide=True)
+        return replace(self, space=self.space.double(), out=None, start=None, wide=True)
 
     def zero(self) -> Params:
         return self.space.zero()
@@ -67,7 +76,10 @@ class BatchObjective:
         """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
         with torch.no_grad():
             moved = self.space.move(z, self.out)
-        return self.finite(self.detached_loss(moved))
+        loss = self.finite(self.detached_loss(moved))
+        if self.start is not None and is_zero(z):
+            self.start.check_loss(self.index, loss)
+        return loss
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         """Return the loss at the end of gamma_z and its gradient in z, in tensors of its own.
@@ -87,7 +99,11 @@ class BatchObjective:
         for name, grad in grads.items():
             if grad is not None and grad.is_sparse:  # of an embedding with sparse=True
                 grads[name] = grad.to_dense()
-        return self.finite(value), pull_back(grads)
+        loss = self.finite(value)
+        if self.start is not None and is_zero(z):
+            self.start.check_loss(self.index, loss)
+            self.start.check_gradient(self.index, grads)
+        return loss, pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
@@ -266,6 +282,16 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def objective_of(model: nn.Module, loss: Loss, space: TangentSpace, *others: Any) -> BatchObjective:
+    """Return z -> loss of a model, whole or sharded as the space is."""
+    return (ShardedObjective if isinstance(space, ShardedSpace) else BatchObjective)(model, loss, space, *others)
+
+
+def is_zero(z: Params) -> bool:
+    """Return whether all coordinates are 0."""
+    return not any(bool(block.any()) for block in z.values())
 
 
 def _single(tensor: Tensor) -> Tensor:

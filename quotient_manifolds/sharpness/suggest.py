@@ -59,6 +59,10 @@ def suggest_radius(
 
 def suggested(prepared: PreparedModel) -> float:
     """Suggest a radius for a prepared model, see `suggest_radius`."""
+    return prepared.settled(_suggested)
+
+
+def _suggested(prepared: PreparedModel) -> float:
     with autograd_available(), over_processes(prepared.processes_on):
         index = _largest_fitting(list(prepared.losses), lru_cache(maxsize=1)(lambda i: _Ascents(prepared, i)))
     if not SMALLEST <= index < LARGEST:

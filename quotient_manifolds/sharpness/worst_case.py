@@ -161,14 +161,18 @@ def worst_case_profile(
     chain = [WorstCase(resolved, radius, **settings) for radius in ascending]
     if not all(smaller < larger for smaller, larger in pairwise(ascending)):
         raise ValueError(f"Radii must ascend. Found {', '.join(map(repr, ascending))}")
-    prepared = PreparedModel.of(model, loss, batches, resolved)
-    n = len(prepared.batches)
-    tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks for measure in chain))
-    found = []
-    for index in range(n):
-        before: list[Ascent] = []  # the best of the smaller radii
-        own = [each.on(prepared, index, tick, partial(each.compute, before=before)) for each in chain]
-        found.append(nested(ascending, own))
+
+    def measured(prepared: PreparedModel) -> list[list[BatchResult]]:
+        n = len(prepared.batches)
+        tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks for measure in chain))
+        profiles = []
+        for index in range(n):
+            before: list[Ascent] = []  # the best of the smaller radii
+            ascents = [each.on(prepared, index, tick, partial(each.compute, before=before)) for each in chain]
+            profiles.append(nested(ascending, ascents))
+        return profiles
+
+    found = PreparedModel.of(model, loss, batches, resolved).settled(measured)
     profile = []
     for place, (measure, batches_) in enumerate(zip(chain, zip(*found, strict=True), strict=True)):
         result = measure.result(batches_)
@@ -183,6 +187,7 @@ class AverageCase(Measure):
     """Hold the settings of `average_case_sharpness`, which says what they mean."""
 
     name: ClassVar[str] = "average-case sharpness"
+    has_gradient: ClassVar[bool] = False
 
     sigma: float
     samples: int = 32

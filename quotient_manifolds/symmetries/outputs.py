@@ -31,11 +31,14 @@ class ModelOutputs:
     """Evaluate evaluate(model, batch) on every batch as a function of parameters, on replicas.
 
     In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
-    tells. Parameters that are not given are the model's own; buffers may be given, too.
+    tells. Parameters that are not given are the model's own; buffers may be given, too. first: the number of the first
+    batch, for messages.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], evaluate: Evaluate | None = None) -> None:
-        self.model, self.evaluate, self.batches = model, evaluate or answer, batches
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], evaluate: Evaluate | None = None, first: int = 0
+    ) -> None:
+        self.model, self.evaluate, self.batches, self.first = model, evaluate or answer, batches, first
         types = {w.dtype for w in model.parameters() if w.is_floating_point()}
         least = min(types, key=lambda dtype: dtype.itemsize, default=torch.float64)
         self._narrow = torch.promote_types(least, torch.float32)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
+from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.strided_view import StridedView
 
 Params = dict[str, Tensor]
@@ -150,6 +151,21 @@ class SymmetricPair:
         if not control:
             self.H.write(tangent, x[:, self.n :] @ Z.mT)
         return tangent
+
+    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
+        """Return (-G Z, H Z^T) for random generators Z = a b^T of every head, or a complex number as two such."""
+        a, b = torch.randn(2, self.heads, self.h, generator=generator, dtype=torch.float64)
+        terms = [(a, b)]
+        if self.acts == "GL(1, C)":
+            one, i = torch.eye(2, dtype=torch.float64).expand(self.heads, 2, 2).unbind(1)
+            terms = [(one, b), (i, torch.stack([-b[:, 1], b[:, 0]], -1))]
+        sides = [(view, -1.0, 0) for view in self.G.views] + [(view, 1.0, 1) for view in self.H.views]
+        return [
+            Direction(view.name, view.read, sign * (w @ term[side].to(w)[..., None])[..., 0], term[1 - side])
+            for view, sign, side in sides
+            for w in [view.read(params).double()]
+            for term in terms
+        ]
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
         """Draw generators Z (heads, h, h), or (heads,) complex, Gaussian, of length about 1 in every head."""

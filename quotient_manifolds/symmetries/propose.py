@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import nn
 
@@ -21,8 +22,9 @@ from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_
 from quotient_manifolds.symmetries.wires.gauges import Gauge
 from quotient_manifolds.symmetries.wires.pairs import pairs_of
 from quotient_manifolds.symmetries.wires.permutations import Permutation, permutations
+from quotient_manifolds.symmetries.wires.record import digest
 from quotient_manifolds.symmetries.wires.records import reparameterizations
-from quotient_manifolds.symmetries.wires.run import Run
+from quotient_manifolds.symmetries.wires.run import Run, recorded
 
 
 def propose_symmetries(
@@ -33,13 +35,62 @@ def propose_symmetries(
     For a measure, which verifies it on all batches of its own. Reparameterizations alone are refused, where an idle
     parameter is named like one of theirs, and so the first two examples suffice unless such a one is idle there.
     """
+    return _proposed(model, batch, evaluate, declared)[0]
+
+
+def _proposed(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None, declared: Symmetries | None = None
+) -> tuple[Symmetries, Run]:
+    """Return what is proposed, and the run that showed it."""
     for found, trace in proposals(model, batch, evaluate, declared):
         idle = {each.name: trace.idle_like(each.names) for each in found.every}
         if not any(idle.values()):
-            return found
-    return found.refusing(
-        {each.name: did_not_run(name) for each in found.reparameterizations if (name := idle[each.name])}
-    )
+            return found, trace
+    refused = {each.name: did_not_run(name) for each in found.reparameterizations if (name := idle[each.name])}
+    return found.refusing(refused), trace
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """Hold the symmetries of an architecture, found in a run of one model for all models that compute alike.
+
+    digest: of the operations of that run, and the values of inputs and constants; see `Run`. trained: by the name of
+    each parameter whether it requires a gradient. whole: the run was one on all examples of the batch.
+    """
+
+    symmetries: Symmetries
+    digest: str
+    trained: Mapping[str, bool]
+    whole: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: Any, evaluate: Evaluate) -> Structure:
+        """Find the symmetries of a model, as `propose_symmetries` does."""
+        symmetries, run = _proposed(model, batch, evaluate)
+        return cls(symmetries, run.digest, _trained(model), run.inputs is batch)
+
+    def serves(self, model: nn.Module, batch: Any, evaluate: Evaluate) -> bool:
+        """Return whether another model does the same operations on the same examples, with other weights.
+
+        Not one with a gain of 0, which weights that follow cannot undo.
+        """
+        if self.trained != _trained(model):
+            return False
+        for some in [batch] if self.whole else first_examples(batch):
+            try:
+                if digest(recorded(model, some, evaluate)) != self.digest:
+                    return False
+            except ModelError:
+                return False
+            params = {name: w.detach() for name, w in model.named_parameters()}
+            gauges = (each for each in self.symmetries.reparameterizations if isinstance(each, Gauge))
+            return not any(each.is_singular(params) for each in gauges)
+        return False
+
+
+def _trained(model: nn.Module) -> dict[str, bool]:
+    return {name: w.requires_grad for name, w in model.named_parameters()}
 
 
 def did_not_run(name: str) -> str:
@@ -99,7 +150,8 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     run.walk.forget_run()
     found = pairs_of(run.walk, run.constants)
     known = {pair.name for pair in declared.pairs}
-    pairs = (*declared.pairs, *(pair for pair in found.pairs if set(declared.moved).isdisjoint(pair.names)))
+    traced = tuple(pair for pair in found.pairs if set(declared.moved).isdisjoint(pair.names))
+    pairs = (*declared.pairs, *traced)
     refused = (each for each in found.refused if each.name not in known)
     free = reparameterizations(run.walk, found.bundles, pairs, run.constants)
     singular = [each for each in free if isinstance(each, Gauge) and each.is_singular(params)]
@@ -111,4 +163,4 @@ def _found_in(run: Run, declared: Symmetries, model: nn.Module) -> Symmetries:
     touched = {name for pair in pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
-    return Symmetries(pairs, rest, (*refused, *unknown), tuple(free))
+    return Symmetries(pairs, rest, (*refused, *unknown), tuple(free), traced)

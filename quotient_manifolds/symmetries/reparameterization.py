@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.pair import Params
 
 STEP = 1e-5  # of central differences: their error is its square, and rounding divided by it
+
+
+class NoPlaceError(ValueError):
+    """Say that an orbit has no canonical point."""
 
 
 class Reparameterization(ABC):
@@ -95,6 +102,18 @@ class Reparameterization(ABC):
     def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
         """Return d/dt at t = 0 of a move of log-scale t, of the parameters that it changes, for float64 parameters."""
         return central_difference(self.transform, params, self.names, generator, control)
+
+    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
+        """Return a tangent of the orbit at parameters of any precision, which are one mapping for all that ask."""
+        point = {**params, **{name: params[name].double() for name in self.names}}
+        found = self.tangent(point, generator)
+        return [Direction(name, itemgetter(name), xi) for name, xi in found.items()]
+
+    def directions_beside(
+        self, others: Sequence[Any], params: Mapping[str, Tensor], generator: torch.Generator
+    ) -> list[list[Direction]]:
+        """Return `directions` of this and of others of its kind."""
+        return [each.directions(params, generator) for each in (self, *others)]
 
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return this and the one that follows it as one, where both are evaluated at once; else None."""

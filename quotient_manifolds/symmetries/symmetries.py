@@ -6,7 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -53,12 +53,19 @@ class Symmetries:
     rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons, and the
     operations that no rule knows, whose inputs are held fixed.
     reparameterizations: those with a canonical point, in the order in which they are brought there.
+    traced: pairs that were derived from the operations of a model; all others are declared.
     """
 
     pairs: tuple[SymmetricPair, ...]
     rest: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
+    traced: tuple[SymmetricPair, ...] = field(default=(), compare=False)
+
+    @property
+    def declared(self) -> tuple[SymmetricPair, ...]:
+        """Return the pairs that were not derived from the operations of a model: they are taken at their word."""
+        return tuple(pair for pair in self.pairs if pair not in self.traced)
 
     def within(self, scope: Scope) -> Symmetries:
         """Return these symmetries without what is outside of the scope."""

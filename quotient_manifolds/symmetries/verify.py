@@ -168,6 +168,7 @@ def verify_on_batches(
     *,
     seed: int = 0,
     begin: Begin | None = None,
+    first: int = 0,
 ) -> Verification:
     """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
@@ -175,12 +176,12 @@ def verify_on_batches(
     side that is 0 is no reason to doubt a pair. Raises what the function raises.
 
     begin: (symmetries, params) -> parameters of the same function, at which a measure begins. The element of the whole
-    group then acts from there; ValueError where the loss is another one there.
+    group then acts from there; ValueError where the loss is another one there. first: the number of the first batch.
     """
     check_eval(model)
     check_loaded(model)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    return _verified(ModelOutputs(model, batches, evaluate), symmetries, seed, begin)
+    return _verified(ModelOutputs(model, batches, evaluate, first), symmetries, seed, begin)
 
 
 def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Begin | None = None) -> Verification:
@@ -211,7 +212,7 @@ def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Be
                 if verdict == "fails" and _is_cut_off(losses, action, params, seed, index):
                     verdict = "holds"
                 reason = {
-                    "fails": f"the output on batch {index} changes along its orbit",
+                    "fails": f"the output on batch {losses.first + index} changes along its orbit",
                     "inconclusive": "moving one side of it alone does not change the output on any batch",
                 }.get(verdict, "")
                 checks[number] = checks[number].on(slope, control, verdict, reason)
@@ -227,11 +228,20 @@ def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Be
 
 
 def changed_by(
-    model: nn.Module, evaluate: Evaluate, batches: Sequence[Any], move: Callable[[Params], Params], known: Verification
+    model: nn.Module,
+    evaluate: Evaluate,
+    batches: Sequence[Any],
+    move: Callable[[Params], Params],
+    known: Verification,
+    *,
+    first: int = 0,
 ) -> str:
-    """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none."""
+    """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none.
+
+    first: the number of the first batch.
+    """
     with torch.no_grad():
-        return _changed(ModelOutputs(model, batches, evaluate), move, known)
+        return _changed(ModelOutputs(model, batches, evaluate, first), move, known)
 
 
 def _judged(
@@ -361,7 +371,8 @@ def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Veri
         noise = max(_noise(losses, moved, index), *(_noise(losses, losses.params(), index, on) for on in (_stay, move)))
         rounding = _told(tolerance + ROUNDING * noise, known.precision, before)
         if not abs(after - before) <= rounding:  # NaN is no rounding
-            return f"{after!r} in place of {before!r} on batch {index}, where rounding explains {rounding:.1e}"
+            where = f"on batch {losses.first + index}, where rounding explains {rounding:.1e}"
+            return f"{after!r} in place of {before!r} {where}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,6 +106,15 @@ def test_what_cannot_be_measured_is_refused(broken: Callable[[], tuple[Geometry,
     assert "\n" not in str(caught.value)
 
 
+def test_a_pair_without_rank_is_refused_before_the_loss_is_computed() -> None:
+    def never(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise AssertionError("the loss is computed")
+
+    geometry, model = without_rank()
+    with pytest.raises(ValueError, match=r"in a quotient metric: rank"):
+        GradientNorm(geometry).of(model, never, [torch.zeros(2, 3)])
+
+
 def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
@@ -161,6 +171,31 @@ def test_another_loss_batch_or_model_is_a_run_of_its_own(
     for each in [(model, cross_entropy, batches), *others]:
         assert measure.of(*each, known=known) == measure.of(*each)
     assert len(runs) == 2 * 4
+
+
+ELSEWHERE: dict[str, tuple[Callable[[Any], object], int]] = {
+    "other weights": (lambda model: shaken(model, 0.3), 1),
+    "in float32": (lambda model: model.float(), 1),
+    "frozen": (lambda model: model.head.weight.requires_grad_(False), 2),
+    "one head": (lambda model: vars(model.attention).update(num_heads=1, head_dim=4), 2),
+    "other sizes": (lambda model: setattr(model, "head", nn.Linear(4, 5).double().eval()), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
+@pytest.mark.parametrize("change", ELSEWHERE)
+def test_symmetries_serve_all_models_that_compute_alike(
+    subject: tuple[Any, ...], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = subject[0], [(x.float().double(), y) for x, y in subject[1]]
+    other, measure, known = copy.deepcopy(model), GradientNorm(Quotient("inv")), KnownSymmetries()
+    changed, count = ELSEWHERE[change]
+    changed(other)
+    there = [(x.to(next(other.parameters())), y) for x, y in batches]
+    alone, runs = measure.of(other, cross_entropy, there), recorded_runs(monkeypatch)
+    measure.of(model, cross_entropy, batches, known)
+    assert measure.of(other, cross_entropy, there, known.elsewhere()).mean == pytest.approx(alone.mean, rel=1e-5)
+    assert len(runs) == count
 
 
 def test_what_fails_is_not_kept() -> None:

@@ -131,4 +131,4 @@ def test_a_rotation_without_canonical_point_is_found_and_a_measure_warns() -> No
     assert any(each.kind == "residual rotation" for each in found.reparameterizations)
     torch.testing.assert_close(found.transformed(model, seed=1)(x), model(x))
     with pytest.warns(UserWarning, match=MESSAGE):
-        qm.gradient_norm(model, squared, [x], geometry=Quotient("inv", verify="all"))
+        qm.gradient_norm(model, squared, [x], geometry=Quotient("inv", verify="full"))

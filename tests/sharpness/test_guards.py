@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.geometry import TangentSpace
 from quotient_manifolds.sharpness.curvature import Hessian
 from quotient_manifolds.symmetries import declare_pair, propose_symmetries
+from quotient_manifolds.symmetries.reparameterization import NoPlaceError
+from tests.counters import recorded_runs
 
 Batch = tuple[Tensor, Tensor, Tensor]
 D = 6
@@ -87,9 +90,27 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     assert [each.base_loss for each in found.batches] == pytest.approx(
         [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
     )
+    assert len({each.group for each in found.batches}) == 1
     geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
+
+
+def test_false_symmetries_that_lead_nowhere_are_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = qm.Quotient.at
+
+    def nowhere(self: qm.Quotient, *given: Any) -> TangentSpace:
+        if any(pair.kind == "bottleneck in/out" for pair in self._known().pairs):
+            raise NoPlaceError("the constants must not vanish")
+        return at(self, *given)
+
+    monkeypatch.setattr(qm.Quotient, "at", nowhere)
+    with pytest.warns(UserWarning, match=r"not quotiented out: .*batch 0"):
+        qm.gradient_norm(Branch(), loss, LATER_ROWS, geometry="inv")
+    model = nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D), nn.Tanh(), nn.Linear(D, 3)).double().eval()
+    _, batches = two_layers()
+    with pytest.raises(ValueError, match="must not vanish"):
+        qm.gradient_norm(model, qm.cross_entropy, batches, geometry="inv")
 
 
 # --- structure, not values -------------------------------------------------------------------------------------------
@@ -138,30 +159,67 @@ def two_layers() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_given_symmetries_are_completed_by_what_the_loss_does_not_see(shift: float) -> None:
-    """Outputs see a shift of all logits, cross-entropy does not."""
+def test_given_symmetries_are_quotiented_out_and_no_others(shift: float) -> None:
+    """A shift of all logits changes outputs, but not cross-entropy."""
     model, batches = two_layers()
     with torch.no_grad():
         model[2].weight += shift * torch.arange(5)
         model[2].bias += shift
-    given = qm.Quotient("inv", symmetries=qm.find_symmetries(model, batches[0][0]))
-    named, completed, alone = (
+    of_outputs = qm.find_symmetries(model, batches[0][0])
+    of_loss = qm.find_symmetries(model, batches[0], evaluate=qm.cross_entropy)
+    named, whole, part = (
         qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=each, radius=0.05, steps=5).mean
-        for each in ("inv", given, qm.Quotient("inv", symmetries=given.symmetries, verify="none"))
+        for each in ("inv", qm.Quotient("inv", symmetries=of_loss), qm.Quotient("inv", symmetries=of_outputs))
     )
-    assert completed == pytest.approx(named, rel=1e-12)
-    assert alone != pytest.approx(named, rel=1e-3)
+    assert whole == pytest.approx(named, rel=1e-12)
+    assert part != pytest.approx(named, rel=1e-3)
 
 
-def test_the_first_batch_alone_may_verify_and_the_result_says_so() -> None:
+def test_declared_pairs_are_completed_by_what_the_loss_does_not_see() -> None:
+    model, batches = two_layers()
+    found = qm.find_symmetries(model, batches[0], evaluate=qm.cross_entropy)
+    declared = qm.Quotient("inv", symmetries=qm.Symmetries(found.pairs))
+    values = (qm.gradient_norm(model, qm.cross_entropy, batches, geometry=each).mean for each in ("inv", declared))
+    assert next(values) == pytest.approx(next(values), rel=1e-12)
+
+
+def test_a_result_says_how_symmetries_were_verified() -> None:
     model, batches = Branch(), LATER_BATCHES
-    for verify, said in (("first", "verified on the first batch"), ("none", "not verified")):
-        geometry = qm.Quotient("inv", verify=verify)
-        result = qm.gradient_norm(model, loss, batches[:2], geometry=geometry)
+    for verify, said in (("full", "verified in float64"), ("none", "not verified"), ("gradient", "")):
+        result = qm.gradient_norm(model, loss, batches[:2], geometry=qm.Quotient("inv", verify=verify))
         assert said in str(result)
-        with pytest.raises(ValueError, match="must begin at the loss of the model"):
-            qm.gradient_norm(Expert(), loss, batches, geometry=geometry)
-    assert "verified" not in str(qm.gradient_norm(model, loss, batches[:2], geometry="inv"))
+        assert bool(said) == ("verified" in str(result))
+    with pytest.raises(ValueError, match="must begin at the loss of the model"):
+        qm.gradient_norm(Expert(), loss, batches, geometry=qm.Quotient("inv", verify="none"))
+
+
+# --- what a measure costs --------------------------------------------------------------------------------------------
+
+
+def counted(calls: list[int]) -> Callable[[nn.Module, Batch], Tensor]:
+    def counting(model: nn.Module, batch: Batch) -> Tensor:
+        calls.append(1)
+        return loss(model, batch)
+
+    return counting
+
+
+COSTS: dict[str, tuple[Callable[..., qm.Result], dict[str, float], int]] = {
+    "gradient": (qm.gradient_norm, {}, 3 * 2),
+    "worst case": (qm.worst_case_sharpness, {"radius": 0.05, "steps": 4}, 3 * 6),
+    "average case": (qm.average_case_sharpness, {"sigma": 0.05, "samples": 2}, 3 * 6 + 1),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_given_symmetries_cost_a_forward_pass_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the measure itself verifies them, and nothing is found again."""
+    measure, settings, passes = COSTS[name]
+    batches, calls = [batch_of(4, seed) for seed in range(3)], list[int]()
+    symmetries = qm.find_symmetries(Branch(), batches[0], evaluate=loss)
+    runs = recorded_runs(monkeypatch)
+    measure(Branch(), counted(calls), batches, geometry=qm.Quotient("inv", symmetries=symmetries), **settings)
+    assert (len(calls), len(runs)) == (passes, 0)
 
 
 # --- second derivatives ----------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
         r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
     ),
-    "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be one of all, first, none"),  # type: ignore[arg-type]
+    "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be one of gradient, full, none"),  # type: ignore[arg-type]
     "a name": (lambda: replica(nn.Linear(2, 2), {"0.weight": torch.zeros(2)}), r"Linear has no parameter 0\.weight"),
     "max_norm": (
         lambda: qm.gradient_norm(renormalised(), ENTROPY, [(torch.ones(4, 2).long(), Y)], "adaptive"),

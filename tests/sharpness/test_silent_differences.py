@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import quotient_manifolds as qm
+from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.symmetries import propose_symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.random_nets import Batch, Loss, net
@@ -42,13 +43,13 @@ def silent(model: nn.Module, loss: Loss, batches: list[Batch]) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            geometry = qm.Quotient("inv").verified(model, loss, batches)
-            point = geometry.at(model).point
+            prepared = PreparedModel.of(model, loss, batches, "inv").verified()
         except ValueError:  # nothing to quotient out, or a pair without full rank: said in a sentence
             return 0.0
+    geometry = prepared.geometry
     assert isinstance(geometry, qm.Quotient)
     assert isinstance(geometry.symmetries, qm.Symmetries)
-    places = [point, *elements(model, geometry.symmetries)]
+    places = [prepared.space.point, *elements(model, geometry.symmetries)]
     return max(changed(model, loss, params, batches) for params in places)
 
 

@@ -11,6 +11,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.entries import Entries
@@ -137,6 +138,20 @@ class FreeDirections(Reparameterization):
         tangent = {name: torch.zeros_like(params[name]) for name in self.names}
         add(tangent, self._drawn(params, generator, 1.0, control))
         return tangent
+
+    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
+        """Return random elements of rank one: a combination of directions, times random numbers on the other side."""
+        found = []
+        for uses, _ in self.parts:
+            entries, bases = uses[0].entries, self.bases(uses, params)
+            free = torch.from_numpy(np.stack([_combination(K, 1, generator)[:, 0] for K in bases]))
+            if isinstance(uses[0], Vector):
+                found.append(Direction(entries.name, entries.slopes, free))
+                continue
+            other = gaussian(torch.empty(len(free), entries.shape[1 if self.kind == UNREACHED else 2]), generator)
+            left, right = (other, free) if self.kind == UNREACHED else (free, other)
+            found.append(Direction(entries.name, entries.slopes, left, right))
+        return found
 
     def toward(self, params: Params, other: Params) -> Tensor:
         """Return the difference from other parameters, of which `add` adds what the function does not depend on."""

@@ -154,6 +154,14 @@ class Entries:
             flat[self.layout.reshape(-1)] += added.reshape(-1)
         parameters[self.name] = flat.view(w.shape)
 
+    def slopes(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers of a gradient that stand where the entries do, as a view of it if that is possible."""
+        flat = grads[self.name].reshape(-1)
+        if not self.layout.is_meta:
+            return flat[self.layout.to(flat.device)]
+        start = self.layout.storage_offset() + flat.storage_offset()
+        return flat.as_strided(self.layout.shape, self.layout.stride(), start)
+
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
         w = parameters[self.name]

@@ -6,6 +6,7 @@ by its identity: neither views nor buffers that are used again can be confused.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from quotient_manifolds.batches import taken_apart, tensors_in
 from quotient_manifolds.replica import attention_by_formula
@@ -231,3 +232,33 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     with attention_by_formula(), forward_alone(), layers_apart(), torch.no_grad(), recorder, _Numbers(recorder):
         out = torch.func.functionalize(run)(parameters, buffers, batch)
     return Recording(tuple(recorder.operations), parameters, tuple(recorder.given.values()), tuple(tensors(out)))
+
+
+def digest(recording: Recording) -> str:
+    """Return what two recordings have in common whose operations do the same with parameters of the same names.
+
+    That includes shapes, and the values of inputs and constants, but not the values of parameters.
+    """
+    found = hashlib.sha256()
+    labels = {id(w): f"{name} {tuple(w.shape)}" for name, w in recording.parameters.items()}
+
+    def label(leaf: Any) -> str:
+        if not isinstance(leaf, Tensor):
+            return repr(leaf)
+        if id(leaf) not in labels:  # an input, or a constant
+            labels[id(leaf)] = f"{tuple(leaf.shape)} {hashlib.sha256(_bytes(leaf)).hexdigest()}"
+        return labels[id(leaf)]
+
+    for number, operation in enumerate(recording.operations):
+        leaves, structure = tree_flatten((operation.args, operation.kwargs))
+        given, made = [label(leaf) for leaf in leaves], operation.outputs
+        found.update("; ".join([str(operation.func), str(structure), *given, str(len(made))]).encode())
+        labels.update((id(out), f"{number}.{place} {tuple(out.shape)}") for place, out in enumerate(made))
+    found.update("; ".join(map(label, recording.outputs)).encode())
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    numbers = numbers.double() if numbers.is_floating_point() else numbers
+    return bytes(numbers.detach().cpu().contiguous().numpy().tobytes())

@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.outputs import Evaluate, answer, check_output
 from quotient_manifolds.symmetries.wires import rules  # noqa: F401  fills the table of rules
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.generic import Generic
-from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.record import Recording, digest, record
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
@@ -32,22 +32,9 @@ class Run:
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
         own = {name: w.detach() for name, w in model.named_parameters()}
         self.params: Mapping[str, Tensor] = own
-        evaluate = evaluate or answer
-
-        def outputs(model: nn.Module, given: Any) -> list[Tensor]:
-            return floating(evaluate(model, given))
-
-        try:
-            recording = record(replica(model, own), private_batch(inputs, unchanged), outputs)
-        except ModelError as error:
-            try:  # inputs may be of another precision than the weights
-                recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
-            except ModelError:
-                raise error from error.__cause__
-        try:
-            check_outputs(recording.outputs)
-        except ValueError as error:
-            raise ModelError(str(error)) from None
+        self.inputs = inputs
+        recording = recorded(model, inputs, evaluate)
+        self.digest = digest(recording)
         self.walk = Walk(recording, Generic(own))
         self.constants = Constants(self.walk)
         self._ran = dict(self.walk.ran)
@@ -85,6 +72,28 @@ class Run:
             if alike or name in self.walk.at_zeros:
                 return name
         return ""
+
+
+def recorded(model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> Recording:
+    """Return the recording of a run. Raises ModelError as `Run` does."""
+    evaluate = evaluate or answer
+
+    def outputs(model: nn.Module, given: Any) -> list[Tensor]:
+        return floating(evaluate(model, given))
+
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    try:
+        recording = record(replica(model, own), private_batch(inputs, unchanged), outputs)
+    except ModelError as error:
+        try:  # inputs may be of another precision than the weights
+            recording = record(replica(model, {}, doubled), private_batch(inputs, doubled), outputs)
+        except ModelError:
+            raise error from error.__cause__
+    try:
+        check_outputs(recording.outputs)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    return recording
 
 
 def _home(name: str) -> str:

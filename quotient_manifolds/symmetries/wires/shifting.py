@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.direction import Direction
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
+from quotient_manifolds.symmetries.reparameterization import NoPlaceError, Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import SURE, Array, reduced
@@ -111,6 +114,35 @@ class Shift(Reparameterization):
             if each.linear.entries.name in tangent:
                 each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
         return tangent
+
+    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
+        """Return what a random shift changes, to first order."""
+        return self.directions_beside((), params, generator)[0]
+
+    def directions_beside(
+        self, others: Sequence[Any], params: Mapping[str, Tensor], generator: torch.Generator
+    ) -> list[list[Direction]]:
+        """Return `directions` of this and of others, of which several are evaluated at once."""
+        made = list[list[Direction]]()
+        for constants, several in groupby([self, *others], key=attrgetter("constants")):
+            found, shifts = Solved.at(constants, params), list(several)
+            for start in range(0, len(shifts), TOGETHER):
+                some = shifts[start : start + TOGETHER]
+                drawn = [gaussian(torch.empty(len(each.pivots)), generator).numpy() for each in some]
+                sizes = found.added([each.pivots for each in some], drawn)
+                made += [each._changes(found, size) for each, size in zip(some, sizes.T, strict=True)]
+        return made
+
+    def _changes(self, found: Solved, size: Array) -> list[Direction]:
+        """Return what changes in parameters where sources add this."""
+        changes = [
+            Direction(entries.name, entries.slopes, change / entries.scale)
+            for entries, change in found.shifts.biases(size, seen=True, whole=self.constants.whole)
+        ]
+        for each, answer in found.shifts.answers(size, seen=True):
+            entries, left, u = each.linear.entries, torch.from_numpy(answer)[None], torch.from_numpy(each.u)
+            changes.append(Direction(entries.name, entries.slopes, left / entries.scale, u))
+        return [each for each in changes if each.name in self.changed]
 
     def toward(self, params: Params, other: Params) -> Tensor:
         """Return the shift after which constants are those of other parameters, as nearly as they can be."""
@@ -511,7 +543,7 @@ def common(at: At, linear: Linear) -> Array:
         return np.ones(linear.shape[2])
     U, c = at.unreached.common(linear.ins)
     if not c.any():
-        raise ValueError(
+        raise NoPlaceError(
             f"the constants that {linear.entries.name} answers to must not vanish. Found that they do where all others "
             "take over what they can; measure with symmetries='pairs', or give symmetries= without shifts"
         )

@@ -1,0 +1,159 @@
+"""Evaluate the loss of a model as it is, and check that it can be measured."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.batches import tensors_in
+from quotient_manifolds.geometry.parameters import precise
+from quotient_manifolds.replica import parameter_reached, private_batch
+from quotient_manifolds.sharpness.objective import BatchObjective, ShardedObjective, leaves, scalar
+from quotient_manifolds.symmetries import Params
+
+
+def checked_loss(objective: BatchObjective) -> tuple[float, float]:
+    """Return the loss at the model, and the relative spacing of the numbers it is computed in, machine epsilon.
+
+    Raises ValueError unless it is finite and a function of the model it is given.
+    """
+    if isinstance(objective, ShardedObjective):
+        with _halves_noted(objective.model) as halves:
+            first, second = objective.unmoved_losses()
+        _warn_of_rounding(objective.sharded.original, halves)
+        precision = _precision(first.dtype, halves)
+        value = float(objective.mean(first, precision))
+        check_repeated(value, float(objective.mean(second, precision)), precision, objective.index)
+    else:
+        watched, precision = _watched_loss(objective, _copied(objective))
+        value = float(watched)
+    if not math.isfinite(value):
+        raise ValueError(f"The loss of the unperturbed model must be finite. Found {value} on batch {objective.index}")
+    return value, precision
+
+
+def check_repeated(first: float, second: float, precision: float, index: int) -> None:
+    """Raise ValueError unless two losses at the same parameters are one, see `is_one`."""
+    if not is_one(first, second, precision):
+        raise ValueError(
+            f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters on batch "
+            f"{index}; turn off whatever is random in the model and in the loss"
+        )
+
+
+def is_one(first: float, second: float, precision: float) -> bool:
+    """Return whether two losses differ by rounding at most: 64 units of their precision (relative, at most 1e-3).
+
+    Parallel sums on accelerators do.
+    """
+    return abs(first - second) <= min(64 * precision, 1e-3) * max(abs(first), abs(second))
+
+
+def repeated_loss(objective: BatchObjective) -> float:
+    """Return the loss at the model once more."""
+    return float(objective.detached_loss(_copied(objective)))
+
+
+def _copied(objective: BatchObjective) -> Params:
+    """Return copies of the parameters, for a forward pass may write to them."""
+    return {name: w.to(precise(w.dtype), copy=True) for name, w in objective.space.point.items()}
+
+
+def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
+    """Return the loss and its machine epsilon.
+
+    Raises ValueError if a weight that a forward pass writes has no value of its own, if the loss reaches the original
+    model, past the replica, and would not see its parameters move, or if a measured part only ever runs without
+    gradients, as under reentrant checkpointing, and would pass for one the loss does not use.
+    """
+    inputs, own = leaves(params), objective.space.point
+    measured = {id(leaf) for leaf in inputs.values()}
+    model, function = objective.replica(inputs)
+    with_gradients: dict[nn.Module, bool] = {}  # modules with measured parameters: ever called with gradients on
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        with_gradients[module] = with_gradients.get(module, False) or torch.is_grad_enabled()
+
+    for module in model.modules():
+        if any(id(w) in measured for w in module._parameters.values()):
+            module.register_forward_pre_hook(note)
+    versions = {name: leaf._version for name, leaf in inputs.items()}
+    with torch.enable_grad(), _halves_noted(model) as halves:
+        value = scalar(function(model, private_batch(objective.batch, objective.cast)))
+    if written := [
+        name for name, leaf in inputs.items() if leaf._version != versions[name] or not torch.equal(leaf, own[name])
+    ]:
+        raise ValueError(
+            f"A forward pass must leave the weights alone. Found that it writes to {written[0]}, as an embedding with "
+            f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
+        )
+    _warn_of_rounding(own, halves)
+    if (reached := parameter_reached(value, objective.model)) is not None:
+        raise ValueError(
+            f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
+            f"original is reached, past the copy: by a closure in the loss, or a function in the model (use the "
+            f"argument `model`, or self, there), or by a tensor that the model keeps from an earlier run (clear it)"
+        )
+    if hidden := [name for name, module in model.named_modules() if not with_gradients.get(module, True)]:
+        raise ValueError(
+            f"Measured parameters must get gradients. Found that {hidden[0] or 'the model'} runs with gradients turned "
+            f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
+            f"freeze its parameters by requires_grad_(False)"
+        )
+    return value.detach(), _precision(value.dtype, halves)
+
+
+# ---- what is computed in half precision, although it is stored in more
+
+
+@contextmanager
+def _halves_noted(model: nn.Module) -> Iterator[dict[torch.dtype, bool]]:
+    """Yield what is filled as the model runs: types of half precision it computes in, and whether its outputs do.
+
+    That is what autocast brings, and mixed precision of sharded models. Outputs do not where autocast is still on when
+    the model returns: losses are then computed in float32 from the start.
+    """
+    found: dict[torch.dtype, bool] = {}
+
+    def note(module: nn.Module, inputs: object, output: Any) -> None:
+        first = next((value for value in tensors_in(output) if value.is_floating_point()), None)
+        if first is not None:
+            device = first.device.type
+            inside = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+            kind = torch.get_autocast_dtype(device) if inside else first.dtype
+            found.update({kind: not inside} if kind in (torch.float16, torch.bfloat16) else {})
+
+    hook = model.register_forward_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def _precision(loss: torch.dtype, halves: Mapping[torch.dtype, bool]) -> float:
+    """Return machine epsilon of a loss of this type: that of the outputs it comes from, where theirs is coarser."""
+    return max(torch.finfo(kind).eps for kind in (loss, *(half for half, output in halves.items() if output)))
+
+
+def _warn_of_rounding(point: Params, halves: Iterable[torch.dtype]) -> None:
+    """Warn if a matrix lies on the grid of the precision that its products have: a small move is rounded away.
+
+    Weights that were trained in float32 lie anywhere between its points, and their moves survive on average. Nothing
+    is told of a matrix that is mostly zero, as diagonal ones are: they lie on every grid.
+    """
+    for half, (name, w) in product(halves, point.items()):
+        if w.ndim > 1 and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
+            warnings.warn(
+                f"Small changes of {name} are lost in rounding, and the value may be far off: products with it are in "
+                f"{half}, and all of its numbers lie on the grid of that type, as those of a checkpoint in half "
+                f"precision do; measure without autocast or mixed precision",
+                stacklevel=2,
+            )
+            return
