@@ -139,7 +139,7 @@ class Structure:
         if not self._heard:
             self._heard, self._silent = True, frozenset(every.keys() - answers.keys())
         known = self._several[frozenset(answers)]
-        if known.what is not None and known.settled:
+        if self._unseen.settled and known.what is not None and known.settled:
             return known.what.at(at.values, answers)
         at.values.few = {}
         return Shifts(self.walk, at.values, at.unseen, answers, scaled)

@@ -200,7 +200,7 @@ class Entries:
                 part = parameters[self.name].reshape(-1)[start:stop]
             part = part if there else part.cpu()
             found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        copy = copy and not isinstance(parameters, Generic) or 0 in stride
+        copy = (copy and not isinstance(parameters, Generic)) or 0 in stride
         found = (found if there else found.cpu()).to(dtype, copy=copy)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset
 

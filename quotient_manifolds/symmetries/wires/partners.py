@@ -36,8 +36,8 @@ class Partners:
     def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array | None:
         """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
 
-        None for the identity, where no pair has channels of the parameter. Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
-        What stands several times on one channel is several vectors.
+        Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity:
+        None where all are others. What stands several times on one channel is several vectors.
         """
         name = owners[0][1]
         several = list(self._of(name, params))
