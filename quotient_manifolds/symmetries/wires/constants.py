@@ -101,8 +101,11 @@ class Agreed(Generic[T]):
         """Take what was worked out of these numbers."""
         if self.what is None:
             self.what, self._numbers, self.settled = what, values.few, not values.few
-        elif not any(np.array_equal(w, self._numbers.get(name)) for name, w in values.few.items()) and alike(self.what):
+        elif not self._shares(values.few) and alike(self.what):
             self.what, self.settled, self._numbers = what, True, {}
+
+    def _shares(self, numbers: dict[str, Array]) -> bool:
+        return any(np.array_equal(numbers[name], w) for name, w in self._numbers.items() if name in numbers)
 
 
 class Structure:
@@ -203,14 +206,15 @@ class FreeDirections(Reparameterization):
         """Go to the one place, in place."""
         several = [self.bases(uses, params) for uses, _ in self.parts]  # before any of them is brought there
         for (uses, _), bases in zip(self.parts, several, strict=True):
+            entries = uses[0].entries
             if isinstance(uses[0], Vector):
-                W = self._turned(uses, uses[0].entries.read(params).numpy())
-                add(params, [self._change(uses, [-K @ (K.T @ rows) for K, rows in zip(bases, W, strict=True)])])
+                numbers = self._turned(uses, entries.read(params).numpy())
+                add(params, [self._change(uses, [-K @ (K.T @ w) for K, w in zip(bases, numbers, strict=True)])])
                 continue
-            for tap, K in enumerate(map(torch.from_numpy, bases)):
-                W = uses[0].entries.read(params, copy=False)[tap]
+            for tap, basis in enumerate(bases):
+                W, K = entries.read(params, copy=False)[tap], torch.from_numpy(basis)
                 left, right = (W @ K, K.mT) if self.kind == UNREACHED else (K, K.mT @ W)
-                uses[0].entries.add_product(params, -left, right, tap)
+                entries.add_product(params, -left, right, tap)
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Add a random element, in place."""

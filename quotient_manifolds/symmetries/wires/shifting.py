@@ -251,7 +251,7 @@ def _add(constants: Constants, params: Params, found: Solved, size: Array) -> bo
     answers = [*found.shifts.answers(size, seen=True)]
     for each, answer in answers:  # to what its inputs have in common now
         u = common(constants.at(params), each.linear)
-        each.linear.entries.add_product(params, *(torch.from_numpy(v) for v in (answer[:, None], u[None])))
+        each.linear.entries.add_product(params, torch.from_numpy(answer)[:, None], torch.from_numpy(u)[None])
     return bool(answers)
 
 

@@ -117,6 +117,7 @@ class Shifts:
         for several in self._vanish.values():  # together: what each costs alone is many times its arithmetic
             names, factors = (np.concatenate(each) for each in zip(*several, strict=True))
             self.system.rows(self._combined(names, factors))
+        del self._vanish, self._zero, self._keys, self._keyed, self._soft, self._source  # as long as there are nodes
 
     def at(self, values: Values, answers: Mapping[Any, Array]) -> Shifts:
         """Return the same equations, which no numbers stand in, for other numbers."""

@@ -75,7 +75,11 @@ class Unseen:
         for each in uses:
             if sides[each.entries.name] == 3:
                 self.see(each.outs[self.sides[each.outs] > 0])
-        del self.values, self.unreached  # numbers have told
+        del self.values, self.unreached, self._past  # numbers have told
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: without what is sooner found again than stored."""
+        return self.__dict__ | {"_known": {}}
 
     def _face(self, flow: Flow) -> None:
         """See all of what both sides of a product are made of: the product of two changes is seen."""
