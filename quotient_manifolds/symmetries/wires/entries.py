@@ -163,6 +163,7 @@ class Entries:
         start = own.layout.storage_offset() + w.storage_offset()
         target = w.as_strided(own.layout.shape, own.layout.stride(), start)
         target.addmm_(left.to(w.device), right.to(w.device), alpha=1 / self.scale)
+        parameters[self.name] = w  # which may be parts that others hold
 
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
