@@ -64,6 +64,12 @@ class SingularFrame(NamedTuple):
         """Return the frame in another precision."""
         return SingularFrame(*(part.to(dtype) for part in self))
 
+    def balanced(self, sign: Tensor | float = 1.0) -> SingularFrame:
+        """Return the frame of the same product at (left s^(1/2), right s^(1/2)), or at that times a sign."""
+        root = self.s.sqrt()
+        to, back = (sign * each.diag_embed() for each in (1 / root, root))
+        return SingularFrame(self.left, self.right, self.s, to, to, back, back)
+
 
 def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
     """Solve A X = B, or X A = B, by an LU factorization, with right derivatives of any order in both modes.

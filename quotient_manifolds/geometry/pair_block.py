@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import SingularFrame
 from quotient_manifolds.manifolds import FixedRankQuotient, HorizontalSpace, RotaryQuotient
 from quotient_manifolds.manifolds.horizontal import Linearised
 from quotient_manifolds.symmetries import Params, SymmetricPair
@@ -159,11 +160,17 @@ def in_batches(pairs: Iterable[SymmetricPair], apart: Callable[[SymmetricPair], 
 
 
 def pair_blocks(
-    manifolds: Mapping[SymmetricPair, PairManifold], point: Params, order: str, *, brief: bool = False
+    manifolds: Mapping[SymmetricPair, PairManifold],
+    point: Params,
+    order: str,
+    frames: Mapping[SymmetricPair, SingularFrame] | None = None,
+    *,
+    brief: bool = False,
 ) -> tuple[PairBlock, ...]:
     """Build the blocks of pairs on their manifolds, pairs of one shape next to each other.
 
-    brief: for one step, which is not worth a factorisation in float64 of a model in less.
+    frames: of pairs whose factors are balanced, where they are known. brief: for one step, which is not worth a
+    factorisation in float64 of a model in less.
     """
     blocks: list[PairBlock] = []
     for batch in in_batches(manifolds, lambda pair: point[pair.names[0]].device):
@@ -171,7 +178,12 @@ def pair_blocks(
             x = part.read(point)
             dtype = torch.float64 if order == "exact" else torch.promote_types(x.dtype, torch.float32)
             manifold = manifolds[part.pairs[0]]
-            space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
+            known = [frame for pair in part.pairs if (frame := (frames or {}).get(pair)) is not None]
+            space: HorizontalSpace
+            if len(known) == len(part.pairs) and isinstance(manifold, FixedRankQuotient):
+                space = manifold.framed(x, SingularFrame(*map(torch.cat, zip(*known, strict=True))), dtype)
+            else:
+                space = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
             key = f"pairs {len(blocks)} ({part.pairs[0].name})"
             blocks.append(PairBlock(key, part, manifold, space, order))
     return tuple(blocks)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.linalg import product_svd, rank_floor
-from quotient_manifolds.manifolds import Metric
+from quotient_manifolds.linalg import SingularFrame, product_svd, rank_floor, singular_frame
+from quotient_manifolds.manifolds import FixedRankQuotient, Metric
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
@@ -87,42 +87,79 @@ def stored(point: Params, like: Params) -> Params:
     return {name: w if w is like[name] else w.to(precise(like[name].dtype)) for name, w in point.items()}
 
 
-def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """Hold a pair with what one factorization of its product in float64 tells.
+
+    lost: which singular values are 0 up to rounding, (heads, h). frame: of the product, where real matrices act.
+    """
+
+    pair: SymmetricPair
+    lost: Tensor
+    frame: SingularFrame | None = None
+
+    @staticmethod
+    def of(pair: SymmetricPair, point: Params, start: Params) -> Factored:
+        """Factor a pair. start: the parameters before anything was moved to its canonical place."""
+        if pair.acts == "GL(1, C)" or pair.h > min(pair.n, pair.m):
+            return Factored(pair, _lost(pair, point, start))
+        x = pair.read(point).double()
+        manifold = pair.manifold()
+        assert isinstance(manifold, FixedRankQuotient)
+        frame = singular_frame(*manifold.split(x))
+        return Factored(pair, _lost(pair, point, start, frame), frame)
+
+    def balance(self, params: Params) -> SingularFrame | None:
+        """Write the factors, balanced, and return their frame."""
+        x = self.pair.read(params)
+        if self.frame is None:
+            self.pair.write(params, balanced_point(self.pair, x))
+            return None
+        n, root = self.pair.n, self.frame.s.sqrt()[..., None, :]
+        sign: Tensor | float = 1.0
+        if self.pair.acts == "GL+(1)":  # of its own sign
+            sign = (self.frame.left * x[..., :n, :]).sum(dim=(-2, -1), keepdim=True).sign()
+        self.pair.write(params, torch.cat([self.frame.left, self.frame.right], dim=-2) * (sign * root))
+        return self.frame.balanced(sign)
+
+
+def balanced(pairs: Iterable[Factored], point: Params) -> tuple[Params, dict[SymmetricPair, SingularFrame]]:
     """Return the parameters with the factors of every pair balanced: nowhere in its orbit do products round less.
 
-    Those in half precision become single: to round them once more would cost more digits than they have.
+    Also the singular frames of the balanced factors, as far as they are known. Those in half precision become single:
+    to round them once more would cost more digits than they have.
     """
     pairs = list(pairs)
-    names = {name for pair in pairs for name in pair.names}
+    names = {name for each in pairs for name in each.pair.names}
     point = {name: w.to(precise(w.dtype), copy=True) if name in names else w for name, w in point.items()}
-    for pair in pairs:
-        pair.write(point, balanced_point(pair, pair.read(point)))
-    return point
+    frames = {each.pair: each.balance(point) for each in pairs}
+    return point, {pair: frame for pair, frame in frames.items() if frame is not None}
 
 
-def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[SymmetricPair, Params]:
+def of_lower_rank(factored: Factored, point: Params, start: Params) -> tuple[Factored, Params]:
     """Return a pair of as many columns as its product has rank, if that is less in all heads alike; others as is.
 
     A head as wide as the stream loses the direction that no norm reads, a bottleneck what was pruned. The factors
     become G = U sqrt(S), H = V sqrt(S) of G H^T = U S V^T, the columns without a singular value 0; they belong to no
     pair, and stay 0. start: the parameters before anything was moved to its canonical place.
     """
-    plain = pair.acts == "GL(h)" and 1 < pair.h <= min(pair.n, pair.m)
+    pair, lost, frame = factored.pair, factored.lost, factored.frame
+    plain = frame is not None and pair.acts == "GL(h)" and pair.h > 1
     if not plain or any(len(view.axes[2]) != 1 for view in pair.views):
-        return pair, point
-    lost = _lost(pair, point, start)
+        return factored, point
     rank = pair.h - int(lost[0].sum())
     if not 0 < rank < pair.h or bool((lost.sum(-1) != pair.h - rank).any()):
-        return pair, point
-    U, s, V = product_svd(*pair.read(point).double().split([pair.n, pair.m], dim=-2))
-    x = torch.cat([U, V], dim=-2) * s.sqrt()[:, None] * (torch.arange(pair.h, device=s.device) < rank)
+        return factored, point
+    assert frame is not None
+    x = torch.cat([frame.left, frame.right], dim=-2) * frame.s.sqrt()[:, None]
+    x = x * (torch.arange(pair.h, device=x.device) < rank)
     point = {name: w.to(precise(w.dtype), copy=True) if name in pair.names else w for name, w in point.items()}
     pair.write(point, x)
     G, H = (Factor(tuple(view.first(rank) for view in factor.views)) for factor in (pair.G, pair.H))
-    return replace(pair, G=G, H=H), point
+    return Factored.of(replace(pair, G=G, H=H), point, start), point
 
 
-def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
+def _lost(pair: SymmetricPair, point: Params, start: Params, frame: SingularFrame | None = None) -> Tensor:
     """Return which singular values s = u^T G H^T v are 0 up to rounding. Shape (heads, h), bool.
 
     Rounding the weights moves s by at most eps / 2 sum_j |G_j| |(H^T v)_j| + |(G^T u)_j| |H_j|, G_j the columns:
@@ -134,24 +171,27 @@ def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
         x, before = x.flatten(-2)[..., None], before.flatten(-2)[..., None]
     n = x.shape[-2] * pair.n // (pair.n + pair.m)
     (G, H), others = (each.split([n, each.shape[-2] - n], dim=-2) for each in (x, before))
-    U, s, V = product_svd(G, H)
+    if frame is None:
+        U, s, V = product_svd(G, H)
+        in_G, in_H = U.mT @ G, V.mT @ H
+    else:
+        s, in_G, in_H = frame.s, frame.from_left, frame.from_right
     lengths = (
         torch.maximum(*(y.norm(dim=-2, keepdim=True) for y in both)) for both in zip((G, H), others, strict=True)
     )
     on_G, on_H = lengths  # (heads, 1, h)
     eps = max(torch.finfo(precise(point[name].dtype)).eps for name in pair.names)
-    level = ROUNDING * eps / 2 * (on_G * (V.mT @ H).abs() + (U.mT @ G).abs() * on_H).sum(-1)
+    level = ROUNDING * eps / 2 * (on_G * in_H.abs() + in_G.abs() * on_H).sum(-1)
     largest = s.max() if pair.acts == "GL+(1)" else s[:, :1]
     return s <= torch.maximum(level, rank_floor(pair.n, pair.m) * largest)
 
 
-def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> bool:
+def has_rank(factored: Factored, point: Params, metric: Metric, eps: float) -> bool:
     """Return whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
 
     A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
-    start: the parameters before anything was moved to its canonical place.
     """
-    reason = _rank_problem(pair, point, start, metric, eps)
+    pair, reason = factored.pair, _rank_problem(factored, point, metric, eps)
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:
@@ -163,10 +203,11 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     )
 
 
-def _rank_problem(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> str:
+def _rank_problem(factored: Factored, point: Params, metric: Metric, eps: float) -> str:
+    pair = factored.pair
     if pair.h > min(pair.n, pair.m):
         return f"its heads are {pair.h} wide, and factors of {pair.n} and {pair.m} rows cannot have that rank"
-    if eps or not bool(_lost(pair, point, start).any()):
+    if eps or not bool(factored.lost.any()):
         return ""
     reason = pair.manifold(metric, eps).check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)[1]
     if pair.kind == ADAPTER and not bool(pair.G.read(point).any()):

@@ -15,6 +15,7 @@ from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
+    Factored,
     balanced,
     has_rank,
     measured_pairs,
@@ -25,6 +26,7 @@ from quotient_manifolds.geometry.parameters import (
     trained_parameters,
 )
 from quotient_manifolds.geometry.tangent_space import ShardedSpace, TangentSpace
+from quotient_manifolds.linalg import SingularFrame
 from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, Metric
 from quotient_manifolds.sharded import Layout, Ownership, ShardedModel, Whole, from_all, is_sharded, together
 from quotient_manifolds.symmetries import (
@@ -158,24 +160,29 @@ class Quotient(Geometry):
         self, pairs: list[SymmetricPair], reparameterizations: list[Reparameterization], point: Params, start: Params
     ) -> TangentSpace:
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
-        pairs, point = self._balanced(pairs, point, start)
+        pairs, point, frames = self._balanced(pairs, point, start)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         constant = (name for each in reparameterizations for name in each.constant if name in point)
         scales |= {name: torch.zeros_like(point[name]) for name in constant}
-        blocks = self._blocks(pairs, point)
+        blocks = self._blocks(pairs, point, frames)
         # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
         point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
         return TangentSpace(point, scales, blocks)
 
-    def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
-        """Return the pairs of full rank, and the point where their factors are balanced."""
+    def _balanced(
+        self, pairs: list[SymmetricPair], point: Params, start: Params
+    ) -> tuple[list[SymmetricPair], Params, dict[SymmetricPair, SingularFrame]]:
+        """Return the pairs of full rank, the point where their factors are balanced, and their singular frames."""
         free = self.eps == 0  # otherwise the place in the orbit counts
-        left = []
+        left, frames = list[Factored](), dict[SymmetricPair, SingularFrame]()
         for pair in pairs:
+            factored = Factored.of(pair, point, start)
             if free:
-                pair, point = of_lower_rank(pair, point, start)
-            left += [pair] if has_rank(pair, point, start, self.metric, self.eps) else []
-        return left, balanced(left, point) if free else point
+                factored, point = of_lower_rank(factored, point, start)
+            left += [factored] if has_rank(factored, point, self.metric, self.eps) else []
+        if free:
+            point, frames = balanced(left, point)
+        return [each.pair for each in left], point, frames
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -196,9 +203,16 @@ class Quotient(Geometry):
             f"geometry=Quotient({self.metric!r}, symmetries=find_symmetries(model, batch))"
         )
 
-    def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
+    def _blocks(
+        self,
+        pairs: list[SymmetricPair],
+        point: Params,
+        frames: Mapping[SymmetricPair, SingularFrame] | None = None,
+        *,
+        brief: bool = False,
+    ) -> tuple[PairBlock, ...]:
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
-        return pair_blocks(manifolds, point, self.geodesic, brief=brief)
+        return pair_blocks(manifolds, point, self.geodesic, frames, brief=brief)
 
     def verified(
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None

@@ -77,6 +77,10 @@ class FixedRankQuotient(QuotientManifold):
     def _space(self, x: Tensor, dtype: torch.dtype) -> FixedRankSpace:
         return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
 
+    def framed(self, x: Tensor, frame: SingularFrame, dtype: torch.dtype) -> FixedRankSpace:
+        """Return the horizontal space at a point of full rank whose singular frame is known, as `at` would."""
+        return FixedRankSpace(x, self.n, self.t, self.eps, dtype, frame)
+
     def _element(self, x: Tensor) -> tuple[int, ...]:
         return x.shape[-1], x.shape[-1]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.derivatives import in_no_graph
-from quotient_manifolds.linalg import full_precision, pair_frame, spectral_norm
+from quotient_manifolds.linalg import SingularFrame, full_precision, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
@@ -51,16 +51,20 @@ class FixedRankSpace(HorizontalSpace):
     With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
     """
 
-    def __init__(self, x: Tensor, n: int, t: float, eps: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self, x: Tensor, n: int, t: float, eps: float, dtype: torch.dtype, frame: SingularFrame | None = None
+    ) -> None:
         super().__init__(x.to(dtype))
         self._t, self._relaxed = t, eps > 0
         # Everything below is derived in float64 and rounded once, at the end. A representative may be as badly balanced
         # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
-        frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
+        lost: Tensor | None = None
+        if frame is None:
+            frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
         self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
-        if some(lost):
+        if lost is not None and some(lost):
             if not in_no_graph(x):
                 raise ValueError(
                     "rank(G H^T) must be h where the point itself is differentiated or mapped. Found a lower rank: "

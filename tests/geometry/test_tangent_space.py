@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
-from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters, parameters
+from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient, fixed_rank_space
 from quotient_manifolds.sharpness.ball import BALLS
 from quotient_manifolds.sharpness.vector import norm
 from quotient_manifolds.symmetries import Params, Scope, SymmetricPair, Symmetries, declare_pair, zeros_of
@@ -296,6 +296,24 @@ def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dt
         for name, w in space.point.items():
             assert moved[name].dtype == torch.float32
             torch.testing.assert_close(moved[name], w.float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("geodesic", ["second", "exact"])
+def test_a_pair_is_factored_once(geodesic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank, balanced factors and frame are those of one factorization, and the same as of a second one."""
+    model = encoder(layers=2)
+    quotient = Quotient("mix", geodesic, symmetries=symmetries_of(model))
+    with monkeypatch.context() as patch:
+        for module, again in ((parameters, "product_svd"), (fixed_rank_space, "pair_frame")):
+            patch.delattr(module, again)
+        space = quotient.at(model)
+    for block in space.pairs:
+        x, other = block.space.point, block.manifold.at(block.space.point)
+        G, H = x.split([block.manifold.n, block.manifold.m], dim=-2)
+        torch.testing.assert_close(G.mT @ G, H.mT @ H, rtol=1e-12, atol=1e-12)
+        xi = torch.randn(x.shape, dtype=x.dtype, generator=generator())
+        torch.testing.assert_close(block.space.coordinates(xi), other.coordinates(xi), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(block.space.proju(xi), other.proju(xi), rtol=1e-9, atol=1e-10)
 
 
 def test_gradients_that_share_memory_or_are_missing_are_pulled_back_right() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -18,12 +19,14 @@ from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.labels import UNREACHED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
-from quotient_manifolds.symmetries.wires.shifts import Offsets, Shifts
+from quotient_manifolds.symmetries.wires.shifts import Offsets, Shifts, answering
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +38,17 @@ class At:
     unseen: Unseen
     kept: dict[str, Any] = field(default_factory=dict)
 
-    def shifts(self, walk: Walk, scaled: Iterable[Offsets] = ()) -> Shifts:
-        """Return the equations of shifts at these parameters; scaled: as of `Constants`."""
-        if "equations" not in self.kept:
-            self.kept["equations"] = Shifts(walk, self.values, self.unseen, self.unreached, scaled)
-        found: Shifts = self.kept["equations"]
-        return found
-
 
 class Constants:
     """Evaluate what a walk says of constants, at any parameters; what was evaluated last is kept."""
 
     def __init__(self, walk: Walk, partners: Partners | None = None) -> None:
         self.walk, self.partners = walk, partners or Partners(walk, ())
+        self.structure = Structure(walk)
         self.whole: frozenset[Any] = frozenset()
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
         self.scaled: tuple[Offsets, ...] = ()
         """Channels that scales change alike, and the constants that are added to them."""
-        self._seen: Array | None = None
         self._last: At | None = None
         self.facing = False
 
@@ -62,10 +58,16 @@ class Constants:
             return self._last
         values = Values(params)
         unreached = Unreached(self.walk, values)
-        found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
-        if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
-            self._seen = found.unseen.seen.copy()
+        found = At(values, unreached, self.structure.unseen(values, unreached))
         self._last, self.facing = found, self.facing or found.unseen.facing
+        return found
+
+    def shifts(self, params: Mapping[str, Tensor]) -> Shifts:
+        """Return the equations of shifts at these parameters."""
+        at = self.at(params)
+        if "equations" not in at.kept:
+            at.kept["equations"] = self.structure.shifts(at, self.scaled)
+        found: Shifts = at.kept["equations"]
         return found
 
     def forget(self) -> None:
@@ -79,9 +81,85 @@ class Constants:
     def beside(self, partners: Partners, scaled: Iterable[Offsets] = ()) -> Constants:
         """Return the same with what measures constants, and what is scaled."""
         made = Constants(self.walk, partners)
-        made.scaled, made.facing, made._seen = tuple(scaled), self.facing, self._seen
+        made.scaled, made.facing, made.structure = tuple(scaled), self.facing, self.structure.beside()
         made._last = replace(self._last, kept={}) if self._last and made.scaled else self._last
         return made
+
+
+class Agreed(Generic[T]):
+    """Keep what is the same whatever numbers parameters have: what two sets agree on that have no parameter in common.
+
+    At parameters without coincidences only what depends on none is one, and weights have full rank: as they have all
+    along an orbit.
+    """
+
+    def __init__(self) -> None:
+        self.what: T | None = None
+        self.settled = False
+        self._numbers: dict[str, Array] = {}
+
+    def hear(self, what: T, values: Values, alike: Callable[[T], bool]) -> None:
+        """Take what was worked out of these numbers."""
+        if self.what is None:
+            self.what, self._numbers, self.settled = what, values.few, not values.few
+        elif not self._shares(values.few) and alike(self.what):
+            self.what, self.settled, self._numbers = what, True, {}
+
+    def _shares(self, numbers: dict[str, Array]) -> bool:
+        return any(np.array_equal(numbers[name], w) for name, w in self._numbers.items() if name in numbers)
+
+
+class Structure:
+    """Keep what of constants is the same at all parameters."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self._unseen = Agreed[Unseen]()
+        self._several: dict[frozenset[Any], Agreed[Shifts]] = defaultdict(Agreed)
+        self._silent: frozenset[Any] = frozenset()
+        """Weights whose inputs have nothing in common."""
+        self._heard = False
+
+    def beside(self) -> Structure:
+        """Return the same, for other equations."""
+        made = Structure(self.walk)
+        made._unseen = self._unseen
+        return made
+
+    def unseen(self, values: Values, unreached: Unreached) -> Unseen:
+        """Return what nobody sees."""
+        known = self._unseen.what
+        if known is not None and self._unseen.settled:
+            return known
+        found = Unseen(self.walk, values, unreached, None if known is None else known.seen)
+        self._unseen.hear(found, values, found.alike)
+        return found
+
+    def shifts(self, at: At, scaled: Sequence[Offsets]) -> Shifts:
+        """Return the equations of shifts."""
+        every = {linears[0].entries.key: linears for linears in answering(self.walk.linears)}
+        found = {key: _answered(at, linears) for key, linears in every.items() if key not in self._silent}
+        answers = {key: u for key, u in found.items() if u is not None}
+        if not self._heard:
+            self._heard, self._silent = True, frozenset(every.keys() - answers.keys())
+        known = self._several[frozenset(answers)]
+        if self._unseen.settled and known.what is not None and known.settled:
+            return known.what.at(at.values, answers)
+        at.values.few = {}
+        return Shifts(self.walk, at.values, at.unseen, answers, scaled)
+
+    def hear(self, shifts: Shifts, alike: Callable[[Shifts], bool]) -> None:
+        """Take equations that were solved."""
+        if self._unseen.settled or self._unseen.what is shifts.unseen:
+            self._several[shifts.answered].hear(shifts, shifts.values, alike)
+
+
+def _answered(at: At, same: Sequence[Linear]) -> Array | None:
+    """Return u with u . x = 1 for all that uses of a weight take, or None."""
+    if same[0].table:
+        return np.ones(same[0].shape[2])
+    U, c = at.unreached.common([row for each in same for row in each.ins])
+    return np.asarray(c @ U / (c @ c)) if len(c) and np.abs(c).max() > 1e-9 else None
 
 
 Uses = tuple[Linear | Vector, ...]
@@ -127,7 +205,17 @@ class FreeDirections(Reparameterization):
 
     def canonicalize(self, params: Params) -> None:
         """Go to the one place, in place."""
-        add(params, self._to_place(params))
+        several = [self.bases(uses, params) for uses, _ in self.parts]  # before any of them is brought there
+        for (uses, _), bases in zip(self.parts, several, strict=True):
+            entries = uses[0].entries
+            if isinstance(uses[0], Vector):
+                numbers = self._turned(uses, entries.read(params).numpy())
+                add(params, [self._change(uses, [-K @ (K.T @ w) for K, w in zip(bases, numbers, strict=True)])])
+                continue
+            for tap, basis in enumerate(bases):
+                W, K = entries.read(params, copy=False)[tap], torch.from_numpy(basis)
+                left, right = (W @ K, K.mT) if self.kind == UNREACHED else (K, K.mT @ W)
+                entries.add_product(params, -left, right, tap)
 
     def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Add a random element, in place."""
@@ -160,8 +248,11 @@ class FreeDirections(Reparameterization):
     def add(self, params: Params, change: Tensor) -> None:
         """Add to the parameters that part of a change on which the function does not depend, in place."""
         parts = change.split([params[name].numel() for name in self.names])
-        own = {name: -part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
-        add(params, self._to_place({**params, **own}))
+        own = {name: part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
+        left = {**params, **{name: -part for name, part in own.items()}}
+        self.canonicalize(left)
+        for name, part in own.items():
+            params[name] += part + left[name]
 
     def beside(self, other: Reparameterization) -> Reparameterization | None:
         """Return both, whose constants are evaluated once: what one adds is nothing that the other looks at.
@@ -174,14 +265,6 @@ class FreeDirections(Reparameterization):
         assert isinstance(other, FreeDirections)
         answered = self.answered or other.answered
         return FreeDirections(self.constants, self.kind, (*self.parts, *other.parts), answered)
-
-    def _to_place(self, params: Mapping[str, Tensor]) -> list[Change]:
-        """Return less what is in these directions."""
-        found = []
-        for uses, _ in self.parts:
-            W, bases = self._turned(uses, uses[0].entries.read(params).numpy()), self.bases(uses, params)
-            found.append(self._change(uses, [-K @ (K.T @ rows) for K, rows in zip(bases, W, strict=True)]))
-        return found
 
     def _drawn(
         self, params: Mapping[str, Tensor], generator: torch.Generator, size: float, control: bool

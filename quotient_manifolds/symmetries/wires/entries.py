@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -162,6 +162,17 @@ class Entries:
         start = self.layout.storage_offset() + flat.storage_offset()
         return flat.as_strided(self.layout.shape, self.layout.stride(), start)
 
+    def add_product(self, parameters: dict[str, Tensor], left: Tensor, right: Tensor, tap: int = 0) -> None:
+        """Add left @ right to what one tap of a weight (taps, out, in) is, in place, without making the product."""
+        w, (own,) = parameters[self.name], self.apply(itemgetter(tap))
+        if not own.layout.is_meta or own.overlap or w.dtype != left.dtype or not w.is_contiguous():
+            own.add_to(parameters, left @ right)
+            return
+        start = own.layout.storage_offset() + w.storage_offset()
+        target = w.as_strided(own.layout.shape, own.layout.stride(), start)
+        target.addmm_(left.to(w.device), right.to(w.device), alpha=1 / self.scale)
+        parameters[self.name] = w  # which may be parts that others hold
+
     def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
         """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
         w = parameters[self.name]
@@ -175,11 +186,17 @@ class Entries:
         parameters[self.name] = flat.view(w.shape)
 
     def read(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype = torch.float64, *, there: bool = False
+        self,
+        parameters: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float64,
+        *,
+        there: bool = False,
+        copy: bool = True,
     ) -> Tensor:
         """Return the values of the entries as a new tensor; autograd follows it.
 
-        there: on the device of the parameter, for products of whole weights; else on the CPU, where `index` is.
+        there: on the device of the parameter, for products of whole weights; else on the CPU, where `index` is. copy:
+        without it the parameter's own memory may be returned, for whoever writes to neither.
         """
         place, shape, stride = self.layout, self.layout.shape, self.layout.stride()
         start, stop = self.span[0], self.span[1] + 1
@@ -192,7 +209,8 @@ class Entries:
                 part = parameters[self.name].reshape(-1)[start:stop]
             part = part if there else part.cpu()
             found = part.as_strided(shape, stride, part.storage_offset()) if place.is_meta else part[place - start]
-        found = (found if there else found.cpu()).to(dtype, copy=not isinstance(parameters, Generic) or 0 in stride)
+        copy = (copy and not isinstance(parameters, Generic)) or 0 in stride
+        found = (found if there else found.cpu()).to(dtype, copy=copy)
         return found if self.scale == 1.0 and self.offset == 0.0 else self.scale * found + self.offset
 
 

@@ -40,6 +40,10 @@ class Generic(Mapping[str, Tensor]):
             at, done = (at + len(part)) % PERIOD, done + len(part)
         return found
 
+    def count(self, name: str) -> int:
+        """Return how many numbers a parameter has."""
+        return self._params[name].numel()
+
     def at(self, name: str, places: Tensor) -> Tensor:
         """Return the numbers of a parameter at some places."""
         w = self._params[name].detach().reshape(-1)

@@ -33,14 +33,18 @@ class Partners:
     _rows: dict[tuple[str, int], Array] = field(default_factory=dict)
     _channels: dict[tuple[str, str, bool], Tensor] = field(default_factory=dict)
 
-    def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array:
+    def gram(self, params: Mapping[str, Tensor], owners: Sequence[Owner]) -> Array | None:
         """Return M (n, n), with t . M t the squared length of constants t as those who read them see it.
 
-        Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity.
-        What stands several times on one channel is several vectors.
+        Of channels of a pair (G, H) it is H^T H, which follows when (G A^-1, H A^T) moves; of all others the identity:
+        None where all are others. What stands several times on one channel is several vectors.
         """
-        name, places, M = owners[0][1], [self._place(owner) for owner in owners], np.eye(len(owners))
-        for channels, R in self._of(name, params):
+        name = owners[0][1]
+        several = list(self._of(name, params))
+        if not several:
+            return None
+        places, M = [self._place(owner) for owner in owners], np.eye(len(owners))
+        for channels, R in several:
             channel = channels[places].long()
             inside = np.flatnonzero(channel >= 0)
             M[np.ix_(inside, inside)] = _between(R.mT @ R, channel[inside]).numpy()

@@ -87,8 +87,7 @@ def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterizatio
 def _free_offsets(constants: Constants) -> None:
     """Let channels be scaled to which constants are added, where shifts make up for that."""
     walk, params = constants.walk, constants.walk.parameters
-    shifts = constants.at(params).shifts(walk, constants.scaled)
-    constants.whole = whole_biases(shifts)
+    constants.whole = whole_biases(constants.shifts(params))
     if constants.scaled:
         free = [n for turn in Solved.at(constants, params).turned.tolist() for n in constants.scaled[turn]]
         walk.scales = walk.loose

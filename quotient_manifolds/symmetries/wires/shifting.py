@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -146,11 +148,11 @@ class Shift(Reparameterization):
 
     def toward(self, params: Params, other: Params) -> Tensor:
         """Return the shift after which constants are those of other parameters, as nearly as they can be."""
-        found, z = Solved.at(self.constants, params), dict.fromkeys(self.pivots, 0.0)
-        for unknowns, own, D in found.groups(self.pivots):
-            t = found.sources.held(params, unknowns) - found.sources.held(other, unknowns)
-            z.update(zip(own, np.linalg.lstsq(D.toarray(), -t, rcond=TINY)[0].tolist(), strict=True))
-        return torch.tensor([*z.values()], dtype=torch.float64)
+        found, z = Solved.at(self.constants, params), np.zeros(len(self.pivots))
+        for group in found.groups(self.pivots):
+            t = found.sources.held(params, group.unknowns) - found.sources.held(other, group.unknowns)
+            z[group.own] = np.linalg.lstsq(group.directions.toarray(), -t, rcond=TINY)[0]
+        return torch.from_numpy(z)
 
     def add(self, params: Params, z: Tensor) -> None:
         """Shift the constants by z, in place."""
@@ -207,17 +209,19 @@ class Shift(Reparameterization):
 
         What is left, t + D z for directions D, has the least length that those who read it see: (D^T M D) z = -D^T M t.
         """
-        target, z = dict(zip(self.pivots, self.targets, strict=True)), dict.fromkeys(pivots, 0.0)
-        for unknowns, own, D in found.groups(pivots):
-            owners = found.sources.owners(unknowns)
-            t = found.sources.held(params, unknowns) - [target.get(each, 0.0) for each in owners]
-            if len(own) == len(owners):  # a permutation, up to rounding: none has what another one starts from
-                size = scipy.sparse.linalg.spsolve(D, -t)
+        target, z = dict(zip(self.pivots, self.targets, strict=True)), np.zeros(len(pivots))
+        for group in found.groups(pivots):
+            D, owners = group.directions, group.owners
+            t = found.sources.held(params, group.unknowns)
+            if any(target.values()):
+                t -= [target.get(each, 0.0) for each in owners]
+            if group.whole:
+                z[group.own[D.indices]] = -t / D.data
+            elif len(group.own) == len(owners):  # a permutation, up to rounding: none has what another one starts from
+                z[group.own] = scipy.sparse.linalg.spsolve(D.tocsc(), -t)
             else:
-                MD = self.constants.partners.gram(params, owners) @ D.toarray()
-                size = np.linalg.lstsq(D.T @ MD, -MD.T @ t, rcond=TINY)[0]
-            z.update(zip(own, size.tolist(), strict=True))
-        return np.array([*z.values()])
+                z[group.own] = group.least(-t, self.constants.partners.gram(params, owners))
+        return z
 
     def _weights(self, params: Params) -> list[Linear]:
         """Return the weights of which constants are left, and take away what others answer to what they no longer have.
@@ -228,14 +232,12 @@ class Shift(Reparameterization):
         if not own:
             return []
         found = {first: each for each in reversed(self.constants.walk.linears) if (first := _first(each)) in own}
-        at, changes = self.constants.at(params), []
-        for linear in found.values():
-            basis = torch.from_numpy(unreached_basis(at, [linear]))
-            if basis.shape[1]:
-                answer = linear.entries.read(params) @ basis
-                if float(answer.abs().max()) > SETTLED * typical(params[linear.entries.name]):
-                    changes.append((linear.entries, -answer @ basis.mT))
-        add(params, changes)
+        at = self.constants.at(params)
+        several = [torch.from_numpy(unreached_basis(at, [linear])) for linear in found.values()]
+        for linear, basis in zip(found.values(), several, strict=True):
+            answer = linear.entries.read(params, copy=False)[0] @ basis
+            if basis.shape[1] and float(answer.abs().max()) > SETTLED * typical(params[linear.entries.name]):
+                linear.entries.add_product(params, -answer, basis.mT)
         left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).column}
         return [each for first, each in reversed(found.items()) if first in left]
 
@@ -281,7 +283,7 @@ def _add(constants: Constants, params: Params, found: Solved, size: Array) -> bo
     answers = [*found.shifts.answers(size, seen=True)]
     for each, answer in answers:  # to what its inputs have in common now
         u = common(constants.at(params), each.linear)
-        add(params, [(each.linear.entries, torch.from_numpy(np.outer(answer, u)))])
+        each.linear.entries.add_product(params, torch.from_numpy(answer)[:, None], torch.from_numpy(u)[None])
     return bool(answers)
 
 
@@ -331,6 +333,34 @@ def offset_channels(walk: Walk) -> Iterator[Offsets]:
         yield {n: plus[n] for n in nodes[group == number].tolist()}
 
 
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Hold what pivots of one bias or weight do to its own numbers."""
+
+    unknowns: Array
+    owners: list[Owner]
+    own: Array
+    """Where its pivots are among all."""
+    directions: scipy.sparse.csr_matrix  # (unknowns, own)
+
+    @property
+    def whole(self) -> bool:
+        """Return whether each number is moved by one pivot, and that by no other."""
+        return len(self.own) == len(self.owners) and bool((np.diff(self.directions.indptr) == 1).all())
+
+    def least(self, t: Array, M: Array | None) -> Array:
+        """Return z for which D z - t is least in the metric M, or by its length."""
+        if M is None:
+            return np.asarray(self._inverse @ t)
+        D = self.directions.toarray()
+        return np.asarray(np.linalg.lstsq(D.T @ (M @ D), D.T @ (M.T @ t), rcond=TINY)[0])
+
+    @cached_property
+    def _inverse(self) -> Array:
+        D = self.directions.toarray()
+        return np.asarray(np.linalg.lstsq(D.T @ D, D.T, rcond=TINY)[0])
+
+
 class Sources:
     """Tell what each unknown belongs to: a number of a vector, or a row of a weight."""
 
@@ -349,6 +379,12 @@ class Sources:
             self.part[each.unknowns] = number
             self.place[each.unknowns] = each.linear.entries.first * ROWS + np.arange(len(each.unknowns))
         self.part[0] = -1
+
+    def of(self, shifts: Shifts) -> Sources:
+        """Return the same of the same equations, with other numbers."""
+        made = copy(self)
+        made.parts = [*self.parts[: len(self.parts) - len(shifts.virtual)], *shifts.virtual]
+        return made
 
     def owners(self, unknowns: Array) -> list[Owner]:
         """Return what shifts start from."""
@@ -381,7 +417,7 @@ class Sources:
                 numbers = params[part.entries.name].detach().reshape(-1)[torch.from_numpy(place)].double().cpu().numpy()
                 found[here] = (part.entries.scale * numbers + part.entries.offset) * self.factor[unknowns[here]]
             else:
-                W = part.linear.entries.read(params)[0].numpy()
+                W = part.linear.entries.read(params, copy=False)[0].numpy()
                 found[here] = (W @ part.u / (part.u @ part.u))[place % ROWS]
         return found
 
@@ -400,14 +436,20 @@ class Solved:
     """What makes up for scales of channels to which constants are added, (names of unknowns, those that have such)."""
     turned: Array
     """Which of them these are."""
+    _groups: dict[tuple[Owner, ...], list[Group]] = field(default_factory=dict)
 
     @staticmethod
     def at(constants: Constants, params: Mapping[str, Tensor]) -> Solved:
         """Return the solution at these parameters."""
         at = constants.at(params)
         if "shifts" not in at.kept:
-            shifts = at.shifts(constants.walk, constants.scaled)
-            at.kept["shifts"] = Solved.of(shifts, constants.whole)
+            shifts = constants.shifts(params)
+            whole = constants.whole
+            if whole not in shifts.kept:
+                made = shifts.kept[whole] = Solved.of(shifts, whole)
+                constants.structure.hear(shifts, lambda other: whole in other.kept and made.alike(other.kept[whole]))
+            known: Solved = shifts.kept[whole]
+            at.kept["shifts"] = replace(known, shifts=shifts, sources=known.sources.of(shifts))
         found: Solved = at.kept["shifts"]
         return found
 
@@ -424,6 +466,14 @@ class Solved:
         column = {owner: k for k, owner in enumerate(sources.owners(first))}
         return Solved(shifts, sources, directions, first, column, turning, turned)
 
+    def alike(self, other: Solved) -> bool:
+        """Return whether equations of two sets of numbers have the same solution."""
+        names = [*self.column] == [*other.column] and np.array_equal(self.turned, other.turned)
+        return names and all(
+            mine.shape == their.shape and np.abs((mine - their).data).max(initial=0) <= NOTHING
+            for mine, their in ((self.directions, other.directions), (self.turning, other.turning))
+        )
+
     def added(self, pivots: Sequence[Sequence[Owner]], z: Sequence[Array]) -> Array:
         """Return what every source adds (nodes, batch) where pivots do by these sizes, one list after the other."""
         taken = np.zeros((len(self.first), len(pivots)))
@@ -432,15 +482,21 @@ class Solved:
             taken[columns[columns >= 0], k] = sizes[columns >= 0]
         return self.shifts.evaluate(self.directions @ taken)
 
-    def groups(self, pivots: Sequence[Owner]) -> Iterator[tuple[Array, list[Owner], scipy.sparse.csc_matrix]]:
-        """Yield unknowns of one bias or weight, pivots among their owners, and what directions of pivots do to them."""
-        several: dict[tuple[Any, ...], list[Owner]] = defaultdict(list)
-        for pivot in pivots:
-            if pivot in self.column:
-                several[source(pivot)].append(pivot)
-        for key, own in several.items():
-            unknowns = self.sources.like(key)
-            yield unknowns, own, self.directions[:, self.columns(own)][unknowns]
+    def groups(self, pivots: Sequence[Owner]) -> list[Group]:
+        """Return pivots by the bias or weight that they are of, and what their directions do to it."""
+        if tuple(pivots) not in self._groups:
+            several: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+            for place, pivot in enumerate(pivots):
+                if pivot in self.column:
+                    several[source(pivot)].append(place)
+            self._groups[tuple(pivots)] = [
+                self._group(self.sources.like(key), pivots, np.array(own)) for key, own in several.items()
+            ]
+        return self._groups[tuple(pivots)]
+
+    def _group(self, unknowns: Array, pivots: Sequence[Owner], own: Array) -> Group:
+        directions = self.directions[:, self.columns([pivots[place] for place in own.tolist()])][unknowns].tocsr()
+        return Group(unknowns, self.sources.owners(unknowns), own, directions)
 
     def columns(self, pivots: Sequence[Owner]) -> Array:
         """Return which directions start from these; -1 where none does."""

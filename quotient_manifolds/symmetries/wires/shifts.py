@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.nodes import ZERO
 from quotient_manifolds.symmetries.wires.relations import Scales
-from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.uses import SUMS, Flow, Linear, Vector, by_entries
 from quotient_manifolds.symmetries.wires.values import Values
@@ -39,6 +39,8 @@ class Sum:
     factors: Array
     centred: bool = False
     plus: scipy.sparse.csr_matrix | None = None
+    gain: tuple[Vector, Array] | None = None
+    """A vector that multiplies the factors, and which of its numbers do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +77,14 @@ class Shifts:
         walk: Walk,
         values: Values,
         unseen: Unseen,
-        unreached: Unreached,
+        answers: Mapping[Any, Array],
         gauges: Iterable[Offsets] = (),
     ) -> None:
-        self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
+        """Take what weights answer to, u with u . x = 1, by the keys of their entries."""
+        self.walk, self.values, self.unseen, self._answers = walk, values, unseen, answers
         self.system, self.count = Scales(), 1
         self.vectors: list[list[Vector]] = by_entries([each for each in walk.vectors if not each.gain])
+        self.answered = frozenset(answers)
         self.unknown = np.zeros(walk.count, np.int64)
         """The unknown that the constant of a node is; 0 if it is none."""
         self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
@@ -91,6 +95,8 @@ class Shifts:
         """The sum that a source claims, and its factor there."""
         self.virtual: list[Answer] = []
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
+        self.kept: dict[Any, Any] = {}
+        """What others work out of the equations, and keep with them."""
         self._used: dict[Any, tuple[Array, float]] = {}
         """Of vectors that are taken several times, the nodes of the first time and their factor."""
         self._zero = np.zeros(walk.count, bool)
@@ -111,6 +117,18 @@ class Shifts:
         for several in self._vanish.values():  # together: what each costs alone is many times its arithmetic
             names, factors = (np.concatenate(each) for each in zip(*several, strict=True))
             self.system.rows(self._combined(names, factors))
+        del self._vanish, self._zero, self._keys, self._keyed, self._soft, self._source  # as long as there are nodes
+
+    def at(self, values: Values, answers: Mapping[Any, Array]) -> Shifts:
+        """Return the same equations, which no numbers stand in, for other numbers."""
+        made = copy(self)
+        made.values, made._answers, made._rows = values, answers, {}
+        made.virtual = [replace(each, u=answers[each.linear.entries.key]) for each in self.virtual]
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: the equations, without numbers."""
+        return {name: each for name, each in self.__dict__.items() if name not in ("values", "_rows")}
 
     # unknowns and definitions
     def _new(self, count: int) -> Array:
@@ -249,9 +267,15 @@ class Shifts:
         back[order] = np.arange(len(nodes))
         return scipy.sparse.vstack(parts, format="csr")[back]
 
+    def _factors(self, definition: Sum) -> Array:
+        if definition.gain is None:
+            return definition.factors
+        vector, places = definition.gain
+        return definition.factors * self.values.vector(vector)[places, None]
+
     def _expressed(self, definition: Sum | Image) -> scipy.sparse.csr_matrix:
         if isinstance(definition, Sum):
-            found = self._combined(definition.names, definition.factors)
+            found = self._combined(definition.names, self._factors(definition))
             if definition.centred:
                 mean = scipy.sparse.csr_matrix(np.full((1, found.shape[0]), 1 / found.shape[0])) @ found
                 found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
@@ -274,9 +298,12 @@ class Shifts:
         elif flow.kind in SUMS:
             self._sums(flow)
         elif flow.kind == "gain":
-            names, weights = flow.terms.ins[0], self.values.vector(flow.terms)
+            names = flow.terms.ins[0]
             self._open(names)
-            self._sum(flow.outs, names[:, None], weights[:, None])
+            moves = np.flatnonzero(self._moves(names))
+            if len(moves):
+                ones = np.ones((len(moves), 1))
+                self._define(Sum(flow.outs[moves], names[moves, None], ones, gain=(flow.terms, moves)))
             self._carry_keys(flow.outs, names[:, None])
         elif flow.kind == "norm":
             if not len(flow.outs) or self.unseen.partly(flow.outs).any():
@@ -388,8 +415,7 @@ class Shifts:
     def _linear(self, linear: Linear) -> None:
         for row in linear.ins:
             self._open(row)
-        plain = not linear.taps and linear.shape[0] == 1
-        answer = self._answer(linear) if plain and linear.shared in ("", "alike") else None
+        plain, answer = _plain(linear), self._answer(linear)
         if answer is not None:
             shape = (len(answer.unknowns), self._width)
             by = linear.entries.scale / answer.linear.entries.scale
@@ -407,18 +433,14 @@ class Shifts:
 
     def _answer(self, linear: Linear) -> Answer | None:
         """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
-        same = [each for each in self.walk.linears if each.entries.key == linear.entries.key]
+        key = linear.entries.key
+        if key not in self._answers or not _may_answer(linear):
+            return None
+        same = [each for each in self.walk.linears if each.entries.key == key]
         for each in self.virtual:
             if each.linear is same[0]:
                 return each
-        if linear.table:
-            u = np.ones(linear.shape[2])
-        else:
-            U, c = self.unreached.common([row for each in same for row in each.ins])
-            if not len(c) or not np.abs(c).max() > 1e-9:
-                return None
-            u = c @ U / (c @ c)
-        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1]), same))
+        self.virtual.append(Answer(same[0], self._answers[key], self._new(linear.shape[1]), same))
         return self.virtual[-1]
 
     # values
@@ -448,7 +470,7 @@ class Shifts:
             found += definition.plus[:, : len(coefficients)] @ coefficients
         inner = value[definition.names]
         if isinstance(definition, Sum):
-            found += np.einsum("mk,mkb->mb", definition.factors, inner)
+            found += np.einsum("mk,mkb->mb", self._factors(definition), inner)
             return found - found.mean(0) if definition.centred else found
         if inner.any():
             found += self.values.answer(definition.linear, inner)[definition.rows]
@@ -486,6 +508,22 @@ class Shifts:
             return change
         K = self.unseen.common(rows)
         return change - K @ (K.T @ change)
+
+
+def answering(linears: Iterable[Linear]) -> list[list[Linear]]:
+    """Return all uses of each weight that may answer to what its inputs have in common."""
+    found: dict[Any, list[Linear]] = defaultdict(list)
+    for each in linears:
+        found[each.entries.key].append(each)
+    return [same for same in found.values() if any(map(_may_answer, same))]
+
+
+def _plain(linear: Linear) -> bool:
+    return not linear.taps and linear.shape[0] == 1
+
+
+def _may_answer(linear: Linear) -> bool:
+    return _plain(linear) and linear.shared in ("", "alike")
 
 
 def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:

@@ -185,8 +185,15 @@ class Unreached:
         if all(len(V) == U.shape[1] for V, _ in parts):
             return np.eye(len(U)), np.sum([_numbers(V, d) for V, d in parts], 0)
         for V, d in parts[1:]:
-            N = kernel(np.concatenate([U, -V]).T)
-            a, b = N[: len(U)], N[len(U) :]
+            if len(U) == U.shape[1] != len(V):  # those of numbers that are constant are as many as there are
+                U, c, V, d = V, d, U, c
+            if len(V) == V.shape[1]:  # ...so of U each is one: an orthonormal basis of a, b with a U = b V
+                B = U.T if np.array_equal(V, np.eye(len(V))) else np.linalg.solve(V.T, U.T)
+                a = np.linalg.inv(np.linalg.cholesky(np.eye(len(U)) + B.T @ B)).T
+                b = B @ a
+            else:
+                N = kernel(np.concatenate([U, -V]).T)
+                a, b = N[: len(U)], N[len(U) :]
             U, c = a.T @ U, c @ a + d @ b
             if not len(U):
                 break

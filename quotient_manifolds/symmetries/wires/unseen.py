@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 SMALL = 1e-14
+SAME = 1e-12
 FEW = 8
 
 
@@ -53,6 +54,7 @@ class Unseen:
         self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, Cell] = {}
+        self._known: dict[tuple[bytes, ...], Array] = {}
         self.facing = False
         """Whether one side of a product has directions that the other, as it is now, does not reach."""
         self._some = np.zeros(walk.count, bool)
@@ -73,6 +75,11 @@ class Unseen:
         for each in uses:
             if sides[each.entries.name] == 3:
                 self.see(each.outs[self.sides[each.outs] > 0])
+        del self.values, self.unreached, self._past  # numbers have told
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: without what is sooner found again than stored."""
+        return self.__dict__ | {"_known": {}}
 
     def _face(self, flow: Flow) -> None:
         """See all of what both sides of a product are made of: the product of two changes is seen."""
@@ -213,11 +220,24 @@ class Unseen:
 
     def common(self, rows: Sequence[Any]) -> Array:
         """Return what nobody sees of any of several lists of nodes, (n, u), orthonormal."""
+        key = tuple(np.asarray(row, np.int64).tobytes() for row in rows)
+        if key not in self._known:
+            self._known[key] = self._common(rows)
+        return self._known[key]
+
+    def _common(self, rows: Sequence[Any]) -> Array:
         K = self.directions(rows[0])
         for row in rows[1:]:
             other = self.directions(row)
             K = K @ kernel(K - other @ (other.T @ K), 1.0)
         return K
+
+    def alike(self, other: Unseen) -> bool:
+        """Return whether the same is seen of what parameters write to, and something of the same nodes."""
+        every, written = np.arange(self.walk.count), [row for each in self.walk.uses for row in each.outs]
+        same = np.array_equal(self.sides, other.sides) and np.array_equal(self.partly(every), other.partly(every))
+        pairs = ((self.directions(row), other.directions(row)) for row in written)
+        return same and all(K.shape == L.shape and np.allclose(K, L, rtol=0, atol=SAME) for K, L in pairs)
 
     def partly(self, nodes: Any) -> Array:
         """Say of each of these nodes whether anything of it is seen."""
@@ -254,7 +274,7 @@ class Unseen:
                 self._linear(flow.terms, row_in, row_out)
         elif flow.kind == "bias":
             if len(flow.terms.like):  # what is seen of any row would be seen of these
-                self.leave(flow.terms.outs[0], self.common(flow.terms.like))
+                self.leave(flow.terms.outs[0], self._common(flow.terms.like))
         elif flow.kind == "gain":
             self._gain(flow)
         elif flow.kind == "norm":
@@ -310,8 +330,10 @@ class Unseen:
                     return
 
     def _gain(self, flow: Flow) -> None:
-        weights = self.values.vector(flow.terms)
         outs, ins = flow.outs, flow.terms.ins[0]
+        if self.all(ins) or not self.partly(outs).any():
+            return
+        weights = self.values.vector(flow.terms)
         whole = self.seen[outs] & (weights != 0)
         self.see(ins[whole])
         rest = np.flatnonzero(~whole)

@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 
 T = TypeVar("T")
+FEW = 16
 
 
 class Values:
@@ -31,6 +32,8 @@ class Values:
         self._hold(params)
         self._asked: dict[str, int] = {}
         self._kept: dict[int, Array] = {}
+        self.few: dict[str, Array] = {}
+        """A few numbers of each parameter that was asked for; whoever wants to know who asks begins with none."""
 
     def hold(self, params: Mapping[str, Tensor]) -> bool:
         """Return whether these parameters have the numbers that were read; if so, read the others of them, too."""
@@ -51,11 +54,12 @@ class Values:
 
     def vector(self, vector: Vector) -> Array:
         """Return the numbers that are added, (rows, n), or of a gain those of every place, (n,)."""
+        self._note(vector.entries.name)
         if id(vector) not in self._kept:
             entries = vector.entries
             if vector.gain:
                 entries = replace(entries, layout=torch.from_numpy(vector.index))
-            self._kept[id(vector)] = self._read(entries)
+            self._kept[id(vector)] = self._read(entries).copy()
         return self._kept[id(vector)]
 
     def chunks(self, linear: Linear, tap: int = 0) -> Iterator[tuple[int, Array]]:
@@ -80,7 +84,17 @@ class Values:
         if entries.name in self._params:
             held = {entries.name: _alive(self._params[entries.name])}
             self._asked[entries.name] = held[entries.name]._version
-        return entries.read(_alive(self._made) if self._made else held).numpy()
+        self._note(entries.name)
+        return entries.read(_alive(self._made) if self._made else held, copy=False).numpy()
+
+    def _note(self, name: str) -> None:
+        if name in self.few:
+            return
+        params = _alive(self._made) if self._made else {name: _alive(self._params[name])}
+        count = params.count(name) if isinstance(params, Generic) else params[name].numel()
+        places = torch.linspace(0, max(count - 1, 0), min(count, FEW)).long()
+        found = params.at(name, places) if isinstance(params, Generic) else params[name].detach().reshape(-1)[places]
+        self.few[name] = found.double().cpu().numpy()
 
 
 def _alive(what: weakref.ref[T]) -> T:

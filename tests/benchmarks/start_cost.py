@@ -1,0 +1,59 @@
+"""What it costs to go where a measure begins, in passes: forward and backward on the pretrained BERT, one thread.
+
+    python -m tests.benchmarks.start_cost [ROWS TOKENS [ROUNDS]]
+
+Bare passes and work take turns in one process, in processor time; printed are medians, in passes. The first time what
+is the same at all parameters is worked out, which is kept with the symmetries.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from quotient_manifolds.geometry import Quotient
+from quotient_manifolds.symmetries import balance, propose_symmetries
+from quotient_manifolds.symmetries.representatives import canonicalize
+from tests.benchmarks.pretrained import batch_of, loss, pretrained
+from tests.benchmarks.running import seconds
+
+
+def main(rows: int = 16, tokens: int = 32, rounds: int = 5) -> None:
+    torch.set_num_threads(1)
+    model, batch = pretrained(), batch_of(rows, tokens)
+    parameters = tuple(model.parameters())
+
+    def bare() -> None:
+        torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
+
+    symmetries = propose_symmetries(model, batch, evaluate=loss)
+    quotient = Quotient("inv", symmetries=symmetries)
+
+    def canonical() -> None:
+        point = {name: w.detach().to(torch.float64, copy=True) for name, w in model.named_parameters()}
+        canonicalize(point, symmetries.reparameterizations)
+
+    works: dict[str, Callable[[], object]] = {
+        "canonical point, first time": canonical,
+        "canonical point": canonical,
+        "tangent space, canonical point included": lambda: quotient.at(model),
+        "balance": lambda: balance(model, symmetries),
+        "transformed": lambda: symmetries.transformed(model, seed=1),
+    }
+    bare()
+    print(f"{rows} x {tokens} tokens, passes")
+    for name, work in works.items():
+        found = []
+        for _ in range(1 if "first" in name else rounds):
+            before = seconds(bare, time.process_time)
+            taken = seconds(work, time.process_time)
+            found.append(2 * taken / (before + seconds(bare, time.process_time)))
+        print(f"{name}: {statistics.median(found):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
