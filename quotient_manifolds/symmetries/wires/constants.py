@@ -145,7 +145,8 @@ class Structure:
         known = self._several[frozenset(answers)]
         if self._unseen.settled and known.what is not None and known.settled:
             return known.what.at(at.values, answers)
-        at.values.few = {}
+        # What weights answer to stands in equations, too; that of a table is 1 whatever its numbers are.
+        at.values.few = {f"answer {key}": u for key, u in answers.items() if not every[key][0].table}
         return Shifts(self.walk, at.values, at.unseen, answers, scaled)
 
     def hear(self, shifts: Shifts, alike: Callable[[Shifts], bool]) -> None:
