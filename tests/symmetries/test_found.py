@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
 from tests.symmetries.nets import NETS, net
+from tests.symmetries.sets import SETS
 from tests.symmetries.test_nets import shown
 
 CHANGE = 1e-8
@@ -47,6 +50,28 @@ def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, 
     model, x, found = found_in(name, bias)
     check_moves(model, x, found.together)
     assert found.largest < 1e-9 < found.smallest
+
+
+ORDINARY = {
+    "nets": ("half ln", "attn ln", "short attn", "max1", "lora", "ln std", "two"),
+    "types": ("bert", "gpt2", "vit", "t5", "low-rank adapters and a bottleneck"),
+    "breadth": ("bert", "gpt2", "vit", "t5", "beit", "codegen", "dinov2_with_registers"),  # of more than SMALL
+}
+
+
+@pytest.mark.parametrize(("each", "name"), [(each, name) for each, names in ORDINARY.items() for name in names])
+def test_what_is_found_holds_at_other_weights(each: str, name: str) -> None:
+    """All of it: numbers that are found at some weights are no symmetry of a twin."""
+    example = SETS[each].make(name)
+    found = find(example.model, example.shown, example.evaluate)
+    twin, draw = copy.deepcopy(example.model).double(), torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for w in twin.parameters():
+            w *= 1 + 0.3 * torch.randn(w.shape, generator=draw, dtype=w.dtype)
+            w += 0.1 * w.std(correction=0).clamp(min=0.1) * torch.randn(w.shape, generator=draw, dtype=w.dtype)
+    moved = finders.moved_by(found.every, weights(twin))
+    assert finders.falsity(replace(example, model=twin), moved)["false"] < 1e-9
+    assert found.symmetries
 
 
 @pytest.mark.parametrize("name", list(NETS)[5::29])
