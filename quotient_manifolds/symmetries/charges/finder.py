@@ -169,6 +169,9 @@ class Finder(ABC):
         try:
             for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
                 slot.units(self.own)
+            for part in symmetry.parts if isinstance(symmetry, Translation) else ():
+                if not all(w is None or bool(torch.isfinite(w).all()) for w in part.at(self.own)):
+                    return f"{_named(symmetry)}: gains must not be 0. Found some that are"
         except ValueError as error:
             return f"{_named(symmetry)}: {error}"
         return ""

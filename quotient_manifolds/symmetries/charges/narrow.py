@@ -53,9 +53,10 @@ class Narrow(Finder):
         known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         shifts, symmetries = self.shifts(), [*known.symmetries, *wide.symmetries]
-        every, params = spanned(tangents(symmetries, self._ordered)), self._ordered
+        able, params = [each for each in symmetries if not self._unable(each)], self._ordered
+        every = spanned(tangents(able, params))
         for each in (*sums(self.frame, self.tokens), *shifts.symmetries):
-            T = tangents([each], params)
+            T = tangents([] if self._unable(each) else [each], params)
             if len(beyond(T, every)):
                 symmetries, every = [*symmetries, each], spanned(torch.cat([every, T], 1))
         return Readings(
