@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries.charges.readings import Readings, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
-from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, beyond, read_rest, spanned, tangents
+from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
@@ -25,8 +25,8 @@ FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
-_ALONG = 1e-8
-"""Of unit vectors: parts below are rounding."""
+_ALONG, _NEW = 1e-8, 1e-6
+"""Of unit vectors: parts below are rounding; above, they are directions of their own."""
 
 
 class Narrow(Finder):
@@ -57,8 +57,12 @@ class Narrow(Finder):
         every = spanned(tangents(able, params))
         for each in (*sums(self.frame, self.tokens), *shifts.symmetries):
             T = tangents([] if self._unable(each) else [each], params)
-            if len(beyond(T, every)):
-                symmetries, every = [*symmetries, each], spanned(torch.cat([every, T], 1))
+            rest = T / T.norm(dim=0).clamp(1e-300)
+            for _ in range(2):
+                rest = rest - every @ (every.T @ rest)
+            rest = rest[:, rest.norm(dim=0) > _NEW]
+            if rest.shape[1]:
+                symmetries, every = [*symmetries, each], torch.cat([every, spanned(rest)], 1)
         return Readings(
             tuple(symmetries),
             (*known.refused, *wide.refused, *shifts.refused),
