@@ -39,7 +39,9 @@ from quotient_manifolds.symmetries.groups import (
     Slices,
     Slot,
     Span,
+    Sparse,
     Symmetry,
+    Terms,
     Torus,
     Translation,
     Wire,
@@ -597,6 +599,14 @@ def shift(x: Params) -> Translation:
     )
 
 
+def at_all_weights() -> Translation:
+    """The shift of `biased`: b += z, c -= V z, with V read where it acts."""
+    row, column = torch.arange(2).repeat_interleave(N), torch.arange(N).repeat(2)
+    V = Gain.of("V", (2, N), torch.arange(2 * N))
+    taken = Sparse((2, N), (Terms(torch.stack([row, column]), -torch.ones(2 * N), (V,)),))
+    return Translation((Part(Rows.along("b", (N,), 0)), Part(Rows.along("c", (2,), 0), taken)))
+
+
 def planar(p: Params, x: Tensor) -> Tensor:
     """A complex map by hand, read in squares of absolute values: no parameter has the wire's channels for an axis."""
     a, b = x[:, :2], x[:, :2].flip(1) + 1
@@ -668,6 +678,7 @@ CONTINUOUS: dict[
     "statistics": (normed_neurons, BOTTLENECK_PARAMS, lambda x: NORMED_SCALES),
     "beside": (lora, ADAPTER, beside),
     "shift": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, shift),
+    "at all weights": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, lambda x: at_all_weights()),
     "turns": (planar, PLANAR, lambda x: turns()),
     "through a norm": (normed_by_hand, {"W": (N, D), "g": (N,), "V": (2, N)}, through_a_norm),
     "between": (mixed, {"U": (N, D), "V": (N, D), "b": (N,), "c": (N,)}, lambda x: between()),

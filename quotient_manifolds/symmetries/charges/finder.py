@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
+from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
@@ -23,16 +24,18 @@ CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
 _ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
+_POINTS, _LOSSES = 4, 2
+"""Of token vectors for shifts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """Hold what leaves the outputs of a model as they are, on all inputs that were tried.
 
-    symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
-    a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
-    over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
-    change: the largest relative change of an output under a joint random element.
+    symmetries: groups that do at all weights. stacks: of small nets, translations that do at the model's own alone.
+    refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
+    largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
+    among what is refused. change: the largest relative change of an output under a joint random element.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -45,7 +48,7 @@ class Found:
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
-        """Return all symmetries, translations first: they hold at the weights where they were found."""
+        """Return all symmetries, first those that hold only at the weights where they were found."""
         return (*(stack.translation for stack in self.stacks), *self.symmetries)
 
     @property
@@ -100,6 +103,21 @@ class Finder(ABC):
             for sample in found:
                 yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
 
+    def shifts(self) -> Readings:
+        """Return translations that token vectors show to hold at all weights."""
+        return Shifts(self.frame, list(self._samples(_POINTS)), lambda: next(self._samples(1))[1]).every()
+
+    def _samples(self, points: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
+        """Yield samples with gradients of biases and of tables of few words, the latter to be shifted by columns."""
+        tables = {self.walk.entries.plain.get(use.memory) for use in self.walk.uses if use.tokens.place is None}
+        shapes = self.frame.entries.shapes
+        names = [name for name in shapes if name in tables and shapes[name].numel() <= MOST]
+        every = list(dict.fromkeys([*vectors(self.frame), *names]))
+        for _ in range(points):
+            at, found = self.points.samples(_LOSSES, walk=self.walk, vectors=every)
+            for sample in found:
+                yield at.weights, sample
+
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
@@ -151,6 +169,9 @@ class Finder(ABC):
         try:
             for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
                 slot.units(self.own)
+            for part in symmetry.parts if isinstance(symmetry, Translation) else ():
+                if not all(w is None or bool(torch.isfinite(w).all()) for w in part.at(self.own)):
+                    return f"{_named(symmetry)}: gains must not be 0. Found some that are"
         except ValueError as error:
             return f"{_named(symmetry)}: {error}"
         return ""

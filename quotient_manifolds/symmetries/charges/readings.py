@@ -7,7 +7,8 @@ are added until fresh ones, at weights of their own, break nothing, twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -380,9 +381,19 @@ def _means(positions: Positions, data: Sequence[Vectors], free: Tensor) -> tuple
                 worst = max(worst, float((charge.abs() / summands.clamp(min=1e-300)).max()))
                 size = max(size, float(summands.min()))
             if worst < NOISE and size > 0:
-                made.append(Gauge(positions.wire(wire.positions), kind(n)))
-                largest = max(largest, worst)
+                with suppress(ValueError):  # of wires that groups cannot act on
+                    made.append(Gauge(positions.wire(wire.positions), kind(n)))
+                    largest = max(largest, worst)
     return made, largest
+
+
+def sums(frame: Frame, draw: Draw) -> Iterator[Gauge]:
+    """Yield t 1^T on whole wires whose readers do not all have a bias, where it has no charge."""
+    drawn = list(draw(_POINTS, _LOSSES)) if len(frame.roots) else []
+    if drawn:
+        positions = Positions(frame, torch.arange(len(frame.roots)), drawn[0][0])
+        found, _ = _means(positions, positions.drawn(drawn), torch.zeros(0, dtype=torch.long))
+        yield from (each for each in found if isinstance(each, Gauge) and isinstance(each.algebra, FromSum))
 
 
 def read(frame: Frame, channels: Tensor, draw: Draw, generator: torch.Generator) -> Readings:
