@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
 from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import Recording, movable, record
 from quotient_manifolds.symmetries.trace.replay import HELD, wide
@@ -105,7 +106,9 @@ class Points:
         self, model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0, shapes: bool = True
     ) -> None:
         self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
-        first = self._recorded(batch)
+        entries = sum(t.numel() for t in tensors_in(batch))
+        self._large = entries * sum(w.numel() for w in model.parameters()) > WORK
+        first, batch = self._first(batch)
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
@@ -114,7 +117,6 @@ class Points:
         self._raised: Counter[int] = Counter()
         self._turn = 0
         variations = Variations(batch, self.generator, self.limits)
-        self._large = variations.numel({}) * sum(w.numel() for w in first.parameters.values()) > WORK
         varied, apart = self._sizes(variations) if shapes else ({}, {})
         self.held = variations.held(list(varied))
         if None in first.origins:
@@ -124,6 +126,15 @@ class Points:
             for mood in MOODS[1:]:
                 if len(self.recordings) <= OTHERS + 1:
                     self._try(variations, apart if self._large else {}, mood)
+
+    def _first(self, batch: Any) -> tuple[Recording, Any]:
+        """Record a batch, of a large model its first examples if it takes these. Return what is recorded, too."""
+        for some in first_examples(batch) if self._large else ():
+            try:
+                return self._recorded(some), some
+            except RUN_ERRORS:
+                continue
+        return self._recorded(batch), batch
 
     def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
         """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""

@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries.groups import (
     SO,
     Algebra,
     CenteredSO,
+    DirectSum,
     FromSum,
     Gauge,
     IntoMean,
@@ -148,18 +149,29 @@ class Alone:
         part = components(count, off[:, 0], off[:, 1])
         order = torch.argsort(part[off[:, 0]], stable=True)
         sizes = torch.unique_consecutive(part[off[order, 0]], return_counts=True)[1].tolist()
-        made, refused = list[Symmetry](), list[str]()
+        left, alike = list[tuple[Tensor, Algebra]](), dict[tuple[int, int], list[Tensor]]()
         for own in off[order].split(sizes) if len(off) else ():
             channels, at = own.unique(return_inverse=True)
             mask = torch.diag(diagonal[channels])
             mask[at[:, 0], at[:, 1]] = True
-            n = len(channels)
+            if bool(mask.all()):  # heads are blocks of one group
+                alike.setdefault((int(p.wire_of[channels[0]]), len(channels)), []).append(channels)
+            else:
+                left.append((channels[None], Pattern(len(channels), mask)))
+        left += [(torch.stack(sets), GL(n)) for (_, n), sets in alike.items()]
+        made, refused = list[Symmetry](), list[str]()
+        for sets, each in left:
+            n = sets.numel()
+            algebra = each if len(sets) == 1 else DirectSum(n, ((torch.arange(n).view(sets.shape), each),))
             try:
-                made.append(Gauge(p.wire(channels), GL(n) if bool(mask.all()) else Pattern(n, mask)))
-                own = channels[mask.diagonal()]
+                made.append(Gauge(p.wire(sets.flatten()), algebra))
+                own = sets[:, each.mask.diagonal()] if isinstance(each, Pattern) else sets
                 blocks[own] = 1 + own
             except ValueError as error:
-                refused.append(f"{len(own)} entries between channels of {p.parameters(channels)}: {error}")
+                if len(sets) > 1:
+                    left += [(one, each) for one in sets.split(1)]
+                else:
+                    refused.append(f"{each.dimension} entries between channels of {p.parameters(sets)}: {error}")
         return made, refused
 
 

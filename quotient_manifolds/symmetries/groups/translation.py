@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -94,15 +94,11 @@ class Translation(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters with left @ z @ right added, z = element (a, b), cast once to their dtypes.
-
-        ValueError for an element of another shape, a missing parameter, and one of another shape.
-        """
-        z, draft = self.generator(element), Draft(params)
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
+        z = self.generator(element)
         for part in self.parts:
             draft.add(part.rows, part.change(z))
-        return draft.finished()
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
