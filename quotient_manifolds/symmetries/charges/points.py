@@ -30,7 +30,7 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SPREAD = 32
+_SPREAD = 8
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""

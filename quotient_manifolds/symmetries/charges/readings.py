@@ -37,6 +37,8 @@ Draw = Callable[[int, int], Iterable[tuple[Mapping[str, Tensor], Sample]]]
 _DOUBTFUL = 1e-4
 """Relative charges below are followed on, so that the smallest that is refused is known."""
 _ROWS = 256
+_DENSE = 32
+"""Of how many entries of a product of matrices one is wanted if it is computed as a whole."""
 _ENTRIES = 1 << 29
 """Entries of a charge at most."""
 _POINTS, _LOSSES, _ROUNDS = 2, 5, 12
@@ -114,11 +116,7 @@ class Alone:
         for number, (a, b, shared, i, j, worst) in enumerate(self._kinds):
             for sample in data:
                 x, y = p.stacked(p.wires[a], sample, shared)[0], p.stacked(p.wires[b], sample, shared)[1]
-                size = max(1, (1 << 24) // max(1, len(x)))
-                for at in torch.arange(len(i)).split(size):
-                    terms = x[:, i[at]] * y[:, j[at]]
-                    ratio = terms.sum(0).abs() / terms.abs_().sum(0).clamp(min=1e-300)
-                    worst[at] = torch.maximum(worst[at], ratio)
+                torch.maximum(worst, _relative(x, y, i, j), out=worst)
             keep = worst < _DOUBTFUL
             self._kinds[number] = a, b, shared, i[keep], j[keep], worst[keep]
         return len(self.pairs) == before
@@ -173,6 +171,18 @@ class Alone:
                 else:
                     refused.append(f"{each.dimension} entries between channels of {p.parameters(sets)}: {error}")
         return made, refused
+
+
+def _relative(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return |x_i . y_j| over the sum of absolute summands, for columns i of x and j of y."""
+    if _DENSE * len(i) > x.shape[1] * y.shape[1]:
+        value, size = (a.T @ b for a, b in ((x, y), (x.abs(), y.abs())))
+        return value[i, j].abs() / size[i, j].clamp(min=1e-300)
+    made = [torch.zeros(0, dtype=torch.float64)]
+    for at in torch.arange(len(i)).split(max(1, (1 << 24) // max(1, len(x)))):
+        terms = x[:, i[at]] * y[:, j[at]]
+        made.append(terms.sum(0).abs() / terms.abs_().sum(0).clamp(min=1e-300))
+    return torch.cat(made)
 
 
 @dataclass(frozen=True, eq=False)
