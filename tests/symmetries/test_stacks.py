@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, solve
+from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, full_rank, solve
 from quotient_manifolds.symmetries.charges.samples import Sample
 from quotient_manifolds.symmetries.charges.shifts import _parts_of
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, read_stacks, sets_of
@@ -274,3 +274,18 @@ def test_columns_that_one_sample_alone_has_are_no_parts_of_their_own() -> None:
     g = torch.ones(2, 3, 6)
     g[0, :, [1, 4]] = g[1, :, [2, 4]] = 0
     assert _parts_of(g).tolist() == [1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("n", [3, 60])
+def test_full_rank_is_certain_at_any_scale_and_not_claimed_of_what_has_a_null_vector(n: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        Q, R = (torch.linalg.qr(torch.randn(n, n, generator=generator).double())[0] for _ in range(2))
+        for scale in (1e-20, 1.0, 1e20):
+            for least, certain in ((1e-2, True), (1e-7, True), (1e-13, False), (0.0, False)):
+                sizes = torch.ones(n, dtype=torch.float64)
+                sizes[-1] = least
+                smallest = full_rank(scale * (Q * sizes) @ R)
+                assert bool(smallest) == certain
+                assert not certain or smallest > 0.01 * least
+    assert not full_rank(torch.zeros(n, n, dtype=torch.float64))

@@ -27,6 +27,9 @@ _OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
 _FLOOR = 1e-6
 """Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
+_STEPS, _CERTAIN = 8, 1e-7
+_FULL = 1e-10
+"""Pivots of a matrix that has full rank without doubt, relative to the largest."""
 
 
 def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = None) -> tuple[Tensor, float]:
@@ -48,6 +51,27 @@ def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = Non
     N[at[rank:]] = torch.eye(k - rank, dtype=torch.float64)
     N[at[:rank]] = torch.linalg.solve_triangular(R[:rank, :rank], -R[:rank, rank:], upper=True)
     return torch.linalg.qr(N)[0], float(pivots[rank - 1]) / top if rank else float("inf")
+
+
+def full_rank(rows: Tensor) -> float:
+    """Return the smallest pivot of a square matrix M over the largest if it has full rank without doubt, else 0.
+
+    With factors M ~ L U in float32, x - (L U)^-1 M x in float64 is much smaller than x. If M had a null vector, the
+    difference would leave the part of a random x along a left eigenvector as it is. What float32 leaves open is
+    factored in float64.
+    """
+    M = rows.T.numpy()
+    factors, order, info = scipy.linalg.lapack.sgetrf(M.astype(np.float32, order="F"))
+    pivots = np.abs(np.diagonal(factors))
+    if not info and np.isfinite(pivots).all():
+        x = np.random.default_rng(0).standard_normal(len(M))
+        size = np.linalg.norm(x)
+        for _ in range(_STEPS):
+            x = x - scipy.linalg.lapack.sgetrs(factors, order, (M @ x).astype(np.float32))[0]
+            if np.linalg.norm(x) < _CERTAIN * size:
+                return float(pivots.min() / pivots.max())
+    pivots = np.abs(np.diagonal(scipy.linalg.lapack.dgetrf(M)[0]))
+    return float(pivots.min() / pivots.max()) if pivots.min() > _FULL * pivots.max() else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Map
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.kernel import NOISE, full_rank, null_space
 from quotient_manifolds.symmetries.charges.samples import Leaves, Sample, Side, Undecided, Used, samples
 from quotient_manifolds.symmetries.charges.shifts import WideShifts
 from quotient_manifolds.symmetries.charges.stacks import TINY, Bases, Stacks, within
@@ -34,8 +34,6 @@ _MOST = 1_000_000
 _LEAST = 1 / 10
 """How many rows there must be in one turn, for each column: others are given up."""
 _SMALL = 1e-30
-_FULL = 1e-10
-"""Pivots of a matrix that has full rank without doubt, relative to the largest."""
 DrawTokens = Callable[[Mapping[str, Tensor], int, Sequence[str], Collection[int] | None], Sample]
 """Return a sample at these weights, of fresh inputs with about so many tokens, at the model's own eps.
 
@@ -161,10 +159,8 @@ class Stock:
         self.silent = size == 0
         size = size.clamp(min=NOISE * float(size.max()) + 1e-300)
         rows /= size
-        pivots = torch.linalg.lu_factor_ex(rows[: self.columns].T)[0].diagonal().abs()  # as LAPACK has it
-        if float(pivots.min()) > _FULL * float(pivots.max()):
-            self.basis = torch.zeros(self.columns, 0, dtype=torch.float64)
-            self.smallest = float(pivots.min() / pivots.max())
+        if smallest := full_rank(rows[: self.columns]):
+            self.basis, self.smallest = torch.zeros(self.columns, 0, dtype=torch.float64), smallest
             return
         N, self.smallest = null_space(rows)
         self.basis = torch.linalg.qr(N / size[:, None])[0]
