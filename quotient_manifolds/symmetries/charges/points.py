@@ -77,6 +77,10 @@ class Drawn(Mapping[str, Tensor]):
             self._kept[name] = self._drawn(name, w)
         return self._kept[name]
 
+    def forget(self) -> None:
+        """Drop what is held: it is drawn again where it is asked for."""
+        self._kept = None if self._kept is None else {}
+
     def _drawn(self, name: str, w: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
         w = w.detach().contiguous()
@@ -196,7 +200,7 @@ class Points:
         place = next(k for k, each in enumerate(self.recordings) if each is recording)
         variations, found = Variations(self.batches[place], self.generator, self.limits), []
         for axes in variations.axes:
-            if not axes.leads and axes.size > _FEW:
+            if not axes.leads and axes.size > 2 * _FEW:
                 try:
                     made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
@@ -304,6 +308,8 @@ class Points:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
                 continue
+            if self._large and isinstance(point.weights, Drawn):
+                point.weights.forget()
             if len(made) == losses:
                 return point, made
             self.left_out += 1

@@ -101,11 +101,11 @@ class Constants(Record):
         """Return the parameters that are biases, each once."""
         return tuple(dict.fromkeys(each.bias.name for each in self.every))
 
-    def included(self, params: Mapping[str, Tensor]) -> Params:
+    def included(self, params: Mapping[str, Tensor]) -> Draft:
         """Return parameters with what counts in place of biases, these in float64."""
         draft = Draft(params)
         self.include(draft)
-        return dict(draft)
+        return draft
 
     def include(self, draft: Draft, sign: float = 1.0) -> None:
         """Put what counts in place of biases, or biases in place of what counts if `sign` is -1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -261,12 +262,11 @@ def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -
     return w.reshape(-1)
 
 
-class Draft(dict[str, Tensor]):
+class Draft(ChainMap[str, Tensor]):
     """Hold parameters while symmetries act on them; what is written is copied first, in float64, and once."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__(params)
-        self._given = params
+        super().__init__({}, params)  # type: ignore[arg-type]  # of the last nothing is written
 
     def write(self, rows: Rows, values: Tensor) -> None:
         """Replace what `rows.read` returns."""
@@ -280,12 +280,12 @@ class Draft(dict[str, Tensor]):
     def _own(self, rows: Rows) -> Tensor:
         """Return a parameter in one row, which may be written to."""
         flat = flattened(self, rows.name, rows.shape)
-        if self[rows.name] is self._given.get(rows.name):
+        if rows.name not in self.maps[0]:
             flat = flat.to(torch.float64, copy=True)
             self[rows.name] = flat.view(rows.shape)
         return flat
 
     def finished(self) -> Params:
         """Return all parameters, those that were written cast to the dtype that they had."""
-        given = self._given
-        return {name: w if w is given[name] else w.to(given[name].dtype) for name, w in self.items()}
+        written, given = self.maps
+        return {**given, **{name: w.to(given[name].dtype) for name, w in written.items()}}
