@@ -119,6 +119,7 @@ class Points:
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
         self._raised: Counter[int] = Counter()
+        self._uses: dict[tuple[int, bool], tuple[Walk | None, Uses]] = {}
         self._turn = 0
         variations = Variations(batch, self.generator, self.limits)
         varied, apart = self._sizes(variations) if shapes else ({}, {})
@@ -300,8 +301,7 @@ class Points:
             place = self._next(which)
             try:
                 point = self._at(place, weights)
-                program = point.recording.program
-                used = Uses(program) if walk is None else Uses.along(walk, program)
+                used = self._used(place, point.recording.program, walk)
                 drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
                 made = list(drawn)
             except RUN_ERRORS as error:
@@ -318,6 +318,16 @@ class Points:
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
             f"inputs ({why}); give inputs that leave the model more room"
         )
+
+    def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
+        """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
+        if program is not self.recordings[place].program:
+            return Uses(program) if walk is None else Uses.along(walk, program)
+        known, used = self._uses.get((place, walk is None), (None, None))
+        if used is None or known is not walk:
+            used = Uses(program) if walk is None else Uses.along(walk, program)
+            self._uses[place, walk is None] = walk, used
+        return used
 
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
