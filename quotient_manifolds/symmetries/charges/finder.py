@@ -17,7 +17,7 @@ from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Params, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 CHANGE = 1e-9
@@ -176,7 +176,7 @@ class Finder(ABC):
 
     # Finite moves
 
-    def _moved(self, symmetries: Iterable[Symmetry]) -> Params:
+    def _moved(self, symmetries: Iterable[Symmetry]) -> Mapping[str, Tensor]:
         """Return the model's weights, in float64, acted on by a random element of each, one after another."""
         draft = Draft(self.own)
         for symmetry in symmetries:
