@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Symmetry, Translation
+from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.wide import Wide
+from quotient_manifolds.symmetries.groups import Charted, DirectSum, Gauge, Linear, Symmetry, Translation
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
@@ -450,3 +452,24 @@ def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
     assert sum(each.dimension(weights(model)) for each in added) == 6 * 24 + 24 + 1
     assert not found.stacks
     assert not any("changed outputs" in why for why in found.refused)
+
+
+def test_heads_are_blocks_of_one_group_and_stand_or_fall_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net("attn", True)
+    finder, refused = Wide(Points(model, x[:4]), torch.Generator().manual_seed(1)), list[str]()
+    gauges = [each for each in finder.everywhere().symmetries if isinstance(each, Gauge)]
+    heads = {each.names[0]: each for each in gauges if isinstance(each.algebra, DirectSum)}
+    assert {name: each.algebra.dimension for name, each in heads.items()} == {"q.weight": 32, "v.weight": 32}
+    q = finder.own["q.weight"]
+
+    def change(_: object, after: dict[str, Tensor]) -> tuple[float, list[int]]:
+        return float(not torch.equal(after["q.weight"][4:], q[4:])), []
+
+    monkeypatch.setattr(finder.answers, "change", change)
+    (kept,), _ = finder._rest(([heads["q.weight"]], ()), refused)
+    assert isinstance(kept, Gauge)
+    assert kept.algebra.dimension == 16
+    assert len(refused) == 1
+    after = kept.act(finder.own, kept.element(torch.Generator().manual_seed(0)))
+    assert torch.equal(after["q.weight"][4:], q[4:])
+    assert not torch.equal(after["q.weight"], q)

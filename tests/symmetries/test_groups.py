@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.groups import (
     Constant,
     Constants,
     DirectSum,
+    Draft,
     FromSum,
     Gain,
     Gauge,
@@ -478,8 +479,14 @@ def test_networks_are_the_same_function_after_act(name: str) -> None:
     x = {key: w.detach() for key, w in x.items()}
     for algebra in algebras:
         gauge = Gauge(wire, algebra)
-        moved = gauge.act(x, gauge.element(generator))
+        element = gauge.element(generator)
+        moved = gauge.act(x, element)
         torch.testing.assert_close(network(moved, inputs), outputs, rtol=1e-9, atol=1e-9)
+        sets = [each for channels, _ in algebra.summands for each in channels]
+        draft = Draft(x)
+        for part, c in zip(gauge.parts, sets, strict=True):
+            part.move(draft, element[c[:, None], c])
+        assert_same(draft.finished(), moved)
         value, size = gauge.charge(x, y)
         assert bool((value.abs() <= 1e-11 * size).all())
         jacobian = torch.cat([each.flatten(1) for each in gauge.tangent(x, basis(algebra)).values()], 1)
@@ -851,6 +858,21 @@ def test_results_are_cast_once_and_gradients_pass() -> None:
         moved, exact = wire.act(x, A), wire.act({name: w.double() for name, w in x.items()}, A)
         assert all(torch.equal(moved[name], exact[name].to(dtype)) for name in x)
         assert wire.charge(x, x).value.dtype == torch.float64
+
+
+def test_drafts_copy_what_is_written_alone_and_once() -> None:
+    x = made({"W": (4, 3), "V": (3, 4), "b": (4,)})
+    before, draft = copy.deepcopy(x), Draft(x)
+    rows, z = Rows.along("W", (4, 3), 0), drawn(1, 4, 3)
+    translation = Translation((Part(rows),))
+    translation.move(draft, z)
+    first = draft["W"]
+    translation.move(draft, z)
+    assert draft["W"] is first
+    assert draft["V"] is x["V"]
+    assert draft["b"] is x["b"]
+    torch.testing.assert_close(draft["W"], before["W"] + 2 * z)
+    assert_same(x, before, 0.0)
 
 
 def test_tangents_in_inference_mode() -> None:

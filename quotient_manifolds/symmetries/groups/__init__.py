@@ -47,7 +47,7 @@ from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
-from quotient_manifolds.symmetries.groups.rows import Params, Rows
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
@@ -65,6 +65,7 @@ __all__ = [
     "Constant",
     "Constants",
     "DirectSum",
+    "Draft",
     "Factor",
     "FromSum",
     "Gain",

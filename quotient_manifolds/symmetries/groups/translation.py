@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.factors import Factor
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -94,17 +94,13 @@ class Translation(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters with left @ z @ right added, z = element (a, b), cast once to their dtypes.
-
-        ValueError for an element of another shape, a missing parameter, and one of another shape.
-        """
-        z, draft = self.generator(element), Draft(params)
-        for part in self.parts:
-            left, right = part.at(params)
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
+        z = self.generator(element)
+        factors = [part.at(draft) for part in self.parts]  # before any part moves what another one reads
+        for part, (left, right) in zip(self.parts, factors, strict=True):
             change = z if left is None else left @ z.to(left.device)
             draft.add(part.rows, change if right is None else change.to(right.device) @ right)
-        return draft.finished()
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
