@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Part, Rows, Symmetry, Translation, Wire, blocks
+from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows, Symmetry, Translation, Wire, blocks
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
@@ -18,6 +18,14 @@ _REGULAR = 1e-15
 """Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
 _STEPS = 40
 _ZERO = 1e-12
+
+
+class Numbers(NamedTuple):
+    """Hold a part of a translation as it is at some parameters."""
+
+    rows: Rows
+    left: Tensor | None
+    right: Tensor | None
 
 
 def without_constants(point: Point, translations: Sequence[Translation]) -> tuple[Point, dict[str, Tensor]]:
@@ -110,7 +118,7 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
 
 def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
     """Return the point of least |w| along a translation: where constants are 0 as far as they can be, by parameter."""
-    moved, (a, b) = translation.parts, translation.shape
+    (a, b), moved = translation.shape, [Numbers(part.rows, *part.at(point.params)) for part in translation.parts]
     if len(moved) == 1:
         part = moved[0]
         z = -part.rows.read(point.params)
@@ -145,7 +153,7 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
 
 
-def _length(part: Part, z: Tensor) -> float:
+def _length(part: Numbers, z: Tensor) -> float:
     """Return the length of left @ z @ right, which is not formed."""
     z = z if part.left is None else part.left @ z
     return float(z.norm() if part.right is None else (torch.linalg.qr(part.right.mT, mode="r")[1] @ z.mT).norm())

@@ -8,7 +8,7 @@ on an axis, slot by slot with weights 1, 1/2, ..., is positive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,7 +61,7 @@ class Frame:
         """Return which axes have an open sign, bool (axes,)."""
         return self.turns if self.turns.ndim == 1 else self.turns.any(0)
 
-    def along(self, slot: Slot, params: Params) -> Tensor:
+    def along(self, slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
         """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
         V, U = in_units(slot, params), self.vectors[slot.channels]
         if len(self.axis) == len(self.open):
@@ -292,7 +292,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
 
 
-def _alive(frame: Frame, params: Params, small: float) -> Frame:
+def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
     """Return a frame without the signs of axes on which nothing stands."""
     alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
     for slot in frame.gauge.wire.slots:
@@ -302,7 +302,7 @@ def _alive(frame: Frame, params: Params, small: float) -> Frame:
     return replace(frame, turns=frame.turns & alive)
 
 
-def _cubes(params: Params, k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor]:
+def _cubes(params: Mapping[str, Tensor], k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor]:
     """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
     frame, cubes = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64)
     if not bool(frame.turns.any()):
@@ -317,7 +317,7 @@ def _cubes(params: Params, k: int, frames: list[Frame], small: float) -> tuple[T
     return cubes, torch.where(frame.open & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
 
 
-def _beside(params: Params, k: int, slot: Slot, frames: list[Frame]) -> Params | None:
+def _beside(params: Mapping[str, Tensor], k: int, slot: Slot, frames: list[Frame]) -> Draft | None:
     """Return parameters after a change along all other open axes of the entries of a slot; None if there are none."""
     generator, draft = torch.Generator().manual_seed(0), None
     for j, frame in enumerate(frames):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quotient_manifolds.symmetries.charges import find, finder, tokens, wide
+from quotient_manifolds.symmetries.charges import find, finder, wide
 from quotient_manifolds.symmetries.groups import Gauge
 from tests.benchmarks.pretrained import pretrained
 from tests.benchmarks.running import peak
@@ -28,9 +28,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("answers", find.Points, "answers"),
     ("readings", wide.Wide, "everywhere"),
     ("samples", find.Points, "samples"),
-    ("stacks", wide.Wide, "here"),
-    ("deals", wide, "dealt"),
-    ("null spaces", tokens.Stock, "add"),
+    ("shifts", wide.Wide, "shifts"),
     ("finite moves", finder.Finder, "change"),
     ("moved weights", finder.Finder, "_moved"),
     ("reflections", finder.Finder, "_flips"),

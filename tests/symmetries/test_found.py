@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import Found, find
-from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Symmetry
+from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.wide import Wide
+from quotient_manifolds.symmetries.groups import Charted, DirectSum, Gauge, Linear, Symmetry, Translation
 from tests.symmetries import finders
 from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
 from tests.symmetries.nets import NETS, net
+from tests.symmetries.sets import SETS
 from tests.symmetries.test_nets import shown
 
 CHANGE = 1e-8
@@ -38,7 +43,7 @@ def kinds(found: Found) -> Counter[str]:
         size = each.algebra.n if isinstance(each, Gauge) else "".join(map(str, each.shape))
         return f"{type(each.algebra if isinstance(each, Gauge) else each).__name__}{size}"
 
-    return Counter(map(kind, found.symmetries))
+    return Counter(kind(each) for each in found.symmetries if not isinstance(each, Translation))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -47,6 +52,34 @@ def test_a_move_by_all_that_is_found_changes_nothing_on_other_inputs(name: str, 
     model, x, found = found_in(name, bias)
     check_moves(model, x, found.together)
     assert found.largest < 1e-9 < found.smallest
+
+
+ORDINARY = {
+    "nets": ("half ln", "attn ln", "short attn", "max1", "lora", "ln std", "two"),
+    "types": ("bert", "gpt2", "vit", "t5", "low-rank adapters and a bottleneck"),
+    "breadth": ("bert", "gpt2", "vit", "t5", "beit", "codegen", "dinov2_with_registers"),  # of more than SMALL
+}
+
+
+LEFT = {"half ln": 6, "attn ln": 1, "ln std": 1}
+"""Dimensions that are found at the model's own weights alone, as of norms of parts of a wire; of others none."""
+
+
+@pytest.mark.parametrize(("each", "name"), [(each, name) for each, names in ORDINARY.items() for name in names])
+def test_what_is_found_holds_at_other_weights(each: str, name: str) -> None:
+    """Numbers that are found at some weights are no symmetry of a twin: there are few, if any."""
+    example = SETS[each].make(name)
+    found = find(example.model, example.shown, example.evaluate)
+    twin, draw = copy.deepcopy(example.model).double(), torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for w in twin.parameters():
+            w *= 1 + 0.3 * torch.randn(w.shape, generator=draw, dtype=w.dtype)
+            w += 0.1 * w.std(correction=0).clamp(min=0.1) * torch.randn(w.shape, generator=draw, dtype=w.dtype)
+    moved = finders.moved_by(found.symmetries, weights(twin))
+    assert finders.falsity(replace(example, model=twin), moved)["false"] < 1e-9
+    params = weights(example.model)
+    left = rank(found.every, params) - rank(found.symmetries, params) if found.stacks else 0
+    assert left == LEFT.get(name, 0)
 
 
 @pytest.mark.parametrize("name", list(NETS)[5::29])
@@ -153,9 +186,9 @@ class Residual(nn.Module):
     ("make", "d", "expected"),
     [
         # two GL(3), gains; keys, values with a bias, and shifts of the norm's that leave the sum
-        (lambda: Fused(20, 3), 20, 9 + 9 + 20 + 3 + 3 + 19),
+        (lambda: Fused(20, 3), 20, 9 + 9 + 20 + 3 + 3 + 20),
         (lambda: Fused(64, 12), 64, 144 + 144 + 64 + 12 + 12 + 63),
-        (lambda: Residual(14, 10), 14, 13),
+        (lambda: Residual(14, 10), 14, 14),
         (lambda: Residual(48, 30), 48, 47),
     ],
 )
@@ -218,7 +251,7 @@ def test_shifts_of_single_positions_and_of_all(make: Callable[[], nn.Module], d:
     torch.manual_seed(0)
     model = make().double().eval()
     found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
-    shifts = [stack.translation for stack in found.stacks if stack.family == "shift"]
+    shifts = [each for each in found.symmetries if isinstance(each, Translation)]
     assert rank(shifts, weights(model)) == expected
     assert found.change < CHANGE
 
@@ -414,11 +447,29 @@ def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
     model = Biased().double().eval()
     model.norm.bias.data.normal_()
     found = find(model, torch.randn(4, 5, 24, dtype=torch.float64))
-    families = Counter[tuple[str, bool]]()
-    for stack in found.stacks:
-        families[stack.family, stack.outputs] += stack.translation.dimension(weights(model))
-    # Of queries, of values, of what reads values, and two of keys, which no score sees. Which of them a basis has as
-    # constants depends on the draws.
-    assert families["constant", False] >= 2 * 24
-    assert families["constant", False] + families["shift", True] == 7 * 24
+    added = [each for each in found.symmetries if isinstance(each, Translation)]
+    # Of queries, keys and values; of the norm, of values, and of keys, which no score sees; means of what it reads
+    assert sum(each.dimension(weights(model)) for each in added) == 6 * 24 + 24 + 1
+    assert not found.stacks
     assert not any("changed outputs" in why for why in found.refused)
+
+
+def test_heads_are_blocks_of_one_group_and_stand_or_fall_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net("attn", True)
+    finder, refused = Wide(Points(model, x[:4]), torch.Generator().manual_seed(1)), list[str]()
+    gauges = [each for each in finder.everywhere().symmetries if isinstance(each, Gauge)]
+    heads = {each.names[0]: each for each in gauges if isinstance(each.algebra, DirectSum)}
+    assert {name: each.algebra.dimension for name, each in heads.items()} == {"q.weight": 32, "v.weight": 32}
+    q = finder.own["q.weight"]
+
+    def change(_: object, after: dict[str, Tensor]) -> tuple[float, list[int]]:
+        return float(not torch.equal(after["q.weight"][4:], q[4:])), []
+
+    monkeypatch.setattr(finder.answers, "change", change)
+    (kept,), _ = finder._rest(([heads["q.weight"]], ()), refused)
+    assert isinstance(kept, Gauge)
+    assert kept.algebra.dimension == 16
+    assert len(refused) == 1
+    after = kept.act(finder.own, kept.element(torch.Generator().manual_seed(0)))
+    assert torch.equal(after["q.weight"][4:], q[4:])
+    assert not torch.equal(after["q.weight"], q)

@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.groups import (
     Constant,
     Constants,
     DirectSum,
+    Draft,
     FromSum,
     Gain,
     Gauge,
@@ -39,7 +40,9 @@ from quotient_manifolds.symmetries.groups import (
     Slices,
     Slot,
     Span,
+    Sparse,
     Symmetry,
+    Terms,
     Torus,
     Translation,
     Wire,
@@ -476,8 +479,14 @@ def test_networks_are_the_same_function_after_act(name: str) -> None:
     x = {key: w.detach() for key, w in x.items()}
     for algebra in algebras:
         gauge = Gauge(wire, algebra)
-        moved = gauge.act(x, gauge.element(generator))
+        element = gauge.element(generator)
+        moved = gauge.act(x, element)
         torch.testing.assert_close(network(moved, inputs), outputs, rtol=1e-9, atol=1e-9)
+        sets = [each for channels, _ in algebra.summands for each in channels]
+        draft = Draft(x)
+        for part, c in zip(gauge.parts, sets, strict=True):
+            part.move(draft, element[c[:, None], c])
+        assert_same(draft.finished(), moved)
         value, size = gauge.charge(x, y)
         assert bool((value.abs() <= 1e-11 * size).all())
         jacobian = torch.cat([each.flatten(1) for each in gauge.tangent(x, basis(algebra)).values()], 1)
@@ -597,6 +606,14 @@ def shift(x: Params) -> Translation:
     )
 
 
+def at_all_weights() -> Translation:
+    """The shift of `biased`: b += z, c -= V z, with V read where it acts."""
+    row, column = torch.arange(2).repeat_interleave(N), torch.arange(N).repeat(2)
+    V = Gain.of("V", (2, N), torch.arange(2 * N))
+    taken = Sparse((2, N), (Terms(torch.stack([row, column]), -torch.ones(2 * N), (V,)),))
+    return Translation((Part(Rows.along("b", (N,), 0)), Part(Rows.along("c", (2,), 0), taken)))
+
+
 def planar(p: Params, x: Tensor) -> Tensor:
     """A complex map by hand, read in squares of absolute values: no parameter has the wire's channels for an axis."""
     a, b = x[:, :2], x[:, :2].flip(1) + 1
@@ -668,6 +685,7 @@ CONTINUOUS: dict[
     "statistics": (normed_neurons, BOTTLENECK_PARAMS, lambda x: NORMED_SCALES),
     "beside": (lora, ADAPTER, beside),
     "shift": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, shift),
+    "at all weights": (biased, {"b": (N,), "T": (2, N), "V": (2, N), "c": (2,)}, lambda x: at_all_weights()),
     "turns": (planar, PLANAR, lambda x: turns()),
     "through a norm": (normed_by_hand, {"W": (N, D), "g": (N,), "V": (2, N)}, through_a_norm),
     "between": (mixed, {"U": (N, D), "V": (N, D), "b": (N,), "c": (N,)}, lambda x: between()),
@@ -840,6 +858,21 @@ def test_results_are_cast_once_and_gradients_pass() -> None:
         moved, exact = wire.act(x, A), wire.act({name: w.double() for name, w in x.items()}, A)
         assert all(torch.equal(moved[name], exact[name].to(dtype)) for name in x)
         assert wire.charge(x, x).value.dtype == torch.float64
+
+
+def test_drafts_copy_what_is_written_alone_and_once() -> None:
+    x = made({"W": (4, 3), "V": (3, 4), "b": (4,)})
+    before, draft = copy.deepcopy(x), Draft(x)
+    rows, z = Rows.along("W", (4, 3), 0), drawn(1, 4, 3)
+    translation = Translation((Part(rows),))
+    translation.move(draft, z)
+    first = draft["W"]
+    translation.move(draft, z)
+    assert draft["W"] is first
+    assert draft["V"] is x["V"]
+    assert draft["b"] is x["b"]
+    torch.testing.assert_close(draft["W"], before["W"] + 2 * z)
+    assert_same(x, before, 0.0)
 
 
 def test_tangents_in_inference_mode() -> None:

@@ -31,7 +31,7 @@ def taken_up(
     found: list[Constant] = []
     for name, bias, node, values, event in _pairs(walk, shares):
         (above, powers), (below, others) = steps(node), steps(event)
-        both = _without_common([*powers, *((which, number, -power) for which, number, power in others)])
+        both = without_common([*powers, *((which, number, -power) for which, number, power in others)])
         entries = Rows.at(name, tuple(walk.entries.shapes[name]), bias[:, None])
         try:
             found.append(Constant(entries, values * above / below, gained(both)))
@@ -99,7 +99,7 @@ def _nearest(known: Tensor, at: Tensor, wanted: Tensor, places: Tensor) -> Tenso
     return torch.where(torch.minimum(*apart) < _FAR, found, -1)
 
 
-def _without_common(steps: Sequence[Step]) -> list[Step]:
+def without_common(steps: Sequence[Step]) -> list[Step]:
     """Return steps without gains that others undo."""
     kept = [torch.where(which >= 0, 2 * which + (power > 0), -1) for which, _, power in steps]
     for i, j in combinations(range(len(steps)), 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,25 +15,28 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
+from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
 from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.groups import Gauge, Params, Symmetry, Torus, Translation
+from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
 _ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
+_POINTS, _LOSSES = 4, 2
+"""Of token vectors for shifts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """Hold what leaves the outputs of a model as they are, on all inputs that were tried.
 
-    symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
-    a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
-    over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
-    change: the largest relative change of an output under a joint random element.
+    symmetries: groups that do at all weights. stacks: of small nets, translations that do at the model's own alone.
+    refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
+    largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
+    among what is refused. change: the largest relative change of an output under a joint random element.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -45,7 +49,7 @@ class Found:
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
-        """Return all symmetries, translations first: they hold at the weights where they were found."""
+        """Return all symmetries, first those that hold only at the weights where they were found."""
         return (*(stack.translation for stack in self.stacks), *self.symmetries)
 
     @property
@@ -100,6 +104,21 @@ class Finder(ABC):
             for sample in found:
                 yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
 
+    def shifts(self) -> Readings:
+        """Return translations that token vectors show to hold at all weights."""
+        return Shifts(self.frame, list(self._samples(_POINTS)), lambda: next(self._samples(1))[1]).every()
+
+    def _samples(self, points: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
+        """Yield samples with gradients of biases and of tables of few words, the latter to be shifted by columns."""
+        tables = {self.walk.entries.plain.get(use.memory) for use in self.walk.uses if use.tokens.place is None}
+        shapes = self.frame.entries.shapes
+        names = [name for name in shapes if name in tables and shapes[name].numel() <= MOST]
+        every = list(dict.fromkeys([*vectors(self.frame), *names]))
+        for _ in range(points):
+            at, found = self.points.samples(_LOSSES, walk=self.walk, vectors=every)
+            for sample in found:
+                yield at.weights, sample
+
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
@@ -135,12 +154,11 @@ class Finder(ABC):
             stacks = self.here()
         except Undecided as error:
             stacks = Stacks((), (str(error),), 0.0, float("inf"))
-        failed = {k: why for k, each in enumerate(read.symmetries) if (why := self._unable(each))}
-        acting = tuple(each for k, each in enumerate(read.symmetries) if k not in failed)
-        read, stacks = (
-            replace(read, symmetries=acting, refused=(*read.refused, *failed.values())),
-            self.apart(acting, stacks),
-        )
+        parted = ((each,) if not self._unable(each) else _parts(each) for each in read.symmetries)
+        unable = [(each, self._unable(each)) for some in parted for each in some]
+        acting = tuple(each for each, why in unable if not why)
+        failed = tuple(why for _, why in unable if why)
+        read, stacks = replace(read, symmetries=acting, refused=(*read.refused, *failed)), self.apart(acting, stacks)
         try:
             return self.completed(read, stacks)
         except Undecided as error:
@@ -151,6 +169,9 @@ class Finder(ABC):
         try:
             for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
                 slot.units(self.own)
+            for part in symmetry.parts if isinstance(symmetry, Translation) else ():
+                if not all(w is None or bool(torch.isfinite(w).all()) for w in part.at(self.own)):
+                    return f"{_named(symmetry)}: gains must not be 0. Found some that are"
         except ValueError as error:
             return f"{_named(symmetry)}: {error}"
         return ""
@@ -176,21 +197,27 @@ class Finder(ABC):
 
     # Finite moves
 
-    def _moved(self, symmetries: Iterable[Symmetry]) -> Params:
+    def _moved(self, symmetries: Iterable[Symmetry]) -> Mapping[str, Tensor]:
         """Return the model's weights, in float64, acted on by a random element of each, one after another."""
-        params: Params = dict(self.own)
+        draft = Draft(self.own)
         for symmetry in symmetries:
-            params = symmetry.act(params, self._element(symmetry, params))
-        return params
+            symmetry.move(draft, self._element(symmetry))
+        return draft
 
-    def _element(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+    def _element(self, symmetry: Symmetry) -> Tensor:
         if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # all of them, none with probability 1/2
             element = replace(symmetry, reflections=None).element(self.generator, _STEP)
             return symmetry.algebra.reflect(symmetry.reflections) @ element
         if not isinstance(symmetry, Translation):
             return symmetry.element(self.generator, _STEP)
-        size = torch.cat([part.rows.entries(params).reshape(-1) for part in symmetry.parts]).square().mean().sqrt()
-        return symmetry.element(self.generator, _STEP * float(size.clamp(min=1e-3)))
+        sizes = [(len(part.rows) * part.rows.columns, self._sizes[part.rows.name]) for part in symmetry.parts]
+        mean = sum(count * size**2 for count, size in sizes) / sum(count for count, _ in sizes)
+        return symmetry.element(self.generator, _STEP * mean**0.5)
+
+    @cached_property
+    def _sizes(self) -> dict[str, float]:
+        """Return the root mean square of each parameter, at least 0.001."""
+        return {name: max(float(w.norm()) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
     def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
         """Return the largest relative change of an output under joint random elements, and on which batches.
@@ -241,10 +268,10 @@ class Finder(ABC):
         """Return which reflections change nothing, by bisection."""
         if not flips:
             return []
-        params: Params = dict(self.own)
+        draft = Draft(self.own)
         for k in dict.fromkeys(k for k, _ in flips):
-            params = gauges[k].act(params, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
-        if self.answers.change(self.own, params)[0] < CHANGE:
+            gauges[k].move(draft, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
+        if self.answers.change(self.own, draft)[0] < CHANGE:
             return flips
         if len(flips) == 1:
             return []
@@ -266,10 +293,10 @@ def _reflected(symmetry: Symmetry) -> Symmetry:
 
 
 def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
-    """Yield symmetries that stand or fall on their own: each log-scale of a torus apart."""
+    """Yield symmetries that stand or fall on their own: each log-scale of a torus apart, and each block of a gauge."""
     for symmetry in symmetries:
         if not isinstance(symmetry, Torus):
-            yield symmetry
+            yield from _parts(symmetry)
             continue
         for k in range(symmetry.size):
             slices = []
@@ -279,6 +306,12 @@ def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
                     index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
                     slices.append(replace(each, index=index, powers=each.powers[keep]))
             yield replace(symmetry, slices=tuple(slices), size=1)
+
+
+def _parts(symmetry: Symmetry) -> tuple[Symmetry, ...]:
+    """Return what each block of a gauge has, or the symmetry."""
+    blocks = isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, DirectSum)
+    return symmetry.parts if blocks else (symmetry,)  # type: ignore[attr-defined]
 
 
 def _named(symmetry: Symmetry) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.constants import taken_up
+from quotient_manifolds.symmetries.charges.constants import Step, taken_up, without_common
 from quotient_manifolds.symmetries.charges.entries import Reading, numbers
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.walk import Walk
@@ -405,6 +405,15 @@ class Frame:
     def _first_gain(self) -> Tensor:
         sizes = torch.tensor([0, *(len(gain.after) for gain in self.walk.gains)])
         return sizes.cumsum(0)[:-1]
+
+    def ratio(self, above: Sequence[Tensor], below: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]]:
+        """Return products of units of nodes over others, by rows, as constants and gains (ValueError as `gained`)."""
+        constant, steps = torch.ones(len((*above, *below)[0]), dtype=torch.float64), list[Step]()
+        for nodes, power in (*((n, 1) for n in above), *((n, -1) for n in below)):
+            c, some = self._steps(nodes)
+            constant = constant * c**power
+            steps += [(which, number, power * p) for which, number, p in some]
+        return constant, self.gained(without_common(steps))
 
     def _steps(self, nodes: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
         """Return the units of nodes as a constant and steps: (which use of a gain or -1, number of the gain, power)."""

@@ -13,25 +13,20 @@ from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.points import Points
-from quotient_manifolds.symmetries.charges.readings import Readings, read
+from quotient_manifolds.symmetries.charges.readings import Readings, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Leaves, Undecided, Uses
+from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
-from quotient_manifolds.symmetries.charges.tokens import Stock, constant
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
-from quotient_manifolds.symmetries.groups import Params, Symmetry, Translation
-from quotient_manifolds.symmetries.outputs import RUN_ERRORS
+from quotient_manifolds.symmetries.groups import Params, Part, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
-from quotient_manifolds.symmetries.trace.replay import Replay
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
-_DRAWS, _SUMS = 100, 3
-"""How often inputs are drawn for what uses read, at most, and for what its sums depend on."""
 _LOSSES = 16
 """Random losses at a point, if there are as many outputs."""
-_ALONG = 1e-8
-"""Of unit vectors: parts below are rounding."""
+_ALONG, _NEW = 1e-8, 1e-6
+"""Of unit vectors: parts below are rounding; above, they are directions of their own."""
 
 
 class Narrow(Finder):
@@ -57,11 +52,22 @@ class Narrow(Finder):
         kernel = solve(self.unknowns, self.counted)
         known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
+        shifts, symmetries = self.shifts(), [*known.symmetries, *wide.symmetries]
+        able, params = [each for each in symmetries if not self._unable(each)], self._ordered
+        every = spanned(tangents(able, params))
+        for each in (*sums(self.frame, self.tokens), *shifts.symmetries):
+            T = tangents([] if self._unable(each) else [each], params)
+            rest = T / T.norm(dim=0).clamp(1e-300)
+            for _ in range(2):
+                rest = rest - every @ (every.T @ rest)
+            rest = rest[:, rest.norm(dim=0) > _NEW]
+            if rest.shape[1]:
+                symmetries, every = [*symmetries, each], torch.cat([every, spanned(rest)], 1)
         return Readings(
-            (*known.symmetries, *wide.symmetries),
-            (*known.refused, *wide.refused),
-            max(kernel.largest, wide.largest),
-            min(kernel.smallest, wide.smallest),
+            tuple(symmetries),
+            (*known.refused, *wide.refused, *shifts.refused),
+            max(kernel.largest, wide.largest, shifts.largest),
+            min(kernel.smallest, wide.smallest, shifts.smallest),
         )
 
     def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
@@ -126,74 +132,25 @@ class Narrow(Finder):
         def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
             return torch.cat([self._gradients(None)[1], self.touched[None].double()])
 
-        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator, self._constants(), self._sums)
-
-    def _constants(self) -> dict[int, Tensor]:
-        """Return by use c with c . x = 1 for all that it reads, at the model's own weights."""
-        uses = {n: use for n, use in enumerate(self.walk.uses) if use.tokens.place is not None and use.shape[2] == 1}
-        stocks = {n: Stock(use.shape[1] + 1) for n, use in uses.items()}
-        calm, wanted = 0, 2 * len(self.points.places(self.walk.program))
-        for _ in range(_DRAWS if stocks else 0):
-            with torch.no_grad():
-                read = self._read_by_uses(self.all_own)
-            ones = ((stocks[n], torch.cat([x, torch.ones(len(x), 1).to(x)], 1)) for n, x in read.items() if n in uses)
-            news = [stock.add(rows) for stock, rows in ones]  # all of them
-            calm = 0 if any(news) else calm + 1
-            if read and calm == wanted:
-                found = {n: constant(stock.basis) for n, stock in stocks.items() if stock.basis is not None}
-                return {n: c for n, c in found.items() if c is not None}
-        return {}
-
-    def _sums(self, constants: Mapping[int, Tensor]) -> Tensor:
-        """Return gradients (n, P), of length 1, of random sums of c . x over what each of some uses reads."""
-        rows = []
-        for _ in range(_SUMS):
-            leaves = Leaves(self.all_own, list(self.own))
-            read = self._read_by_uses(leaves)
-            for n, c in constants.items() if read else ():
-                terms = read[n] @ c * torch.randn(len(read[n]), generator=self.generator, dtype=torch.float64)
-                found = torch.autograd.grad(
-                    terms.sum(), [leaves[name] for name in self.own], retain_graph=True, materialize_grads=True
-                )
-                made = dict(zip(self.own, found, strict=True))
-                whole = [
-                    made[name] if name in made else torch.zeros(shape)
-                    for name, shape in self.frame.entries.shapes.items()
-                ]
-                rows.append(torch.cat([each.reshape(-1).double() for each in whole]))
-        G = torch.stack(rows) if rows else torch.zeros(0, len(self.theta), dtype=torch.float64)
-        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
-
-    def _read_by_uses(self, weights: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Return what uses read (tokens, channels) of fresh inputs, at the model's own eps; nothing if that raises."""
-        point = self.points.point(self.points.places(self.walk.program))
-        used = Uses.along(self.walk, point.recording.program)
-        watch = {use.operation: use.tokens.place for use in used.uses}
-        try:
-            seen = Replay(used.program).run(weights.__getitem__, point.inputs, watch, generic=False)[1]
-        except RUN_ERRORS:
-            return {}
-        sides = {n: (use.tokens.of, seen[use.operation][0]) for n, use in enumerate(used.uses)}
-        return {n: of(x) for n, (of, x) in sides.items() if x is not None}
+        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
 
     def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
         known, found = spanned(tangents(symmetries, self._ordered)), []
-        for stack in stacks.found if known.shape[1] else ():
+        for stack in stacks.found:
             T = tangents([stack.translation], self._ordered)
-            sizes = T.norm(dim=0)
-            if stack.translation.shape[1:] != (1,) or bool((sizes <= _ALONG * sizes.max()).any()):
-                found.append(stack)
-                continue
-            T = T / sizes
-            _, s, Vh = torch.linalg.svd(T - known @ (known.T @ T), full_matrices=False)
-            K = Vh[s > _ALONG].T
-            if K.shape[1] == len(K):
-                found.append(stack)
-            elif K.shape[1]:
-                K = K / sizes[:, None]
-                parts = (replace(p, left=K if p.left is None else p.left @ K) for p in stack.translation.parts)  # type: ignore[union-attr]
-                found.append(replace(stack, translation=Translation(tuple(parts))))
-        return replace(stacks, found=tuple(found)) if known.shape[1] else stacks
+            rest = T / T.norm(dim=0).max().clamp(1e-300)
+            rest = rest - known @ (known.T @ rest)
+            if len(stack.translation.shape) == 2:
+                left, right = (_alive(rest.view(len(T), *stack.translation.shape).movedim(axis, 2)) for axis in (1, 2))
+                if right.shape[1] < len(right):
+                    left = torch.eye(len(left), dtype=torch.float64) if right.shape[1] else left[:, :0]
+                if not left.shape[1]:
+                    continue
+                parts = (_within(part, left, right) for part in stack.translation.parts)  # type: ignore[union-attr]
+                stack = replace(stack, translation=Translation(tuple(parts)))
+            found.append(stack)
+            known = torch.cat([known, spanned(rest[:, rest.norm(dim=0) > _ALONG])], 1)
+        return replace(stacks, found=tuple(found))
 
     @property
     def _ordered(self) -> Params:
@@ -231,3 +188,19 @@ class Narrow(Finder):
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
         return at.weights, gradients
+
+
+def _alive(rest: Tensor) -> Tensor:
+    """Return orthonormal combinations of the last axis that are orthogonal to those of which nothing is left."""
+    _, s, Vh = torch.linalg.svd(rest.reshape(-1, rest.shape[2]), full_matrices=False)
+    return Vh[s > _ALONG].T
+
+
+def _within(part: Part, left: Tensor, right: Tensor) -> Part:
+    """Return a part with z = left @ z' @ right^T."""
+    own, other = part.left, part.right
+    if left.shape[1] < len(left):
+        own = left if own is None else own @ left  # type: ignore[operator]
+    if right.shape[1] < len(right):
+        other = right.T if other is None else right.T @ other  # type: ignore[operator]
+    return replace(part, left=own, right=other)

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
 from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import Recording, movable, record
 from quotient_manifolds.symmetries.trace.replay import HELD, wide
@@ -29,7 +30,7 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SPREAD = 32
+_SPREAD = 8
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""
@@ -76,6 +77,10 @@ class Drawn(Mapping[str, Tensor]):
             self._kept[name] = self._drawn(name, w)
         return self._kept[name]
 
+    def forget(self) -> None:
+        """Drop what is held: it is drawn again where it is asked for."""
+        self._kept = None if self._kept is None else {}
+
     def _drawn(self, name: str, w: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
         w = w.detach().contiguous()
@@ -105,16 +110,18 @@ class Points:
         self, model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed: int = 0, shapes: bool = True
     ) -> None:
         self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
-        first = self._recorded(batch)
+        entries = sum(t.numel() for t in tensors_in(batch))
+        self._large = entries * sum(w.numel() for w in model.parameters()) > WORK
+        first, batch = self._first(batch)
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
         self._raised: Counter[int] = Counter()
+        self._uses: dict[tuple[int, bool], tuple[Walk | None, Uses]] = {}
         self._turn = 0
         variations = Variations(batch, self.generator, self.limits)
-        self._large = variations.numel({}) * sum(w.numel() for w in first.parameters.values()) > WORK
         varied, apart = self._sizes(variations) if shapes else ({}, {})
         self.held = variations.held(list(varied))
         if None in first.origins:
@@ -124,6 +131,15 @@ class Points:
             for mood in MOODS[1:]:
                 if len(self.recordings) <= OTHERS + 1:
                     self._try(variations, apart if self._large else {}, mood)
+
+    def _first(self, batch: Any) -> tuple[Recording, Any]:
+        """Record a batch, of a large model its first examples if it takes these. Return what is recorded, too."""
+        for some in first_examples(batch) if self._large else ():
+            try:
+                return self._recorded(some), some
+            except RUN_ERRORS:
+                continue
+        return self._recorded(batch), batch
 
     def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
         """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""
@@ -185,7 +201,7 @@ class Points:
         place = next(k for k, each in enumerate(self.recordings) if each is recording)
         variations, found = Variations(self.batches[place], self.generator, self.limits), []
         for axes in variations.axes:
-            if not axes.leads and axes.size > _FEW:
+            if not axes.leads and axes.size > 2 * _FEW:
                 try:
                     made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
@@ -285,14 +301,15 @@ class Points:
             place = self._next(which)
             try:
                 point = self._at(place, weights)
-                program = point.recording.program
-                used = Uses(program) if walk is None else Uses.along(walk, program)
+                used = self._used(place, point.recording.program, walk)
                 drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
                 made = list(drawn)
             except RUN_ERRORS as error:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
                 continue
+            if self._large and isinstance(point.weights, Drawn):
+                point.weights.forget()
             if len(made) == losses:
                 return point, made
             self.left_out += 1
@@ -301,6 +318,16 @@ class Points:
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
             f"inputs ({why}); give inputs that leave the model more room"
         )
+
+    def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
+        """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
+        if program is not self.recordings[place].program:
+            return Uses(program) if walk is None else Uses.along(walk, program)
+        known, used = self._uses.get((place, walk is None), (None, None))
+        if used is None or known is not walk:
+            used = Uses(program) if walk is None else Uses.along(walk, program)
+            self._uses[place, walk is None] = walk, used
+        return used
 
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""

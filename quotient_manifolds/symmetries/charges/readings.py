@@ -7,7 +7,8 @@ are added until fresh ones, at weights of their own, break nothing, twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from quotient_manifolds.symmetries.groups import (
     SO,
     Algebra,
     CenteredSO,
+    DirectSum,
     FromSum,
     Gauge,
     IntoMean,
@@ -36,6 +38,8 @@ Draw = Callable[[int, int], Iterable[tuple[Mapping[str, Tensor], Sample]]]
 _DOUBTFUL = 1e-4
 """Relative charges below are followed on, so that the smallest that is refused is known."""
 _ROWS = 256
+_DENSE = 32
+"""Of how many entries of a product of matrices one is wanted if it is computed as a whole."""
 _ENTRIES = 1 << 29
 """Entries of a charge at most."""
 _POINTS, _LOSSES, _ROUNDS = 2, 5, 12
@@ -113,11 +117,7 @@ class Alone:
         for number, (a, b, shared, i, j, worst) in enumerate(self._kinds):
             for sample in data:
                 x, y = p.stacked(p.wires[a], sample, shared)[0], p.stacked(p.wires[b], sample, shared)[1]
-                size = max(1, (1 << 24) // max(1, len(x)))
-                for at in torch.arange(len(i)).split(size):
-                    terms = x[:, i[at]] * y[:, j[at]]
-                    ratio = terms.sum(0).abs() / terms.abs_().sum(0).clamp(min=1e-300)
-                    worst[at] = torch.maximum(worst[at], ratio)
+                torch.maximum(worst, _relative(x, y, i, j), out=worst)
             keep = worst < _DOUBTFUL
             self._kinds[number] = a, b, shared, i[keep], j[keep], worst[keep]
         return len(self.pairs) == before
@@ -148,19 +148,42 @@ class Alone:
         part = components(count, off[:, 0], off[:, 1])
         order = torch.argsort(part[off[:, 0]], stable=True)
         sizes = torch.unique_consecutive(part[off[order, 0]], return_counts=True)[1].tolist()
-        made, refused = list[Symmetry](), list[str]()
+        left, alike = list[tuple[Tensor, Algebra]](), dict[tuple[int, int], list[Tensor]]()
         for own in off[order].split(sizes) if len(off) else ():
             channels, at = own.unique(return_inverse=True)
             mask = torch.diag(diagonal[channels])
             mask[at[:, 0], at[:, 1]] = True
-            n = len(channels)
+            if bool(mask.all()):  # heads are blocks of one group
+                alike.setdefault((int(p.wire_of[channels[0]]), len(channels)), []).append(channels)
+            else:
+                left.append((channels[None], Pattern(len(channels), mask)))
+        left += [(torch.stack(sets), GL(n)) for (_, n), sets in alike.items()]
+        made, refused = list[Symmetry](), list[str]()
+        for sets, each in left:
+            n = sets.numel()
+            algebra = each if len(sets) == 1 else DirectSum(n, ((torch.arange(n).view(sets.shape), each),))
             try:
-                made.append(Gauge(p.wire(channels), GL(n) if bool(mask.all()) else Pattern(n, mask)))
-                own = channels[mask.diagonal()]
+                made.append(Gauge(p.wire(sets.flatten()), algebra))
+                own = sets[:, each.mask.diagonal()] if isinstance(each, Pattern) else sets
                 blocks[own] = 1 + own
             except ValueError as error:
-                refused.append(f"{len(own)} entries between channels of {p.parameters(channels)}: {error}")
+                if len(sets) > 1:
+                    left += [(one, each) for one in sets.split(1)]
+                else:
+                    refused.append(f"{each.dimension} entries between channels of {p.parameters(sets)}: {error}")
         return made, refused
+
+
+def _relative(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return |x_i . y_j| over the sum of absolute summands, for columns i of x and j of y."""
+    if _DENSE * len(i) > x.shape[1] * y.shape[1]:
+        value, size = (a.T @ b for a, b in ((x, y), (x.abs(), y.abs())))
+        return value[i, j].abs() / size[i, j].clamp(min=1e-300)
+    made = [torch.zeros(0, dtype=torch.float64)]
+    for at in torch.arange(len(i)).split(max(1, (1 << 24) // max(1, len(x)))):
+        terms = x[:, i[at]] * y[:, j[at]]
+        made.append(terms.sum(0).abs() / terms.abs_().sum(0).clamp(min=1e-300))
+    return torch.cat(made)
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,9 +403,19 @@ def _means(positions: Positions, data: Sequence[Vectors], free: Tensor) -> tuple
                 worst = max(worst, float((charge.abs() / summands.clamp(min=1e-300)).max()))
                 size = max(size, float(summands.min()))
             if worst < NOISE and size > 0:
-                made.append(Gauge(positions.wire(wire.positions), kind(n)))
-                largest = max(largest, worst)
+                with suppress(ValueError):  # of wires that groups cannot act on
+                    made.append(Gauge(positions.wire(wire.positions), kind(n)))
+                    largest = max(largest, worst)
     return made, largest
+
+
+def sums(frame: Frame, draw: Draw) -> Iterator[Gauge]:
+    """Yield t 1^T on whole wires whose readers do not all have a bias, where it has no charge."""
+    drawn = list(draw(_POINTS, _LOSSES)) if len(frame.roots) else []
+    if drawn:
+        positions = Positions(frame, torch.arange(len(frame.roots)), drawn[0][0])
+        found, _ = _means(positions, positions.drawn(drawn), torch.zeros(0, dtype=torch.long))
+        yield from (each for each in found if isinstance(each, Gauge) and isinstance(each.algebra, FromSum))
 
 
 def read(frame: Frame, channels: Tensor, draw: Draw, generator: torch.Generator) -> Readings:

@@ -372,12 +372,12 @@ def sparse(B: Tensor, D: Tensor) -> Tensor:
         row, column = at // rest.shape[1], at % rest.shape[1] + k
         if float(D[row, column].abs()) < _ZERO:
             return _rounded(B[:, :k])
-        swap = torch.arange(D.shape[1])
-        swap[[k, column]] = swap[[column, k]]
-        B, D = B[:, swap], D[:, swap]
+        for M in (B, D):
+            M[:, [k, column]] = M[:, [column, k]]
         factor = D[row] / D[row, k]
         factor[k] = 0.0
-        B, D = B - B[:, k : k + 1] * factor, D - D[:, k : k + 1] * factor
+        for M in (B, D):
+            M.addr_(M[:, k].clone(), factor, alpha=-1)
     return _rounded(B)
 
 

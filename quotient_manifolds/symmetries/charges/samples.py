@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -75,6 +76,16 @@ class Uses:
         places = dict(zip(walk.program.computing, program.computing, strict=True))
         return cls(program, [replace(use, operation=places[use.operation]) for use in walk.uses])
 
+    @cached_property
+    def replay(self) -> Replay:
+        """Return what runs the program."""
+        return Replay(self.program)
+
+    @cached_property
+    def cuts(self) -> dict[int, tuple[int, ...]]:
+        """Return what `taps.cuts` says of the program."""
+        return cuts(self.program)
+
 
 def samples(
     walk: Used,
@@ -94,11 +105,12 @@ def samples(
     output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
     depends on a weight.
     """
+    walk = walk if isinstance(walk, Uses) else Uses(walk.program, walk.uses)
     watch = {use.operation: use.tokens.place for use in walk.uses}
     vectors = [name for name in vectors if weights[name].is_floating_point()]
     leaves = Leaves(weights, vectors)
-    taps = Taps(cuts(walk.program))
-    outputs, seen = Replay(walk.program).run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
+    taps = Taps(walk.cuts)
+    outputs, seen = walk.replay.run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
     if not (outputs or taps.found) or not all(_has_numbers(y) for y in outputs):
         return

@@ -1,243 +1,606 @@
-"""Find constants along wide wires that biases and tables may take and readers' biases take back, by token vectors.
+"""Read translations of wide nets that hold at all weights off token vectors: no gradient of a weight is formed.
 
-For each set of channels that the same uses have: what a constant z adds to the loss is z . g for each way to add it,
-with g the gradient of a bias, the sum over tokens of dy of a table, or of dx of a reader. Combinations of ways with
-sum of c g = 0 are shifts, for any z.
+For a wire, what a constant z on its channels adds to the loss is z . g for each way to add it, with g the gradient of
+a bias, the sum over tokens of dy of a table, or minus the sum of dx of a reader, whose bias takes V z back.
+Combinations of ways with sum of c g = 0 are shifts, for any z. Of single uses y = W x, token by token:
+
+| vanishes | translation |
+|---|---|
+| sum of dy | W += z 1^T, what it writes having a free mean |
+| sum of (x - b) / g | W += z / g, and its bias -= z (sum of b / g), behind a norm with gains g and biases b |
+| dy of A minus (B^T dy of W), A and W reading the same | A += z, W -= B z |
+| (x of B minus A x), and dy of B minus dy of W | B += z, W -= z A |
+| dy of V minus dy of W, V and W reading the same | V += z, W -= z |
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.blocks import Layout, Map
-from quotient_manifolds.symmetries.charges.frame import Port
+from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample
-from quotient_manifolds.symmetries.charges.stacks import TINY, Stack, within
-from quotient_manifolds.symmetries.groups.rows import Rows
-from quotient_manifolds.symmetries.groups.translation import Part, Translation
+from quotient_manifolds.symmetries.charges.uses import Lookup
+from quotient_manifolds.symmetries.groups import (
+    Factor,
+    Gain,
+    Matrix,
+    Part,
+    Product,
+    Rows,
+    Sparse,
+    Symmetry,
+    Terms,
+    Translation,
+)
 
 _APART = 1024
 """Columns of a bias or a table, as positions, up to which each is a way of its own if there are enough samples."""
-_FLOOR, _SPARE, _PIVOT = 1e-3, 2, 1e-3
+MOST = 1_000_000
+"""Entries of a table whose gradient is computed."""
+_FLOOR, _SPARE, _CALM, _TINY = 1e-3, 2, 12, 1e-7
+Drawn = Sequence[tuple[Mapping[str, Tensor], Sample]]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Hold 1 / g (1, inputs) for which x times it is the sum of b / g at all tokens, this sum (1, 1), and g of data."""
+
+    right: Matrix
+    sum: Product
+    of: tuple[Gain, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """Hold one way to add constants to channels: g (n,) of each sample, and the sum of its absolute summands.
+    """Hold one way to add constants to channels: g (samples, n), and the sums of its absolute summands.
 
-    port: the entries, one row per channel; of a reader those of its matrix, and `bias` those that take constants back.
-    right: c with c . x = 1 for the inputs of a weight that acts as a bias, or as that of a reader which has none; else
-    1. free: z of which this way alone makes nothing.
+    port: the entries, one row per channel; of a reader those of its matrix, and `bias` those that take constants back,
+    in the order of its outputs, with what units they have there.
+    known: of a weight behind a norm, the inputs that make a sum, and this sum, which all other ways are multiplied by.
     """
 
     port: Port
-    units: Tensor
     g: Tensor
     size: Tensor
-    bias: Tensor | None = None
-    right: Tensor | None = None
-    free: Tensor | None = None
+    bias: Port | None = None
+    known: Known | None = None
 
 
-class WideShifts:
-    """List the ways of a layout and what combines them.
+class Shifts:
+    """Read translations off samples at generic weights."""
 
-    unread: by use, null vectors of outputs; constants: by use without a bias, c with c . x = 1 for all inputs x.
-    """
+    def __init__(self, frame: Frame, drawn: Drawn, draw: Callable[[], Sample]) -> None:
+        """Take samples, and what gives more, for units that are never on in these."""
+        self.frame, self.walk, self.drawn, self.draw = frame, frame.walk, [sample for _, sample in drawn], draw
+        self.readings = [frame.entries.read(weights.__getitem__) for weights, _ in drawn]
+        self.units = [frame.units(reading) for reading in self.readings]
+        self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
+        self.known = dict[int, Known]()
+        """By use without a bias of its own."""
+        self.refused: list[str] = []
+        self.largest, self.smallest = 0.0, float("inf")
 
-    def __init__(
-        self,
-        layout: Layout,
-        unread: Mapping[int, Tensor],
-        constants: Mapping[int, Tensor],
-        biases: Mapping[int, Tensor],
-        drawn: Sequence[Sample],
-    ) -> None:
-        self.layout, self.walk, self.drawn = layout, layout.walk, drawn
-        self.unread, self.constants, self.biases = unread, constants, biases
-        self.free: dict[int, tuple[Port, Tensor, Tensor]] = {}
-        """By use of biases and small tables: a port, its units, and which z alone nothing depends on."""
+    def every(self) -> Readings:
+        """Return all translations."""
+        found: list[Symmetry] = []
+        for made in (self._means(), self._idle(), self._constants(), self._beside(), self._along_wires()):
+            found += made
+        return Readings(tuple(found), tuple(self.refused), self.largest, self.smallest)
 
-    def stacks(self) -> Iterator[Stack]:
-        """Yield shifts of all sets of channels, and biases that are unread where another writer is."""
-        every, found = self.layout.frame.ports, []
-        sides = [[p for p in every if p.dual == dual] for dual in (False, True)]
-        for ports, channels in (each for side in sides for each in self.layout.sets(side, 1)):
-            ports = [self.layout.of_channels(p, channels) for p in ports]
-            units = [self.layout.units[p.nodes] for p in ports]
-            if all(bool(torch.isfinite(u).all() and (u != 0).all()) for u in units):
-                found.append(self._of_channels(ports, units))
-        for port, u, free in self.free.values():
-            yield Stack(Translation((Part(self._map(port, u).rows, free),)), "unread", True)
-        combined = [(ways, v) for ways, shifts in found for v in shifts.T]
-        relied = {way.port.use for ways, v in combined if not _still(ways, v) for way in _known_sums(ways, v)}
-        for ways, v in combined:
-            sums = bool(_known_sums(ways, v))
-            if (made := self._translation(ways, v, relied if sums else frozenset())) is not None:
-                still = sums and _still(ways, v)
-                yield Stack(made, "constant" if still else "shift", not still, int(sums and not still))
+    def _vanishes(self, values: Sequence[Tensor], sizes: Sequence[Tensor]) -> bool:
+        """Return whether values are rounding of their summands at all tokens of all samples, and take note of that."""
+        found = [(v, s) for v, s in zip(values, sizes, strict=True) if v.numel() and bool(s.any())]
+        if not found:
+            return False
+        worst = max(float(v.abs().max()) / float(s.max()) for v, s in found)
+        if worst <= NOISE:
+            self.largest = max(self.largest, worst)
+        else:
+            self.smallest = min(self.smallest, worst)
+        return worst <= NOISE
 
-    def _of_channels(self, ports: Sequence[Port], units: Sequence[Tensor]) -> tuple[list[Way], Tensor]:
-        """Return ways and what combines them, and take note of biases of which something is unread, but not all."""
-        known = [k for p, u in zip(ports, units, strict=True) if (k := self._known(p, u)) is not None]
+    def _made(self, *parts: Part) -> Iterator[Translation]:
+        """Yield a translation of parts, unless groups cannot act on what they are."""
+        try:
+            yield Translation(parts)
+        except ValueError as error:
+            self.refused.append(f"a translation of {parts[0].rows.name}: {error}")
+
+    def _tried(self, made: Iterator[Translation]) -> Iterator[Translation]:
+        """Yield what is made, unless groups cannot read what it is made of."""
+        try:
+            yield from list(made)
+        except ValueError as error:
+            self.refused.append(f"a translation: {error}")
+
+    def _alone(self, entries: Tensor) -> bool:
+        """Return whether all entries are of parameters, and used once."""
+        return bool((entries >= 0).all()) and float(self.frame.shares[entries].max()) == 1
+
+    def _side(self, n: int, writes: bool) -> Port:
+        """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
+        use = self.walk.uses[n]
+        if writes or use.shape[2] == 1:
+            theta, spots = (Table.side(each, writes) for each in (use.theta, use.spots))
+        else:
+            theta, spots = (Table.of(each.flatten(1).T) for each in (use.entries, use.places))
+        rows = torch.arange(len(theta.starts))
+        return Port(n, use.memory, writes, False, rows, torch.zeros_like(rows), rows, theta, spots)
+
+    def _rows(self, port: Port) -> Rows | None:
+        """Return a port as rows of one parameter, None if it is no such."""
+        pieces = list(self.frame.by_parameter(port))
+        try:
+            return self.frame.rows(pieces[0]) if len(pieces) == 1 and len(pieces[0].rows) == len(port.rows) else None
+        except ValueError as error:
+            self.refused.append(f"{self.frame.name_of(port)}: {error}")
+            return None
+
+    def _entries(self, entries: Tensor) -> Rows:
+        """Return entries of one parameter as a column."""
+        name = list(self.frame.entries.start)[int(self.frame.owners(entries[:1])[0]) - 1]
+        shape = tuple(self.frame.entries.shapes[name])
+        return Rows.at(name, shape, entries[:, None] - self.frame.entries.start[name])
+
+    def _gradients(self, port: Port) -> list[Tensor] | None:
+        """Return the gradients (rows, columns) of entries that are activations or a table, by sample."""
+        name = self.frame.name_of(port)
+        if name not in self.drawn[0].gradients:
+            return None
+        at = port.entries - self.frame.entries.start[name]
+        return [s.gradients[name].reshape(-1)[at].double() for s in self.drawn]
+
+    @cached_property
+    def biases(self) -> dict[int, Tensor]:
+        """Return by use the entries of its bias, if their gradient is that of this use alone."""
+        found = {}
+        for n, bias in self.walk.biases.items():
+            rows = self._entries(bias) if self._alone(bias) else None
+            if rows is not None and rows.name in self.drawn[0].gradients:
+                slopes = [s.written[n].slopes for s in self.drawn]
+                errors = [rows.entries(s.gradients)[:, 0] - d.sum(0) for s, d in zip(self.drawn, slopes, strict=True)]
+                if self._vanishes(errors, [d.abs().sum(0) for d in slopes]):
+                    found[n] = bias
+        return found
+
+    # Single uses
+
+    def _means(self) -> Iterator[Translation]:
+        """Yield what is added to the mean of all that is written: equal numbers in the units of some part of a wire."""
+        for n, use in enumerate(self.walk.uses):
+            slopes = [s.written[n].slopes for s in self.drawn]
+            if len(use.out) < 2 or not self._alone(use.entries) or (equal := self._equal(use.out, slopes)) is None:
+                continue
+            if (rows := self._rows(self._side(n, False))) is not None:
+                one = torch.ones(1)
+                yield from self._made(Part(rows, None, Matrix(one, equal[0], gains=((), equal[1]))))
+        for port in self.frame.ports:
+            g = self._gradients(port) if port.use >= len(self.walk.uses) and self._alone(port.entries) else None
+            if g is None or len(port.rows) < 2 or (equal := self._equal(port.nodes, [d.mT for d in g])) is None:
+                continue
+            if (rows := self._rows(port)) is not None:
+                yield from self._made(Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
+
+    def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
+        """Return u in which slopes (tokens, nodes) have u . slopes = 0: those of nodes over others on the same wire."""
+        tried = list[Tensor]()
+        own = (q.nodes for p in self.frame.ports if p.writes and (q := self._of_nodes(p, nodes)) is not None)
+        for of in (nodes, torch.where(nodes > 0, self.frame.nodes.wires[nodes], 0), *own):
+            u = [self._ratio(k, nodes, of) for k in range(len(self.drawn))]
+            if any(torch.equal(u[0], each) for each in tried):
+                continue
+            tried.append(u[0])
+            terms = [d * each for d, each in zip(slopes, u, strict=True)]
+            if self._vanishes([t.sum(1) for t in terms], [t.abs().sum(1) for t in terms]):
+                with suppress(ValueError):  # of gains that groups cannot read
+                    return self.frame.ratio((nodes,), (of,))
+        return None
+
+    def _idle(self) -> Iterator[Translation]:
+        """Yield what no output depends on: outputs of uses that nothing reads, and inputs that are always 0."""
+        uses = {n: use for n, use in enumerate(self.walk.uses) if self._alone(use.entries)}
+        seen: dict[tuple[int, bool], Tensor] = {}
+        for k in range(len(self.drawn) + _CALM):
+            sample = self.drawn[k] if k < len(self.drawn) else self.draw()
+            for n in uses:
+                for writes in (True, False) if uses[n].tokens.place is not None and uses[n].shape[2] == 1 else (True,):
+                    t = sample.written[n].slopes if writes else sample.read[n].values
+                    if len(t):  # of an expert that no token is given to, nothing is known
+                        seen[n, writes] = seen.get((n, writes), torch.zeros(t.shape[1], dtype=torch.bool)) | (
+                            t != 0
+                        ).any(0)
+            if k >= len(self.drawn) - 1 and all(bool(each.all()) for each in seen.values()):
+                return
+        for (n, writes), each in seen.items():
+            own, other = (torch.nonzero(flags)[:, 0] for flags in (~each, seen[n, True]))
+            if len(own) and (writes or len(other)):
+                port = self._side(n, writes).at(own, None if writes else other)
+                if (rows := self._rows(port)) is not None:
+                    yield from self._made(Part(rows))
+
+    def _constants(self) -> Iterator[Translation]:
+        """Yield W += z / g and c -= z (sum of b / g) behind norms."""
+        leaves = [p for p in self.frame.ports if p.use >= len(self.walk.uses) and p.entries.shape[1] == 1]
+        for n, use in enumerate(self.walk.uses):
+            if n in self.tables or use.shape[2] > 1 or len(use.into) < 2 or not self._alone(use.entries):
+                continue
+            yield from self._tried(self._behind(n, leaves))
+
+    def _behind(self, n: int, leaves: Sequence[Port]) -> Iterator[Translation]:
+        use, rows = self.walk.uses[n], self._rows(self._side(n, True))
+        into, eldest = use.into, torch.where(use.into > 0, self.frame.nodes.wires[use.into], 0)
+        values = [s.read[n].values * self._ratio(k, eldest, into) for k, s in enumerate(self.drawn)]
+        own = [port for p in leaves if (port := self._of_nodes(p, into)) is not None]
+        for port, by in product((None, *own), (None, *own)) if rows is not None else ():
+            if port is by is not None or not self._sums(values, eldest, port, by):
+                continue
+            right = self._over(eldest, into, by)
+            parts = [Part(rows, None, right)]  # type: ignore[arg-type]
+            if port is not None:
+                b = Matrix(torch.ones(len(into)), torch.ones(1), self.frame.rows(port))
+                of = () if by is None else (self._gain(by, 1.0),)
+                self.known[n] = Known(right, Product((self._over(eldest, port.nodes, by), b)), of)
+                if n in self.biases:
+                    total = Product((torch.full((1, 1), -1.0), self.known.pop(n).sum))
+                    parts.append(Part(self._entries(self.biases[n]), None, total))
+            yield from self._made(*parts) if n not in self.known else ()
+            return
+
+    def _sums(self, values: Sequence[Tensor], eldest: Tensor, bias: Port | None, by: Port | None) -> bool:
+        """Return whether (x - b) / w, of all tokens, have a sum of 0: w are gains of a norm of data."""
+        sums, sizes = [], []
+        for k, x in enumerate(values):
+            w = 1.0 if by is None else self.readings[k].at(by.memory, by.places[:, 0])[0]
+            b = torch.zeros(1).double() if bias is None else self._bias(k, bias, eldest)
+            sums.append(((x - b) / w).sum(1))
+            sizes.append((x / w).abs().sum(1))
+        return self._vanishes(sums, sizes)
+
+    def _over(self, above: Tensor, below: Tensor, by: Port | None) -> Matrix:
+        """Return the units of nodes over those of others, and over the entries of a port, as a row."""
+        constant, gains = self.frame.ratio((above,), (below,))
+        return Matrix(torch.ones(1), constant, gains=((), gains if by is None else (*gains, self._gain(by, -1.0))))
+
+    def _gain(self, port: Port, power: float) -> Gain:
+        name = self.frame.name_of(port)
+        places = port.entries[:, 0] - self.frame.entries.start[name]
+        return Gain.of(name, tuple(self.frame.entries.shapes[name]), places, power)
+
+    def _ratio(self, k: int, above: Tensor, below: Tensor) -> Tensor:
+        """Return the units of nodes over those of others in sample k."""
+        one, other = (torch.where(each > 0, self.units[k][each], 1.0) for each in (above, below))
+        return one / other
+
+    def _bias(self, k: int, port: Port, eldest: Tensor) -> Tensor:
+        return self.readings[k].at(port.memory, port.places[:, 0])[0] * self._ratio(k, eldest, port.nodes)
+
+    def _of_nodes(self, port: Port, nodes: Tensor) -> Port | None:
+        """Return the rows of a port on the channels of nodes, in order, None if it does not have all of these."""
+        channels = torch.where(nodes > 0, self.frame.channel_of[nodes], -1)
+        if not bool((channels >= 0).all()) or bool((self.frame.nodes.dual[nodes] != port.dual).any()):
+            return None
+        place = torch.full((len(self.frame.roots),), -1)
+        place[port.channels] = torch.arange(len(port.channels))
+        rows = place[channels]
+        return port.at(rows) if bool((rows >= 0).all()) and len(rows.unique()) == len(rows) else None
+
+    # Maps beside others
+
+    def _beside(self) -> Iterator[Translation]:
+        """Yield what one map takes up and another gives back, for maps that read the same."""
+        uses, same = self.walk.uses, dict[tuple[object, ...], list[int]]()
+        for n, use in enumerate(uses):
+            if n not in self.tables and use.shape[2] == 1 and self._alone(use.entries):
+                x = self.drawn[0].read[n].values
+                same.setdefault((x.shape, float(x.sum()), float(x.square().sum())), []).append(n)
+        for some in same.values():
+            for a in some:
+                for m in some:
+                    if a < m and (at := self._aligned(a, m)) is not None:
+                        yield from self._tried(self._of_two(a, m, at))
+                    for b in range(len(uses)) if a != m else ():
+                        if b not in self.tables and uses[b].shape[2] == 1 and b not in (a, m):
+                            yield from self._tried(self._of_three(a, b, m))
+
+    def _aligned(self, a: int, m: int) -> Tensor | None:
+        """Return which output of `a` is on the channel of each output of `m`, None if they are not on the same."""
+        return self._order(self.walk.uses[a].out, self.walk.uses[m].out)
+
+    def _order(self, one: Tensor, other: Tensor) -> Tensor | None:
+        key = torch.where(one > 0, 2 * self.frame.channel_of[one] + self.frame.nodes.dual[one].long(), -1)
+        wanted = torch.where(other > 0, 2 * self.frame.channel_of[other] + self.frame.nodes.dual[other].long(), -1)
+        if len(key) != len(wanted) or bool((key < 0).any()) or not torch.equal(key.sort()[0], wanted.sort()[0]):
+            return None
+        order = torch.argsort(key)
+        return order[torch.searchsorted(key[order], wanted)] if len(key.unique()) == len(key) else None
+
+    def _of_two(self, a: int, m: int, at: Tensor) -> Iterator[Translation]:
+        A, M = (self.walk.uses[n] for n in (a, m))
+        pairs = [
+            (s.written[m].slopes, s.written[a].slopes[:, at] * self._ratio(k, A.out[at], M.out))
+            for k, s in enumerate(self.drawn)
+        ]
+        if self._vanishes([x - y for x, y in pairs], [x.abs() for x, _ in pairs]):
+            one, other = self._rows(self._side(a, True).at(at)), self._rows(self._side(m, True))
+            if one is not None and other is not None:
+                constant, gains = self.frame.ratio((A.out[at],), (M.out,))
+                yield from self._made(Part(other), Part(one, _diagonal(-constant, gains)))
+
+    def _of_three(self, a: int, b: int, m: int) -> Iterator[Translation]:
+        """Yield A += z, W -= B z and B += z, W -= z A, for W beside B A."""
+        A, B, W = (self.walk.uses[n] for n in (a, b, m))
+        k, j = self._order(A.out, B.into), self._aligned(b, m)
+        if k is None or j is None or len({a, b, m}) < 3:
+            return
+        rows = [self._rows(self._side(n, True)) for n in (a, b, m)]
+        if any(each is None for each in rows):
+            return
+        rows_a, _, rows_m = (each for each in rows if each is not None)
+        values = [
+            reading.at(B.memory, B.places[j][:, :, 0])[0] * self._ratio(s, W.out, B.out[j])[:, None]
+            for s, reading in enumerate(self.readings)
+        ]
+        inner = [self._ratio(s, B.into, A.out[k]) for s in range(len(self.drawn))]
+        above, gains_above = self.frame.ratio((W.out,), (B.out[j],))
+        beside, gains_beside = self.frame.ratio((B.into,), (A.out[k],))
+        dA = [s.written[a].slopes[:, k] for s in self.drawn]
+        dW = [s.written[m].slopes for s in self.drawn]
+        back = [d @ V * u for d, V, u in zip(dW, values, inner, strict=True)]
+        if self._vanishes([x - y for x, y in zip(dA, back, strict=True)], [x.abs() for x in dA]):
+            V = self._rows(self._side(b, True).at(j))
+            M = Matrix(-above, beside, V, gains=(gains_above, gains_beside))
+            order = self._rows(self._side(a, True).at(k))
+            if order is not None:
+                yield from self._made(Part(order), Part(rows_m, M))
+        dB = [s.written[b].slopes[:, j] for s in self.drawn]
+        read = [s.read[b].values for s in self.drawn]
+        made = [s.written[a].values[:, k] * u for s, u in zip(self.drawn, inner, strict=True)]
+        outer = [d * self._ratio(s, W.out, B.out[j]) for s, d in enumerate(dW)]
+        if (
+            a not in self.walk.biases
+            and self._alone(B.entries)
+            and self._vanishes([x - y for x, y in zip(read, made, strict=True)], [x.abs() for x in read])
+            and self._vanishes([x - y for x, y in zip(dB, outer, strict=True)], [x.abs() for x in dB])
+        ):
+            M = Matrix(
+                beside, torch.ones(rows_a.columns), self._rows(self._side(a, True).at(k)), gains=(gains_beside, ())
+            )
+            moved = self._rows(self._side(b, True).at(j))
+            if moved is not None:
+                yield from self._made(Part(moved), Part(rows_m, _diagonal(-above, gains_above), M))
+
+    # Constants along wires
+
+    def _along_wires(self) -> Iterator[Translation]:
+        """Yield shifts of all sets of channels that the same ports have."""
+        for dual in (False, True):
+            ports = [p for p in self.frame.ports if p.dual == dual]
+            for some, channels in self._sets(ports):
+                own = [_of_channels(p, channels) for p in some]
+                every = [torch.stack([u[p.nodes] for u in self.units]) for p in own]
+                if all(bool(torch.isfinite(u).all() and (u != 0).all()) for u in every):
+                    yield from self._of_wire(own, every)
+
+    def _sets(self, ports: Sequence[Port]) -> Iterator[tuple[list[Port], Tensor]]:
+        """Yield channels that the same ports have, and these."""
+        names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
+        pattern = torch.zeros(len(self.frame.roots), dtype=torch.long)  # sums of names are names of sets
+        for name, port in zip(names, ports, strict=True):
+            pattern[port.channels] += name
+        for each in pattern[pattern != 0].unique():
+            channels = torch.nonzero(pattern == each)[:, 0]
+            yield [p for p in ports if bool((p.channels == channels[0]).any())], channels
+
+    def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> Iterator[Translation]:
         for apart in (True, False):
-            ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, known, apart)]
-            if ways and len(self.drawn) * len(units[0]) >= len(ways) + _SPARE:
+            ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, apart)]
+            if ways and len(self.drawn) * units[0].shape[1] >= len(ways) + _SPARE:
                 break
         else:
-            return [], torch.zeros(0, 0, dtype=torch.float64)
-        shifts = _combined(ways, max(self._top(p, u) for p, u in zip(ports, units, strict=True)))
-        alone = {ways[int(v.abs().argmax())].port.use for v in shifts.T if int((v != 0).sum()) == 1}
-        for n in alone:
-            self.free.pop(n, None)
-        return ways, shifts
+            return
+        top = max(self._top(p, u) for p, u in zip(ports, units, strict=True))
+        for v in self._combined(ways, top).T:
+            some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
+            yield from self._tried(self._moved(some))
 
-    def _known(self, port: Port, u: Tensor) -> Tensor | None:
-        """Return what is unread of a use, in the units of its channels."""
-        K = self.unread.get(port.use) if port.writes else None
-        if K is None or not K.shape[1]:
-            return None
-        some = torch.zeros(len(K), dtype=torch.bool)
-        some[port.rows] = True
-        return within(K, some)[port.rows] / u[:, None]
-
-    def _ways(self, port: Port, u: Tensor, known: Sequence[Tensor], apart: bool) -> list[Way]:
-        """Return the ways of one port, one for each position if they are `apart`; take note of what is unread of it."""
-        uses, layout = self.walk.uses, self.layout
+    def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
+        """Yield the ways of one port, one for each position if they are `apart`."""
+        last = len(self.walk.uses)
         if not port.writes:
-            made = self._reader(port, u)
-            return [] if made is None else [made]
-        if port.use < len(uses) and port.use not in layout.tables:
-            c = self.constants.get(port.use)
-            if c is None or uses[port.use].shape[2] > 1:
-                return []
-            g, size = self._summed([s.written[port.use].slopes[:, port.rows] * u for s in self.drawn])
-            return [Way(port, u, g, size, right=c[None], free=self._known(port, u))]
-        if float(layout.frame.shares[port.entries].max()) > 1 or (
-            port.use < len(uses) and port.use not in layout.outputs
-        ):
-            return []
-        name, own = layout.frame.name_of(port), self._known(port, u)
-        if name not in self.drawn[0].gradients:
-            if own is None:
-                return []
-            g, size = self._summed([s.written[port.use].slopes[:, port.rows] * u for s in self.drawn])
-            return [Way(port, u, g, size, free=own)]
-        at = port.entries - layout.frame.entries.start[name]
-        g = torch.stack([s.gradients[name].reshape(-1)[at] * u[:, None] for s in self.drawn])  # (samples, n, columns)
-        rows = g.transpose(1, 2).flatten(0, 1)
-        spaces = [K for K in known if float((rows @ K).norm()) <= NOISE * float(rows.norm() * K.norm())]
-        if spaces and own is None:
-            both = torch.cat(spaces, 1)
-            free = torch.linalg.qr(both @ null_space(null_space(both)[0].T)[0])[0]
-            self.free[port.use] = port, u, free
-        part = _parts_of(g) if apart else torch.zeros(g.shape[2], dtype=torch.long)
-        columns = [torch.nonzero(part == k)[:, 0] for k in part.unique().tolist()]
-        every = torch.arange(len(u))
-        return [Way(port.at(every, k), u, g[..., k].sum(2), g[..., k].abs().sum(2), free=own) for k in columns]
+            yield from self._reader(port, u)
+            return
+        if not self._alone(port.entries):
+            return
+        if port.use < last and port.use not in self.tables:
+            if port.use in self.known:
+                slopes = [s.written[port.use].slopes[:, port.rows] for s in self.drawn]
+                summed = _summed([d * each for d, each in zip(slopes, u, strict=True)])
+                yield Way(port, *summed, known=self.known[port.use])
+            return
+        g = self._gradients(port)
+        if g is None:
+            if port.use < last:
+                slopes = [s.written[port.use].slopes[:, port.rows] for s in self.drawn]
+                yield Way(port, *_summed([d * each for d, each in zip(slopes, u, strict=True)]))
+            return
+        G = torch.stack(g) * u[..., None]  # (samples, n, columns)
+        part = _parts_of(G) if apart else torch.zeros(G.shape[2], dtype=torch.long)
+        for k in part.unique().tolist():
+            columns = torch.nonzero(part == k)[:, 0]
+            mine = G[..., columns]
+            yield Way(port.at(torch.arange(len(port.rows)), columns), mine.sum(2), mine.abs().sum(2))
 
-    def _reader(self, port: Port, u: Tensor) -> Way | None:
-        """Return a reader of one tap that takes constants back: by a bias of its own, or by inputs of a known sum."""
-        bias, c, use = self.biases.get(port.use), self.constants.get(port.use), self.walk.uses[port.use]
-        if use.shape[2] > 1 or (bias is None and c is None):
-            return None
-        g, size = self._summed([s.read[port.use].slopes[:, port.rows] * u for s in self.drawn])
-        if float(g.norm()) <= NOISE * float(size.norm()):
-            return None
-        return Way(port, u, g, size, bias=bias, right=c[None] if bias is None else None)  # type: ignore[index]
+    def _reader(self, port: Port, u: Tensor) -> Iterator[Way]:
+        """Yield what a reader takes back, by the nearest bias on the channels that it writes, if that is seen."""
+        use, known = self.walk.uses[port.use], self.known.get(port.use)
+        if known is not None:
+            slopes = [-s.read[port.use].slopes[:, port.rows] for s in self.drawn]
+            way = Way(port, *_summed([d * each for d, each in zip(slopes, u, strict=True)]), known=known)
+            if float(way.g.norm()) > NOISE * float(way.size.norm()):
+                yield way
+            return
+        nearest = self._nearest(port.use)
+        if nearest is None or (g := self._gradients(nearest)) is None:
+            return
+        made, sizes = [], [s.read[port.use].slopes[:, port.rows].abs().sum(0) for s in self.drawn]
+        for k, (each, reading) in enumerate(zip(g, self.readings, strict=True)):
+            V = reading.at(use.memory, use.places[:, port.rows])[0].sum(2)
+            made.append(-((each[:, 0] * self._ratio(k, nearest.nodes, use.out)) @ V) * u[k])
+        way = Way(port, torch.stack(made), torch.stack(sizes) * u.abs(), nearest)
+        if float(way.g.norm()) > NOISE * float(way.size.norm()):
+            yield way
+
+    def _nearest(self, n: int) -> Port | None:
+        """Return the bias on the channels that a use writes that is added nearest to it, in their order."""
+        use, found, last = self.walk.uses[n], dict[int, Port](), len(self.walk.uses)
+        if n in self.biases:
+            rows, entries = torch.arange(len(use.out)), Table.of(self.biases[n][:, None])
+            return Port(last, use.memory, True, False, rows, use.out, rows, entries, entries)
+        for p in self.frame.ports:
+            if p.use >= last and p.entries.shape[1] == 1:
+                q = self._of_nodes(p, use.out)
+                if q is not None and self._alone(q.entries):
+                    name = self.frame.name_of(q)
+                    at = self.walk.taken[name][q.entries[0, 0] - self.frame.entries.start[name]]
+                    found.setdefault(abs(int(at) - use.operation), q)
+        return found[min(found)] if found else None
 
     def _top(self, port: Port, u: Tensor) -> float:
         """Return how large sums over tokens are on this side of a use, before anything cancels."""
         if port.use >= len(self.walk.uses):
             return 0.0
         sides = [(s.written if port.writes else s.read).get(port.use) for s in self.drawn]
-        return max(float((d.slopes[:, port.rows] * u).abs().sum(0).max()) if d else 0.0 for d in sides)
+        terms = [side.slopes[:, port.rows] * each for side, each in zip(sides, u, strict=True) if side is not None]
+        return max((float(d.abs().sum(0).max()) for d in terms), default=0.0)
 
-    @staticmethod
-    def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.stack([t.sum(0) for t in tokens]), torch.stack([t.abs().sum(0) for t in tokens])
+    def _combined(self, ways: Sequence[Way], top: float) -> Tensor:
+        """Return combinations (ways, k) with sum of c g = 0, of few ways each. top: the size of sums on the wire."""
+        rows = torch.stack([way.g for way in ways], 2).flatten(0, 1)
+        size = torch.stack([way.size for way in ways], 2).amax((0, 1))
+        size = size.clamp(min=_FLOOR * max(top, float(size.max())) + 1e-300)
+        N, smallest = null_space(rows / size / len(rows) ** 0.5, scale=1.0)
+        self.smallest = min(self.smallest, smallest)
+        N = N / size[:, None]
+        for k in range(N.shape[1]):
+            left = (N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs()
+            at = int(left.argmax())
+            row, column = at // (N.shape[1] - k), at % (N.shape[1] - k) + k
+            N[:, [k, column]] = N[:, [column, k]]
+            N[:, k] = N[:, k] / N[row, k]
+            factor = N[row].clone()
+            factor[k] = 0
+            N = N - N[:, k : k + 1] * factor
+        return torch.where(N.abs() > _TINY * N.abs().amax(0, keepdim=True), N, 0.0)
 
-    def _map(self, port: Port, u: Tensor) -> Map:
-        slopes = self.layout.frame.slopes(port)
-        return Map(self.layout.frame, port, slopes / u[:, None], torch.arange(len(port.theta.steps)), u)
-
-    def _translation(self, ways: Sequence[Way], v: Tensor, relied: Collection[int]) -> Translation | None:
-        """Return z -> c u z in each way, without z of which each way alone makes nothing.
-
-        Nor such as change a known sum of inputs of uses that are `relied` on.
-        """
-        some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
-        matrices = {k: self._matrix(way) for k, (way, _) in enumerate(some) if not way.port.writes}
-        idle: Tensor | None = None
-        for way, _ in some:
-            if way.port.writes:
-                free = self.free[way.port.use][2] if way.port.use in self.free else way.free
-                free = torch.zeros(len(way.units), 0, dtype=torch.float64) if free is None else free
-                idle = free if idle is None else _both(idle, free)
-        for k, M in matrices.items():
-            if idle is not None and idle.shape[1]:
-                K = self._of_bias(some[k][0].bias)
-                taken = M @ idle
-                taken = taken - K @ (K.T @ taken) if K.shape[1] else taken
-                idle = idle @ null_space(taken, TINY, scale=float(M.norm()))[0]
-        kept = [some[k][0] for k in matrices if some[k][0].port.use in relied]
-        sums = [(self.constants[way.port.use][way.port.rows] * way.units)[None] for way in kept]
-        left = torch.cat([torch.zeros(0, len(some[0][0].units), dtype=torch.float64), *sums])
-        if idle is not None and idle.shape[1]:  # of what nothing depends on, only such as may be moved here
-            left = torch.cat([left, (idle @ null_space(left @ idle, TINY, scale=float(left.norm()))[0]).T])
-        z = null_space(left)[0] if len(left) else None
-        parts, back = [], dict[tuple[int, ...], Tensor]()
-        for k, (way, c) in enumerate(some):
-            if way.port.writes:
-                one = torch.ones(1, len(way.port.theta.steps), dtype=torch.float64)
-                one = one if way.right is None else way.right
-                parts.append(Part(self._map(way.port, c * way.units).rows, z, one))
+    def _moved(self, some: Sequence[tuple[Way, float]]) -> Iterator[Translation]:
+        """Yield z -> c u z in each way; of ways that write alone, without multiples of 1 that each has free."""
+        n = len(some[0][0].port.rows)
+        z: Tensor | Factor | None = None
+        if len(some) > 1 < n and all(
+            way.bias is None and way.known is None and self._mean_is_free(way) for way, _ in some
+        ):
+            z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
+        known = [way.known for way, _ in some if way.known is not None]
+        if any(each.sum != known[0].sum for each in known):
+            self.refused.append(f"a translation of {self.frame.name_of(some[0][0].port)}: several sums of inputs")
+            return
+        if any(way.known is not None and not way.port.writes for way, _ in some):  # of a sum that must stay
+            eldest = self.frame.nodes.wires[some[0][0].port.nodes]
+            if n < 2 or any(bool((u[eldest] != u[eldest[:1]]).any()) for u in self.units):
+                return
+            z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
+            z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
+        by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
+        for way, c in _merged(some):
+            constant, gains = self.frame.ratio((way.port.nodes,), ())
+            rows = self._rows(way.port)
+            if rows is None:
+                return
+            if way.bias is not None:
+                M = self._taken(way, c, rows, n)
+                M = M if z is None else Product((M, z))
+                parts.append(Part(self._entries(way.bias.entries[:, 0]), M, by))
                 continue
-            left = c * (matrices[k] if z is None else matrices[k] @ z)
-            if way.bias is None:
-                name, at = self.layout.owner(self.walk.uses[way.port.use].entries[..., 0])
-                parts.append(Part(Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), at), left, way.right))
-            else:
-                key = tuple(way.bias.tolist())
-                back[key] = back[key] + left if key in back else left
-        for key, left in back.items():
-            name, at = self.layout.owner(torch.tensor(key))
-            parts.append(Part(Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), at[:, None]), left))
-        apart = not any(a.rows.meets(b.rows) for i, a in enumerate(parts) for b in parts[:i])
-        return Translation(tuple(parts)) if apart and (z is None or z.shape[1]) else None
+            if not way.port.writes and way.known is not None:
+                M, whole = self._taken(way, c, rows, n), self._rows(self._side(way.port.use, True))
+                if whole is None:
+                    return
+                parts.append(Part(whole, M if z is None else Product((M, z)), way.known.right))
+                continue
+            left: Tensor | Factor | None = _diagonal(c * constant, gains)
+            if z is not None:
+                left = z if left is None else Product((left, z))
+            right = by if rows.columns == 1 else torch.ones(1, rows.columns)
+            if rows.columns > 1 and by is not None:
+                right = Product((by, torch.ones(1, rows.columns)))
+            parts.append(Part(rows, left, right if way.known is None else way.known.right))
+        yield from self._made(*parts)
 
-    def _of_bias(self, bias: Tensor | None) -> Tensor:
-        """Return what is unread of a bias, orthonormal, by its entries; nothing of none."""
-        if bias is None:
-            return torch.zeros(0, 0, dtype=torch.float64)
-        for port, u, free in self.free.values():
-            at = torch.searchsorted(bias, port.entries[:, 0]).clamp(max=len(bias) - 1)
-            if port.entries.shape[1] == 1 and torch.equal(bias[at], port.entries[:, 0]):
-                K = torch.zeros(len(bias), free.shape[1], dtype=torch.float64)
-                K[at] = free * u[:, None]
-                return torch.linalg.qr(K)[0]
-        return torch.zeros(len(bias), 0, dtype=torch.float64)
+    def _taken(self, way: Way, c: float, rows: Rows, n: int) -> Factor:
+        """Return -c V u in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""
+        use, (constant, gains) = self.walk.uses[way.port.use], self.frame.ratio((way.port.nodes,), ())
+        outputs, _, taps = use.shape
+        V = Matrix(torch.full((outputs * taps,), -c), constant, rows, True, ((), gains))
+        units = None if way.bias is None else _diagonal(*self.frame.ratio((way.bias.nodes,), (use.out,)))
+        factors: list[Tensor | Factor] = [V] if units is None else [units, V]
+        if taps > 1:
+            factors.insert(-1, torch.eye(outputs).repeat_interleave(taps, 1))
+        if len(rows) > n:
+            factors.append(torch.eye(n).repeat(len(rows) // n, 1))
+        return V if len(factors) == 1 else Product(tuple(factors))
 
-    def _matrix(self, way: Way) -> Tensor:
-        """Return the matrix of a reader in units of the channels (outputs, n)."""
-        use = self.walk.uses[way.port.use]
-        return self.layout.reading.at(use.memory, use.places[:, way.port.rows, 0])[0] * way.units
-
-
-def _known_sums(ways: Sequence[Way], v: Tensor) -> list[Way]:
-    """Return the ways of a combination that rely on known sums of inputs."""
-    return [way for way, c in zip(ways, v, strict=True) if c != 0 and way.right is not None]
+    def _mean_is_free(self, way: Way) -> bool:
+        """Return whether this way adds nothing by equal constants."""
+        return self._vanishes(list(way.g.sum(1)[:, None]), list(way.size.sum(1)[:, None]))
 
 
-def _still(ways: Sequence[Way], v: Tensor) -> bool:
-    """Return whether a combination leaves its channels as they are: several ways write, and no reader takes back."""
-    some = [way for way, c in zip(ways, v, strict=True) if c != 0]
-    return len(some) > 1 and all(way.port.writes for way in some)
+def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
+    """Yield ways of one use as one, where they add the same: columns of writers, and all rows of a reader."""
+    same: dict[tuple[object, ...], list[tuple[Way, float]]] = {}
+    for way, c in some:
+        port, c = way.port, float(round(c)) if abs(c - round(c)) < _TINY else c
+        nodes = tuple(port.nodes.tolist()) if port.writes else ()
+        same.setdefault((port.use, port.writes, port.dual, c, nodes), []).append((way, c))
+    for pairs in same.values():
+        ways, c = [way for way, _ in pairs], pairs[0][1]
+        ports, axis = [way.port for way in ways], int(ways[0].port.writes)
+        theta, spots = (
+            Table.of(torch.cat(each, axis)) for each in ([p.entries for p in ports], [p.places for p in ports])
+        )
+        port = replace(ports[0], theta=theta, spots=spots)
+        if not axis:
+            every = zip(*((p.rows, p.nodes, p.channels) for p in ports), strict=True)
+            rows, at, channels = (torch.cat(each) for each in every)
+            port = replace(port, rows=rows, nodes=at, channels=channels)
+        yield ways[0] if len(ways) == 1 else replace(ways[0], port=port), c
+
+
+def _diagonal(constant: Tensor, gains: Sequence[object]) -> Sparse | None:
+    """Return a diagonal matrix of units, None if it is 1."""
+    if bool((constant == 1).all()) and not gains:
+        return None
+    at = torch.arange(len(constant))
+    return Sparse((len(at), len(at)), (Terms(torch.stack([at, at]), constant, tuple(gains)),))  # type: ignore[arg-type]
+
+
+def _of_channels(port: Port, channels: Tensor) -> Port:
+    """Return the rows of a port that have these channels, in their order."""
+    order = torch.argsort(port.channels)
+    rows = order[torch.searchsorted(port.channels[order], channels)]
+    return port if torch.equal(rows, torch.arange(len(port.rows))) else port.at(rows)
+
+
+def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.stack([t.sum(0) for t in tokens]), torch.stack([t.abs().sum(0) for t in tokens])
 
 
 def _parts_of(g: Tensor) -> Tensor:
@@ -249,34 +612,3 @@ def _parts_of(g: Tensor) -> Tensor:
     if g.shape[2] > _APART:
         return torch.zeros(g.shape[2], dtype=torch.long)
     return (g != 0).any(1).all(0).long().cumsum(0).clamp(min=1)
-
-
-def _combined(ways: Sequence[Way], top: float) -> Tensor:
-    """Return combinations (ways, k) with sum of c g = 0, of few ways each. top: the size of sums on the wire.
-
-    Each weight that acts as a bias is in one of them: it does so for inputs that shifts of others change.
-    """
-    rows = torch.stack([way.g for way in ways], 2).flatten(0, 1)
-    size = torch.stack([way.size for way in ways], 2).amax((0, 1))
-    size = size.clamp(min=_FLOOR * max(top, float(size.max())) + 1e-300)
-    N = null_space(rows / size / len(rows) ** 0.5, scale=1.0)[0] / size[:, None]
-    weights = torch.tensor([way.right is not None for way in ways])
-    for k in range(N.shape[1]):
-        left = (N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs()
-        of_weights = left * weights[:, None]
-        at = int((of_weights if float(of_weights.max()) > _PIVOT else left).argmax())
-        row, column = at // (N.shape[1] - k), at % (N.shape[1] - k) + k
-        N[:, [k, column]] = N[:, [column, k]]
-        N[:, k] = N[:, k] / N[row, k]
-        factor = N[row].clone()
-        factor[k] = 0
-        N = N - N[:, k : k + 1] * factor
-    return torch.where(N.abs() > TINY * N.abs().amax(0, keepdim=True), N, 0.0)
-
-
-def _both(A: Tensor, B: Tensor) -> Tensor:
-    """Return the intersection of two spaces, given by columns."""
-    if not (A.shape[1] and B.shape[1]):
-        return A[:, :0]
-    apart = null_space(B.T)[0]
-    return A @ null_space(apart.T @ A, TINY, scale=1.0)[0]

@@ -1,18 +1,14 @@
-r"""Find directions, at given weights, along which single entries of parameters may be moved on a straight line.
+r"""Find what small nets have at given weights alone: directions along which entries may be moved on a straight line.
 
-Maps that write the same channels are one matrix, side by side (a bias is a map that reads 1); maps that read the same
-channels are one matrix, one below another. With G the gradient of such a stack by rows of channels, the directions are
-z n^T with G n = 0 for all inputs and losses, and any z:
+With G the gradient of a matrix by its rows, they are z n^T with G n = 0 for all inputs and losses, and any z:
 
-| stack | directions |
+| matrix | directions |
 |---|---|
-| one map W, by its outputs | `unreached`: inputs of W that never occur |
-| one map W, by its inputs | `unread`: outputs of W on which nothing depends |
-| [W b] | `constant`: a combination of inputs that is constant acts as a bias |
-| maps that write, or read, the same channels | `beside`: what one map takes up another gives back, as LoRA |
-| biases and tables that are moved by constants | `shift`: constants that readers' biases take back |
+| W^T, of one use | `unread`: outputs of W on which nothing depends |
+| [W b] | `unreached`: inputs of W that never occur, or whose combination is constant, as a bias is |
+| biases and columns of tables, as one row | `shift`: constants that later biases take back |
 
-Two sources give G: gradients of all parameters of a small net, and token vectors (`tokens.py`) of a wide one.
+What holds at all weights is found elsewhere (`shifts.py`), and none of it is left here.
 """
 
 from __future__ import annotations
@@ -22,14 +18,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.blocks import Block, Layout, Shifts
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.recognition import sparse
 from quotient_manifolds.symmetries.charges.samples import Undecided
+from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.rows import Rows
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
@@ -38,8 +33,8 @@ Draw = Callable[[Mapping[str, Tensor]], Tensor]
 """Return gradients (losses, P) at these weights, of random losses at fresh inputs."""
 _FLOOR = 1e-6
 """Of a gradient's length: columns that are smaller may be rounding."""
-_ROUNDS, _WAKE = 60, 4
-TINY = 1e-7
+_ROUNDS, _WAKE, _STEP = 60, 4, 0.5
+_TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
 
@@ -47,12 +42,12 @@ TINY = 1e-7
 class Stack:
     """Hold directions at the weights where they were found.
 
-    family: "unread", "unreached", "constant", "beside" or "shift". outputs: whether activations change, in directions
-    on which nothing depends, or by what is taken back downstream. All with the same `outputs` may be moved in one
+    family: "unread", "unreached", "beside" or "shift". outputs: whether activations change, in directions on which
+    nothing depends, or by what is taken back downstream. All with the same `outputs` may be moved in one
     element: those without leave all activations as they are but the terms of a sum; those with leave what the others
     rely on. Elements of both together are wrong in general: each direction is linear in weights that the others move.
-    apart: the number of a set that is moved with no others: of shifts that rely on known sums of inputs, which others
-    may change, and of what nothing more is known of than that it may be moved alone; 0 for all others.
+    apart: the number of a set that is moved with no others, as nothing more is known of it than that it may be moved
+    alone; 0 for all others.
     """
 
     translation: Translation | Linear
@@ -66,8 +61,7 @@ class Stacks:
     """Hold all stacks of a model.
 
     refused: what was not moved, and why. largest: the largest fresh gradient along a direction, relative to its
-    summands; smallest: the smallest relative pivot of what was refused. Dimensions add up to those of all together,
-    but for maps whose both sides are beside each other (W x + V x), and GL(r) of an adapter, which is a group, too.
+    summands; smallest: the smallest relative pivot of what was refused.
     """
 
     found: tuple[Stack, ...]
@@ -135,34 +129,102 @@ class Null:
         return torch.linalg.qr(N)[0]
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Hold entries of theta (rows, columns, terms) that are moved by z n^T, all terms of one alike."""
+
+    entries: Tensor
+    family: str
+    outputs: bool
+
+    def vectors(self, gradients: Tensor) -> Tensor:
+        """Return rows (n, columns) that null vectors are orthogonal to: sums, 0 if only rounding is left of them."""
+        terms = torch.where(self.entries >= 0, gradients[:, self.entries.clamp(0)], 0.0).flatten(0, 1)
+        made, size = terms.sum(2), terms.abs().sum(2)
+        top = _FLOOR * gradients.abs().amax(1).repeat_interleave(len(self.entries))[:, None]
+        return torch.where(made.abs() > NOISE * torch.maximum(size, top), made, 0.0) if terms.shape[2] > 1 else made
+
+    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
+        """Return theta, moved along random z n^T."""
+        z = torch.randn(len(self.entries), N.shape[1], generator=generator, dtype=torch.float64)
+        change = (z @ N.T)[..., None].expand(self.entries.shape)[self.entries >= 0]
+        at = self.entries[self.entries >= 0]
+        size = _STEP * (theta[at].norm() + 0.1) / change.norm().clamp(min=1e-300)
+        return theta.index_add(0, at, size * change)
+
+    def stacks(self, frame: Frame, N: Tensor) -> Iterator[Stack]:
+        """Yield the directions of null vectors N (columns, k), those of one row one by one."""
+        single = len(self.entries) == 1
+        for some in sparse(N, N).split(1 if single else max(1, N.shape[1]), 1) if N.shape[1] else ():
+            parts = tuple(self._parts(frame, torch.where(some.abs() > _TINY, some, 0.0)))
+            yield Stack(Translation(parts), self.family, self.outputs)
+
+    def _parts(self, frame: Frame, N: Tensor) -> Iterator[Part]:
+        alive = torch.nonzero(N.any(1))[:, 0]
+        entries = self.entries[:, alive]
+        by, terms = torch.nonzero(entries[0] >= 0, as_tuple=True)
+        entries = entries[:, by, terms]
+        owner = frame.owners(entries[0])
+        for one in owner.unique().tolist():
+            name = list(frame.entries.start)[one - 1]
+            at = torch.nonzero(owner == one)[:, 0]
+            rows = Rows.at(name, tuple(frame.entries.shapes[name]), entries[:, at] - frame.entries.start[name])
+            yield Part(rows, None, N[alive[by[at]]].T)
+
+
+def blocks(frame: Frame) -> Iterator[Block]:
+    """Yield the matrices of a frame: of uses by both sides, entries being those of the first use, and all constants."""
+    first = torch.full((frame.entries.size,), len(frame.walk.uses))
+    for n, use in reversed([*enumerate(frame.walk.uses)]):
+        first[use.entries[use.entries >= 0]] = n
+    constants = []
+    for n, use in enumerate(frame.walk.uses):
+        if frame.entries.affine(use.memory) != (1.0, 0.0):
+            continue
+        W = torch.where((use.entries >= 0) & (first[use.entries.clamp(0)] == n), use.entries, -1)
+        if isinstance(use.tokens, Lookup):
+            constants += [row[row >= 0] for row in W[..., 0]] if bool((W >= 0).all()) else []
+        by_inputs, by_outputs = W.flatten(1).T, W.flatten(1)
+        bias = frame.walk.biases.get(n)
+        if bias is not None and bool((bias >= 0).all()) and int(frame.shares[bias].max()) == 1:
+            by_outputs = torch.cat([by_outputs, bias[:, None]], 1)
+        for entries, family, outputs in ((by_inputs, "unread", True), (by_outputs, "unreached", False)):
+            whole = entries[:, (entries >= 0).all(0)]
+            if (
+                whole.numel()
+                and len(whole.unique()) == whole.numel()
+                and not (family == "unreached" and isinstance(use.tokens, Lookup))
+            ):
+                yield Block(whole[..., None], family, outputs)
+    leaves = torch.zeros(frame.entries.size, dtype=torch.bool)
+    for name, occurring in frame.walk.occurring.items():
+        leaves[frame.entries.start[name] :][: len(occurring)] = occurring
+    leaves[torch.cat([leaves[:0].long(), *constants])] = False
+    every = [*torch.nonzero(leaves), *constants]
+    if every:
+        width = max(map(len, every))
+        padded = [torch.cat([each, torch.full((width - len(each),), -1)]) for each in every]
+        yield Block(torch.stack(padded)[None], "shift", True)
+
+
 def read_stacks(
-    frame: Frame,
-    draw: Draw,
-    elsewhere: Draw,
-    weights: Mapping[str, Tensor],
-    generator: torch.Generator,
-    constants: Mapping[int, Tensor] | None = None,
-    kept: Callable[[Mapping[int, Tensor]], Tensor] | None = None,
+    frame: Frame, draw: Draw, elsewhere: Draw, weights: Mapping[str, Tensor], generator: torch.Generator
 ) -> Stacks:
     """Return all directions at these weights by gradients of all parameters, for small nets.
 
     draw: gradients at weights near those given. elsewhere: gradients at generic weights; entries that have one there
     and none here are idle, as a unit that is never on, and not free. What is found is confirmed at weights that are
-    moved along all of it. constants: as of a Layout. kept: gradients (n, P) of some sums of c . x, which shifts have to
-    leave as they are: what another has to move by would change with it.
+    moved along all of it.
     """
-    layout = Layout(frame, weights, tied=True, constants=constants)
     theta = torch.cat([weights[name].double().reshape(-1) for name in frame.entries.shapes])
-    blocks = layout.every
-    if not blocks:
-        return Stacks((), tuple(layout.refused), 0.0, float("inf"))
+    every = list(blocks(frame))
 
     def at(moved: Tensor) -> Tensor:
         parts = moved.split([shape.numel() for shape in frame.entries.shapes.values()])
         G = draw({n: w.view(s) for (n, s), w in zip(frame.entries.shapes.items(), parts, strict=True)})
         return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
 
-    need = max(1.1 * block.entries.shape[1] / len(block.entries) for block in blocks)
+    need = max((1.1 * block.entries.shape[1] / len(block.entries) for block in every), default=0.0)
     drawn = [at(theta)]
     while sum(map(len, drawn)) < need + 20 and len(drawn) < 400:
         drawn.append(at(theta))
@@ -171,26 +233,25 @@ def read_stacks(
     still = (G == 0).all(0)
     idle = still & ~(other == 0).all(0)
     nulls = []
-    for block in blocks:
-        entries, shifts = block.entries, block is layout.shifts
-        rows = torch.cat([G, *map(at, _woken(theta, idle & layout.leaves, generator))]) if shifts else G
-        none = (rows == 0).all(0)
-        nulls.append(Null(block, block.vectors(rows), none[entries].all(0) & idle[entries].any(0)))
-        read = layout.constants if isinstance(block, Shifts) else {}
-        read = {n: c for n, c in read.items() if not block.idle(n, G)}  # type: ignore[union-attr]
-        if read and kept is not None:
-            nulls[-1].add(block.vectors(kept(read)))
-    largest = confirm(nulls, theta, at, generator)
-    refused = dict(layout.refused)
+    for block in every:
+        rows = G
+        if block.family == "shift":
+            own = torch.zeros_like(idle).index_fill_(0, block.entries[block.entries >= 0], True)
+            rows = torch.cat([G, *map(at, _woken(theta, idle & own, generator))])
+        none, one = (rows == 0).all(0), block.entries[..., 0]
+        nulls.append(Null(block, block.vectors(rows), none[one].all(0) & idle[one].any(0)))
+    largest = confirm(nulls, theta, at, generator) if nulls else 0.0
+    refused = []
     for name, start in frame.entries.start.items():
         count = int(idle[start : start + frame.entries.shapes[name].numel()].sum())
         if count:
-            refused[f"{name}: {count} entries have no gradient here, but have one at other weights"] = None
+            refused.append(f"{name}: {count} entries have no gradient here, but have one at other weights")
     erased = torch.zeros_like(still).index_fill_(0, frame.entries.erased, True)
     unused = _unused(frame, erased & still & (other == 0).all(0))
-    found = (*Bases.of(layout, (null.basis for null in nulls)).stacks(), *unused)
-    smallest = min(null.smallest for null in nulls)
-    return Stacks(found, tuple(refused), largest, smallest)
+    found = [stack for block, null in zip(every, nulls, strict=True) for stack in block.stacks(frame, null.basis)]
+    return Stacks(
+        (*found, *unused), tuple(refused), largest, min((null.smallest for null in nulls), default=float("inf"))
+    )
 
 
 def _unused(frame: Frame, free: Tensor) -> Iterator[Stack]:
@@ -239,155 +300,3 @@ def confirm(nulls: Sequence[Null], theta: Tensor, at: Callable[[Tensor], Tensor]
         if calm == 2:
             return largest
     raise Undecided("Directions at fresh inputs must settle. Found that they go on to break what was found")
-
-
-# Translations
-
-
-@dataclass(frozen=True, eq=False)
-class Bases:
-    """Hold null vectors of all blocks of a layout, in its order; of single maps over all columns of the use."""
-
-    layout: Layout
-    unread: Mapping[int, Tensor]
-    unreached: Mapping[int, Tensor]
-    shared: tuple[tuple[Block, Tensor], ...]
-    shifts: Tensor
-
-    @classmethod
-    def of(cls, layout: Layout, bases: Iterator[Tensor]) -> Bases:
-        """Sort what `layout.every` has."""
-
-        def spread(block: Block, count: int, N: Tensor) -> Tensor:
-            made = torch.zeros(count, N.shape[1], dtype=torch.float64)
-            return made.index_copy_(0, block.columns, N)
-
-        uses = layout.walk.uses
-        unread = {n: spread(b, uses[n].shape[0], next(bases)) for n, b in layout.outputs.items()}
-        unreached = {n: spread(b, uses[n].shape[1] * uses[n].shape[2], next(bases)) for n, b in layout.inputs.items()}
-        shared = tuple((block, next(bases)) for block in layout.shared)
-        return cls(layout, unread, unreached, shared, next(bases, torch.zeros(0, 0, dtype=torch.float64)))
-
-    def stacks(self) -> Iterator[Stack]:
-        """Yield the directions, each once: what is unread is no direction of another family."""
-        layout = self.layout
-        for n, block in layout.inputs.items():
-            yield from self._translated(block, self.unreached[n][block.columns], "unreached")
-        for n, block in layout.outputs.items():
-            N = self.unread[n][block.columns]
-            if N.shape[1]:
-                yield Stack(Translation(_parts(block, N, None)), "unread", True)
-        for block, N in self.shared:
-            if N.shape[1]:
-                yield from self._of_several(block, N)
-        yield from self._shifted()
-
-    def _of_several(self, block: Block, N: Tensor) -> Iterator[Stack]:
-        """Yield what a block has that no single map of it has: of biases alone nothing, which are shifts."""
-        use = torch.cat([torch.full((len(m.columns),), m.use) for m in block.maps])
-        bias = use >= len(self.layout.walk.uses)
-        alone = []
-        for n in use[~bias].unique().tolist():
-            known = torch.zeros_like(N[:, :0])
-            if block.outputs or n in self.unreached:
-                full = self._by_taps(n) if block.outputs else self.unreached[n]
-                known = torch.zeros(len(N), full.shape[1], dtype=torch.float64)
-                known[use == n] = full[torch.cat([m.columns for m in block.maps if m.use == n])]
-            own = within(N, use == n)
-            alone += [own]
-            yield from self._translated(block, _minus(own, known), "unread" if block.outputs else "unreached")
-        besides = within(N, ~bias)
-        yield from self._translated(block, _minus(besides, torch.cat(alone, 1)), "beside")
-        yield from self._translated(block, _minus(N, torch.cat([besides, within(N, bias)], 1)), "constant")
-
-    def _by_taps(self, n: int) -> Tensor:
-        """Return unread outputs of a use as vectors over outputs and taps."""
-        K, taps = self.unread[n], self.layout.walk.uses[n].shape[2]
-        eye = torch.eye(taps, dtype=torch.float64)
-        return (K[:, None, :, None] * eye[None, :, None, :]).reshape(len(K) * taps, -1)
-
-    def _translated(self, block: Block, N: Tensor, family: str) -> Iterator[Stack]:
-        """Yield z n^T with z apart from what is free whatever n is."""
-        if not N.shape[1]:
-            return
-        z = self._free(block, N)
-        if z is None or z.shape[1]:
-            yield Stack(Translation(_parts(block, N, z)), family, block.outputs)
-
-    def _free(self, block: Block, N: Tensor) -> Tensor | None:
-        """Return z that are orthogonal to what all maps that n has have free by the other side; None for all z."""
-        rows, start = [], 0
-        for m in block.maps:
-            part = N[start : start + len(m.columns)]
-            start += len(m.columns)
-            if m.use >= len(self.layout.walk.uses) or float(part.abs().amax()) <= TINY:
-                continue
-            known = (self.unreached if block.outputs else self.unread).get(m.use)
-            if known is None or not known.shape[1]:
-                return None
-            count = len(self.layout.walk.uses[m.use].into) if block.outputs else len(known)
-            apart = null_space(known.T)[0]
-            apart = apart.view(count, len(apart) // count, apart.shape[1])[m.port.rows]
-            units = 1 / m.units if block.outputs else m.units
-            rows.append((apart * units[:, None, None]).flatten(1).T)
-        if not rows:
-            return None
-        both = (
-            null_space(torch.cat(rows), TINY)[0]
-            if sum(map(len, rows))
-            else torch.eye(len(block.maps[0].port.rows)).double()
-        )
-        return null_space(both.T)[0] if both.shape[1] else None
-
-    def _shifted(self) -> Iterator[Stack]:
-        """Yield shifts by connected components, without what is unread of a table."""
-        N, starts = self.shifts, self.layout.starts
-        shifts = self.layout.shifts if N.shape[1] else None
-        if shifts is None:
-            return
-        of = torch.full((self.layout.frame.entries.size,), -1)
-        of[shifts.every] = shifts.of
-        tables = [n for n in self.layout.tables if n in self.unread]
-        ways = [of[self.layout.walk.uses[n].entries[:, 0, 0]] for n in tables]
-        free = [torch.zeros(len(N), self.unread[n].shape[1], dtype=torch.float64) for n in tables]
-        for n, way, each in zip(tables, ways, free, strict=True):
-            each[way] = self.unread[n]
-        N = _minus(N, torch.cat([N[:, :0], *free], 1))
-        touching = csr_matrix(((N @ N.T).abs() > TINY).numpy())
-        part = torch.from_numpy(connected_components(touching, directed=False)[1])
-        in_table = torch.zeros(len(N), dtype=torch.bool)
-        in_table[torch.cat([part[:0].long(), *ways])] = True
-        owner = torch.bucketize(shifts.entries[0].contiguous(), starts, right=True) - 1
-        pairs = torch.stack([owner, shifts.source])
-        for k in part.unique().tolist():
-            some = within(N, part == k)
-            if not some.shape[1]:
-                continue
-            moved = (part == k) & (some.abs().amax(1) > TINY)
-            parts = []
-            for o, source in torch.unique(pairs[:, moved], dim=1).T.tolist():
-                name = list(self.layout.frame.entries.start)[o]
-                mine = torch.nonzero(moved & (owner == o) & (shifts.source == source))[:, 0]
-                entries = torch.stack([shifts.every[shifts.of == way] for way in mine.tolist()]) - starts[o]
-                rows = Rows.at(name, tuple(self.layout.frame.entries.shapes[name]), entries)
-                right = shifts.by[shifts.of == mine[0]][None]
-                parts.append(Part(rows, some[mine], right if rows.columns > 1 else None))
-            yield Stack(Translation(tuple(parts)), "shift", True)
-
-
-def _parts(block: Block, N: Tensor, z: Tensor | None) -> tuple[Part, ...]:
-    """Return z n^T in the maps of a block that n has."""
-    pieces = zip(block.maps, N.split([len(m.columns) for m in block.maps]), strict=True)
-    return tuple(Part(m.rows, z, n.T) for m, n in pieces if float(n.abs().amax()) > TINY)
-
-
-def within(N: Tensor, some: Tensor) -> Tensor:
-    """Return the part of a space that is 0 outside of some coordinates."""
-    return N @ null_space(N[~some], TINY, scale=1.0)[0]
-
-
-def _minus(N: Tensor, M: Tensor) -> Tensor:
-    """Return the part of a space that is orthogonal to another, both given by columns."""
-    if not (N.shape[1] and M.shape[1]):
-        return N
-    return N @ null_space(M.T @ N, TINY, scale=1.0)[0]

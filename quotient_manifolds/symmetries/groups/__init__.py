@@ -4,7 +4,7 @@
 |---|---|---|
 | `Gauge` | matrices A on the channels of a `Wire`: writers A W, readers R A^-1 | an algebra, such as `GL` or `SO` |
 | `Torus` | log-scales of slices of parameters | exponents |
-| `Translation` | directions that are added | factors of low rank |
+| `Translation` | numbers that are added, times weights | factors on both sides |
 | `Linear` | linear fields on a few parameters, where no wire has them | sparse matrices |
 | `Charted` | linear fields on functions of parameters, as of a weight that is normed by hand | a `Chart` |
 | `Permutation` | exchanges of channels | a `Wire` |
@@ -42,11 +42,12 @@ from quotient_manifolds.symmetries.groups.algebras import (
     planes,
 )
 from quotient_manifolds.symmetries.groups.charted import Chart, Charted
+from quotient_manifolds.symmetries.groups.factors import Factor, Matrix, Product, Sparse, Terms
 from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
 from quotient_manifolds.symmetries.groups.permutation import Permutation, UnitRows
-from quotient_manifolds.symmetries.groups.rows import Params, Rows
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.torus import Slices, Torus
 from quotient_manifolds.symmetries.groups.translation import Part, Translation
@@ -64,20 +65,26 @@ __all__ = [
     "Constant",
     "Constants",
     "DirectSum",
+    "Draft",
+    "Factor",
     "FromSum",
     "Gain",
     "Gauge",
     "IntoMean",
     "Linear",
+    "Matrix",
     "Params",
     "Part",
     "Pattern",
     "Permutation",
+    "Product",
     "Rows",
     "Slices",
     "Slot",
     "Span",
+    "Sparse",
     "Symmetry",
+    "Terms",
     "Torus",
     "Translation",
     "UnitRows",

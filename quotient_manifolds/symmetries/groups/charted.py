@@ -94,23 +94,22 @@ class Charted(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.fields.shape
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters after unit time, in as many steps as equations take to be solved.
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Flow for unit time, in as many steps as equations take to be solved.
 
-        ValueError for an element of another shape, one that leads too far, and a missing parameter.
+        Raises ValueError as `Symmetry.move`, and for an element that leads too far.
         """
         z = self.generator(element)
         for steps in _STEPS[:-1]:
             try:
-                return self._moved(params, z / steps, steps)
+                return self._move(draft, z / steps, steps)
             except (ValueError, RuntimeError):  # of a solver: shorter steps, perhaps
                 continue
-        return self._moved(params, z / _STEPS[-1], _STEPS[-1])
+        return self._move(draft, z / _STEPS[-1], _STEPS[-1])
 
-    def _moved(self, params: Mapping[str, Tensor], z: Tensor, steps: int) -> Params:
-        draft, chart = Draft(params), self.chart
-        theta = chart.row(params)
-        now = {**{name: w.double() for name, w in params.items()}, **chart.named(chart.coordinates(theta))}
+    def _move(self, draft: Draft, z: Tensor, steps: int) -> None:
+        chart, theta = self.chart, self.chart.row(draft)
+        now = {**{name: w.double() for name, w in draft.items()}, **chart.named(chart.coordinates(theta))}
         for _ in range(steps):
             now = self.fields.act(now, z)
             wanted = torch.cat([now[name].reshape(-1) for name in (*dict(chart.made), chart.rest)])
@@ -118,8 +117,7 @@ class Charted(Symmetry):
         parts = theta.split([prod(shape) for _, shape in chart.shapes])
         own = {name: part.view(shape) for (name, shape), part in zip(chart.shapes, parts, strict=True)}
         for name in self.names:
-            draft[name] = (own[name] if name in own else now[name]).to(params[name].device)
-        return draft.finished()
+            draft[name] = (own[name] if name in own else now[name]).to(draft[name].device)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw an element of the fields."""

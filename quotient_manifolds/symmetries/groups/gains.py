@@ -101,19 +101,16 @@ class Constants(Record):
         """Return the parameters that are biases, each once."""
         return tuple(dict.fromkeys(each.bias.name for each in self.every))
 
-    def included(self, params: Mapping[str, Tensor]) -> Params:
+    def included(self, params: Mapping[str, Tensor]) -> Draft:
         """Return parameters with what counts in place of biases, these in float64."""
-        return self._added(params, 1.0)
+        draft = Draft(params)
+        self.include(draft)
+        return draft
 
-    def excluded(self, counted: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """Return the parameters of which `counted` are those that `included` gives, in the dtypes of `params`."""
-        return {name: w.to(params[name].dtype) for name, w in self._added(counted, -1.0).items()}
-
-    def _added(self, params: Mapping[str, Tensor], sign: float) -> Params:
-        made = Draft(params)
+    def include(self, draft: Draft, sign: float = 1.0) -> None:
+        """Put what counts in place of biases, or biases in place of what counts if `sign` is -1."""
         for each in self.every:
-            made.write(each.bias, each.bias.read(made) + sign * each.read(params)[:, None])
-        return dict(made)
+            draft.write(each.bias, each.bias.read(draft) + sign * each.read(draft)[:, None])
 
     def pulled(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Params:
         """Return the cotangent in terms of `included`: gains move biases back. It may be a batch (k, *shape)."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.algebras import GL, Algebra
-from quotient_manifolds.symmetries.groups.rows import Params
+from quotient_manifolds.symmetries.groups.rows import Draft
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge, Wire
 
@@ -79,9 +79,15 @@ class Gauge(Symmetry):
             A[channels[:, :, None], channels[:, None]] = block
         return A
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return wire.act(params, element); algebra.contains says whether a matrix is an element."""
-        return self.wire.act(params, element, self._sets)
+    @property
+    def parts(self) -> tuple[Gauge, ...]:
+        """Return gauges of the summands of the algebra, each of its identity component."""
+        every = ((each, algebra) for channels, algebra in self.algebra.summands for each in channels)
+        return tuple(Gauge(self.wire.on(each), algebra) for each, algebra in every)
+
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Act as wire.move(draft, element); algebra.contains says whether a matrix is an element."""
+        self.wire.move(draft, element, self._sets)
 
     @cached_property
     def _sets(self) -> Tensor | None:

@@ -9,7 +9,7 @@ from math import ceil, prod
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, flattened, integers, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, flattened, integers, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -78,16 +78,12 @@ class Linear(Symmetry):
         """Return n, the number of entries of all parameters."""
         return sum(prod(shape) for _, shape in self.shapes)
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters after unit time along z = element (k,), cast once to their dtypes.
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Flow for unit time along z = element (k,); raises as `Symmetry.move`, and for a field of a norm above 1e4.
 
         The flow is a Taylor series of the action in as many steps as the norm of the field asks for.
-
-        ValueError for an element of another shape, or one with a field of a norm above 1e4, a missing parameter, and
-        one of another shape.
         """
-        z, draft = self.generator(element), Draft(params)
-        theta = self._theta(params)
+        z, theta = self.generator(element), self._theta(draft)
         _, p, q = self.index.to(theta.device)
         rates = self._rates(z.to(theta.device))
         steps = max(1, ceil(self._norm(rates.detach())))
@@ -100,8 +96,7 @@ class Linear(Symmetry):
         for (name, shape), part in zip(
             self.shapes, theta.split([prod(shape) for _, shape in self.shapes]), strict=True
         ):
-            draft[name] = part.view(shape).to(params[name].device)
-        return draft.finished()
+            draft[name] = part.view(shape).to(draft[name].device)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian coordinates of a field whose norm is `scale`."""

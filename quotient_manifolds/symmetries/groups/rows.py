@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -126,6 +127,15 @@ class Rows(Record):
         places = places.reshape(len(places), -1)
         return cls.at(name, shape, places if index is None else places[index], **affine)
 
+    def some(self, rows: Tensor) -> Rows:
+        """Return some of the rows, int64 (k,)."""
+
+        def of(value: float | Tensor) -> float | Tensor:
+            by_row = isinstance(value, Tensor) and value.ndim == 2 and len(value) == len(self)
+            return value[rows] if by_row else value  # type: ignore[index]
+
+        return replace(self, starts=self.starts[rows], scale=of(self.scale), offset=of(self.offset))
+
     @property
     def places(self) -> Tensor:
         """Return the numbers of the entries, int64 (rows, columns)."""
@@ -173,34 +183,27 @@ class Rows(Record):
             return self._within(flat).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         return flat.index_select(0, self.places.flatten().to(flat.device)).double().view(len(self), self.columns)
 
-    def written(self, flat: Tensor, values: Tensor) -> Tensor:
-        """Return the parameter, flattened in float64, with these numbers (rows, columns) in place of `read`'s."""
+    def write(self, flat: Tensor, values: Tensor) -> None:
+        """Put numbers (rows, columns) in the place of what `read` returns of a parameter, flattened in float64."""
         if not self.plain:
             scale, offset = (
                 torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
             )
             values = (values - offset) / scale
         if self._window is None:
-            return flat.index_copy(0, self.places.flatten().to(flat.device), values.flatten())
-        width, row, column, flipped = self._window
-        values, whole = values.T if flipped else values, flat.reshape(-1, width)
-        if values.numel() == flat.numel():
-            return values.reshape(-1)
-        if values.shape[1] < width:
-            rows = whole[row : row + len(values)]
-            values = rows.slice_scatter(values, 1, column, column + values.shape[1])
-        return whole.slice_scatter(values, 0, row, row + len(values)).reshape(-1)
+            flat.index_copy_(0, self.places.flatten().to(flat.device), values.flatten())
+        else:
+            self._within(flat).copy_(values)
 
-    def added(self, flat: Tensor, change: Tensor) -> Tensor:
-        """Return the parameter, flattened in float64, with so much more than what `read` returns (rows, columns)."""
+    def add(self, flat: Tensor, change: Tensor) -> None:
+        """Add numbers (rows, columns) to what `read` returns of a parameter, flattened in float64."""
         if not self.plain:
             change = change / torch.as_tensor(self.scale, dtype=torch.float64, device=flat.device)
         if self._window is None:
             change = change.expand(len(self), self.columns).flatten()
-            return flat.index_add(0, self.places.flatten().to(flat.device), change)
-        flat = flat.clone()
-        self._within(flat).add_(change)
-        return flat
+            flat.index_add_(0, self.places.flatten().to(flat.device), change)
+        else:
+            self._within(flat).add_(change)
 
     @cached_property
     def _window(self) -> tuple[int, int, int, bool] | None:
@@ -259,24 +262,30 @@ def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -
     return w.reshape(-1)
 
 
-class Draft(dict[str, Tensor]):
-    """Hold parameters in float64 while a symmetry acts on them; nothing is copied that is not written."""
+class Draft(ChainMap[str, Tensor]):
+    """Hold parameters while symmetries act on them; what is written is copied first, in float64, and once."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__(params)
-        self._given = params
+        super().__init__({}, params)  # type: ignore[arg-type]  # of the last nothing is written
 
     def write(self, rows: Rows, values: Tensor) -> None:
         """Replace what `rows.read` returns."""
-        flat = flattened(self, rows.name, rows.shape).double()
-        self[rows.name] = rows.written(flat, values).view(rows.shape)
+        rows.write(self._own(rows), values)
 
     def add(self, rows: Rows, change: Tensor) -> None:
         """Add to what `rows.read` returns."""
-        flat = flattened(self, rows.name, rows.shape).double()
-        self[rows.name] = rows.added(flat, change.to(flat.device)).view(rows.shape)
+        flat = self._own(rows)
+        rows.add(flat, change.to(flat.device))
+
+    def _own(self, rows: Rows) -> Tensor:
+        """Return a parameter in one row, which may be written to."""
+        flat = flattened(self, rows.name, rows.shape)
+        if rows.name not in self.maps[0]:
+            flat = flat.to(torch.float64, copy=True)
+            self[rows.name] = flat.view(rows.shape)
+        return flat
 
     def finished(self) -> Params:
         """Return all parameters, those that were written cast to the dtype that they had."""
-        given = self._given
-        return {name: w if w is given[name] else w.to(given[name].dtype) for name, w in self.items()}
+        written, given = self.maps
+        return {**given, **{name: w.to(given[name].dtype) for name, w in written.items()}}

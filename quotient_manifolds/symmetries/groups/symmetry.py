@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Params, Record, flattened
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, flattened
 from quotient_manifolds.symmetries.groups.wire import Charge
 
 
@@ -28,8 +28,19 @@ class Symmetry(Record, ABC):
         """Return the shape of generators."""
 
     @abstractmethod
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Act on the parameters in a draft by an element (ValueError for one of another shape, and for parameters that
+        are missing or have another shape).
+        """
+
     def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return all parameters, acted on by an element; nothing given is changed."""
+        """Return all parameters, acted on by an element, cast once to their dtypes; nothing given is changed.
+
+        Raises ValueError as `move` does.
+        """
+        draft = Draft(params)
+        self.move(draft, element)
+        return draft.finished()
 
     @abstractmethod
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.gains import Constants
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, flattened, integers, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, flattened, integers, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -96,16 +96,14 @@ class Torus(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters with each slice multiplied by exp(E z), z = element (k,), cast once to their dtypes.
-
-        ValueError for an element of another shape, a missing parameter, and one of another shape.
-        """
-        z, draft = self.generator(element), Draft(self.constants.included(params))
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Multiply each slice by exp(E z), z = element (k,); raises as `Symmetry.move`."""
+        z = self.generator(element)
+        self.constants.include(draft)
         for each in self.slices:
             values = each.rows.read(draft)
             draft.write(each.rows, values * each.logs(z.to(values.device)).exp()[:, None])
-        return self.constants.excluded(draft.finished(), params)
+        self.constants.include(draft, -1.0)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian log-scales of standard deviation `scale`."""

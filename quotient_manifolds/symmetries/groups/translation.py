@@ -1,15 +1,16 @@
-"""Add directions, at the parameters where they were found, that leave the function unchanged."""
+"""Add what leaves the function unchanged: numbers times others, or times weights, which are read where it acts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.factors import Factor
+from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -21,57 +22,56 @@ _RANK = 1e-10
 class Part(Record):
     """Add left @ z @ right (rows, columns) to rows of a parameter; z is (a, b).
 
-    left: (rows, a), right: (b, columns), float64; None is the identity.
+    left: (rows, a), right: (b, columns), float64, or such as are read at the parameters; None is the identity.
     """
 
     rows: Rows
-    left: Tensor | None = None
-    right: Tensor | None = None
+    left: Tensor | Factor | None = None
+    right: Tensor | Factor | None = None
 
     def __post_init__(self) -> None:
         for name in ("left", "right"):
-            if (value := getattr(self, name)) is not None:
+            if isinstance(value := getattr(self, name), Tensor):
                 self._store(**{name: numbers(value)})
-        wrong = self.left is not None and (self.left.ndim != 2 or len(self.left) != len(self.rows))
-        if wrong or (self.right is not None and (self.right.ndim != 2 or self.right.shape[1] != self.rows.columns)):
-            rows, columns = len(self.rows), self.rows.columns
+        left, right = ((0, 0) if w is None else tuple(w.shape) for w in (self.left, self.right))
+        rows, columns = len(self.rows), self.rows.columns
+        wrong = self.left is not None and (len(left) != 2 or left[0] != rows)
+        if wrong or (self.right is not None and (len(right) != 2 or right[1] != columns)):
             raise ValueError(f"left and right must have shapes ({rows}, a) and (b, {columns}). Found others.")
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (a, b)."""
         a = len(self.rows) if self.left is None else self.left.shape[1]
-        return a, self.rows.columns if self.right is None else len(self.right)
+        return a, self.rows.columns if self.right is None else self.right.shape[0]
 
-    def change(self, z: Tensor) -> Tensor:
-        """Return left @ z @ right."""
-        z = z if self.left is None else self.left.to(z.device) @ z
-        return z if self.right is None else z @ self.right.to(z.device)
+    def read(self) -> Iterator[Rows]:
+        """Yield the entries that left and right are made of."""
+        for each in (self.left, self.right):
+            yield from () if each is None or isinstance(each, Tensor) else each.read()
 
-    def pulled(self, y: Tensor, absolute: bool = False) -> Tensor:
-        """Return left^T y right^T (a, b), or with absolute values of both factors."""
-        left, right = (w if w is None or not absolute else w.abs() for w in (self.left, self.right))
-        y = y if left is None else left.to(y.device).mT @ y
-        return y if right is None else y @ right.to(y.device).mT
-
-    def ranks(self) -> tuple[int, int]:
-        """Return the ranks of left and right."""
-        a, b = self.shape
-        return a if self.left is None else _rank(self.left), b if self.right is None else _rank(self.right)
+    def at(self, params: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Return the numbers of left and right at these parameters."""
+        left, right = (
+            each if each is None or isinstance(each, Tensor) else each.at(params) for each in (self.left, self.right)
+        )
+        return left, right
 
 
 @dataclass(frozen=True, eq=False)
 class Translation(Symmetry):
     r"""Add left @ z @ right to rows of parameters, part by part, with one unknown z (a, b). Elements are z.
 
-    The directions hold at the weights they were computed at. With k directions as columns of K,
+    Factors must be such as the action does not change: then all elements commute, and act(w, z) is w plus the sum of
+    z_j xi_j(w). With weights for factors it holds at all weights, with numbers at those that they are computed at.
+    K (o or i, k) has k directions as columns.
 
-    | directions | parts |
+    | moved | parts |
     |---|---|
-    | outputs of W (o, i) that nobody reads, K (o, k) | W: left = K |
-    | inputs of W that are never reached, K (i, k) | W: right = K^T |
-    | a shift z (n, 1) of a wire that its readers R take back | b: right = 1; the readers' biases: left = -R |
+    | constants z (n, 1) of a wire that its readers V take back | b: right = 1; the readers' biases: left = -V |
     | an adapter beside its base, W + s B A: z added to A | A: left = 1; W: left = -s B |
+    | V behind a norm with gains g and biases b, and its bias | V: right = 1 / g; c: right = -sum of b / g |
+    | outputs of W (o, i) that nobody reads, inputs that are never reached | W: left = K; W: right = K^T |
 
     ValueError for parts with z of different shapes, and parts that share entries.
     """
@@ -94,15 +94,13 @@ class Translation(Symmetry):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
-    def act(self, params: Mapping[str, Tensor], element: Tensor) -> Params:
-        """Return the parameters with left @ z @ right added, z = element (a, b), cast once to their dtypes.
-
-        ValueError for an element of another shape, a missing parameter, and one of another shape.
-        """
-        z, draft = self.generator(element), Draft(params)
-        for part in self.parts:
-            draft.add(part.rows, part.change(z))
-        return draft.finished()
+    def move(self, draft: Draft, element: Tensor) -> None:
+        """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
+        z = self.generator(element)
+        factors = [part.at(draft) for part in self.parts]  # before any part moves what another one reads
+        for part, (left, right) in zip(self.parts, factors, strict=True):
+            change = z if left is None else left @ z.to(left.device)
+            draft.add(part.rows, change if right is None else change.to(right.device) @ right)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
@@ -112,25 +110,33 @@ class Translation(Symmetry):
         """Compute the sum of left^T y right^T over parts, (a, b), and the size of its summands."""
         value = size = torch.zeros(self.shape, dtype=torch.float64)
         for part in self.parts:
-            y = part.rows.dual(cotangent)
-            value = value.to(y.device) + part.pulled(y)
+            y, (left, right) = part.rows.dual(cotangent), part.at(params)
+            value = value.to(y.device) + _pulled(y, left, right)
             with torch.no_grad():
-                size = size.to(y.device) + part.pulled(y.abs(), absolute=True)
+                left, right = (None if w is None else w.abs() for w in (left, right))
+                size = size.to(y.device) + _pulled(y.abs(), left, right)
         return Charge(value, size)
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:
         """Return the rank of z -> changes of all parts, at most a b."""
-        (a, b), ranks = self.shape, [part.ranks() for part in self.parts]
+        (a, b), every = self.shape, [part.at(params) for part in self.parts]
+        ranks = [(a if left is None else _rank(left), b if right is None else _rank(right)) for left, right in every]
         if len(ranks) == 1 or (a, b) in ranks:
             return max(one * other for one, other in ranks)
         gram = torch.zeros(a * b, a * b, dtype=torch.float64)
-        for part in self.parts:
-            left = torch.eye(a, dtype=torch.float64) if part.left is None else part.left
-            right = torch.eye(b, dtype=torch.float64) if part.right is None else part.right
+        for left, right in every:
+            left = torch.eye(a, dtype=torch.float64) if left is None else left
+            right = torch.eye(b, dtype=torch.float64) if right is None else right
             each = torch.kron(left.mT @ left, right @ right.mT)
             gram += each / each.diagonal().amax().clamp(min=1e-300)
         eigenvalues = torch.linalg.eigvalsh(gram)
         return int((eigenvalues > _RANK * eigenvalues[-1]).sum())
+
+
+def _pulled(y: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Return left^T y right^T."""
+    y = y if left is None else left.to(y.device).mT @ y
+    return y if right is None else y @ right.to(y.device).mT
 
 
 def _rank(M: Tensor) -> int:

@@ -10,7 +10,7 @@ the wire's units. A slot is dual if its channels are contracted with the wire's,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import prod
@@ -85,6 +85,15 @@ class Slot(Record):
     def covariant(self) -> bool:
         """Return whether the rows in the wire's units become A V, or A^-T V."""
         return self.writes != self.dual
+
+    def on(self, channels: Tensor) -> Slot:
+        """Return the rows on some channels, which are numbered anew, in this order."""
+        place = torch.full((int(torch.cat([channels, self.channels]).max()) + 1,), -1)
+        place[channels] = torch.arange(len(channels))
+        at = torch.nonzero(place[self.channels] >= 0)[:, 0]
+        constant = None if self.constant is None else self.constant[at]
+        gains = tuple(replace(gain, at=gain.at[at]) for gain in self.gains)
+        return replace(self, rows=self.rows.some(at), channels=place[self.channels[at]], constant=constant, gains=gains)
 
     def units(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the units u, float64 (rows,). ValueError for a gain that is 0 or not finite."""
@@ -173,32 +182,47 @@ class Wire(Record):
             mask &= ~(covered & ~covered[:, None]) if slot.covariant else ~(covered[:, None] & ~covered)
         return mask
 
-    def act(self, params: Mapping[str, Tensor], A: Tensor, sets: Tensor | None = None) -> Params:
+    def on(self, channels: Tensor) -> Wire:
+        """Return the wire of some channels, in this order."""
+        covering = (slot for slot in self.slots if bool(torch.isin(slot.channels, channels).any()))
+        return Wire(tuple(slot.on(channels) for slot in covering), len(channels), self.constants)
+
+    def act(self, params: Mapping[str, Tensor], A: Tensor) -> Params:
         """Return the parameters acted on by A (n, n), all of them, in their own dtypes; gains are unchanged.
 
-        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. Computed in float64,
-        cast once. Derivatives pass, with respect to the parameters and A.
+        Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
         ValueError for a matrix of another shape, a singular one, one that mixes channels that a slot covers with some
         that it does not, a missing parameter or one of another shape, a gain of 0, and uses of a tied entry that
         disagree on its value.
         """
+        draft = Draft(params)
+        self.move(draft, A)
+        return draft.finished()
+
+    def move(self, draft: Draft, A: Tensor, sets: Tensor | None = None) -> None:
+        """Act on the parameters in a draft by A (n, n), as `act` does, which says what is raised.
+
+        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time.
+        """
         A, dual, sets = self._with_dual(A, sets)
-        given, params = params, self.constants.included(params)
-        result = Draft(params)
+
+        def write(draft: Draft, slots: list[Slot]) -> Tensor:
+            for slot in slots:
+                blocks = A if slot.covariant else dual
+                if sets is None:
+                    c = slot.channels.to(A.device)
+                    draft.write(slot.rows, slot.moved(draft, blocks[c[:, None], c][None], slot.channels[None]))
+                else:
+                    draft.write(slot.rows, slot.moved(draft, blocks, sets))
+            return draft[slots[0].name]
+
+        self.constants.include(draft)
         for name, uses in self._uses().items():
-            values = []
-            for slots in uses:
-                draft = Draft(params)
-                for slot in slots:
-                    blocks = A if slot.covariant else dual
-                    if sets is None:
-                        c = slot.channels.to(A.device)
-                        draft.write(slot.rows, slot.moved(draft, blocks[c[:, None], c][None], slot.channels[None]))
-                    else:
-                        draft.write(slot.rows, slot.moved(draft, blocks, sets))
-                values.append(draft[name])
-            result[name] = _agreed(uses, values)
-        return self.constants.excluded(result.finished(), given)
+            if len(uses) == 1:
+                write(draft, uses[0])
+            else:
+                draft[name] = _agreed(uses, [write(Draft(draft), slots) for slots in uses])
+        self.constants.include(draft, -1.0)
 
     def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor], sets: Tensor | None = None) -> Charge:
         r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.

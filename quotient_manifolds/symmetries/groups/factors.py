@@ -1,0 +1,123 @@
+"""Read matrices of products of weights, by which translations move others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.groups.gains import Gain
+from quotient_manifolds.symmetries.groups.rows import Record, Rows, integers, numbers
+
+
+class Factor(Protocol):
+    """A matrix of products of weights."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return how many rows and columns it has."""
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return its numbers at these parameters, float64."""
+
+    def read(self) -> Iterator[Rows]:
+        """Yield the entries that it is made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Record):
+    """Multiply entries, or ones, by factors of rows and of columns: above[i] * rows[i, j] * beside[j].
+
+    turned: whether `rows` are columns. gains: what else rows, and columns, are multiplied by.
+    """
+
+    above: Tensor
+    beside: Tensor
+    rows: Rows | None = None
+    turned: bool = False
+    gains: tuple[tuple[Gain, ...], tuple[Gain, ...]] = ((), ())
+
+    def __post_init__(self) -> None:
+        self._store(above=numbers(self.above), beside=numbers(self.beside))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.above), len(self.beside)
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        above, beside = (
+            _times(each, gains, params) for each, gains in zip((self.above, self.beside), self.gains, strict=True)
+        )
+        made = above[:, None] * beside.to(above.device)
+        if self.rows is None:
+            return made
+        found = self.rows.read(params)
+        return made.to(found.device) * (found.mT if self.turned else found)
+
+    def read(self) -> Iterator[Rows]:
+        yield from (self.rows,) if self.rows is not None else ()
+        yield from (gain.entries for gains in self.gains for gain in gains)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms(Record):
+    """Hold summands of a matrix: values times gains at index (2, terms), int64."""
+
+    index: Tensor
+    values: Tensor
+    gains: tuple[Gain, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._store(index=integers(self.index, "index"), values=numbers(self.values), gains=tuple(self.gains))
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Record):
+    """Sum terms into a matrix of a shape."""
+
+    shape: tuple[int, int]
+    terms: tuple[Terms, ...]
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        made = torch.zeros(self.shape, dtype=torch.float64)
+        for each in self.terms:
+            rates = _times(each.values, each.gains, params)
+            index = each.index.to(rates.device)
+            made = made.to(rates.device).index_put((index[0], index[1]), rates, accumulate=True)
+        return made
+
+    def read(self) -> Iterator[Rows]:
+        yield from (gain.entries for each in self.terms for gain in each.gains)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Record):
+    """Multiply matrices, of numbers or of weights."""
+
+    factors: tuple[Tensor | Factor, ...]
+
+    def __post_init__(self) -> None:
+        self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.factors[0].shape[0], self.factors[-1].shape[1]
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
+        return reduce(lambda A, B: A @ B.to(A.device), matrices)
+
+    def read(self) -> Iterator[Rows]:
+        for each in self.factors:
+            yield from () if isinstance(each, Tensor) else each.read()
+
+
+def _times(values: Tensor, gains: Sequence[Gain], params: Mapping[str, Tensor]) -> Tensor:
+    for gain in gains:
+        found = gain.read(params)
+        values = values.to(found.device) * found
+    return values
