@@ -30,6 +30,9 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
     def bare() -> None:
         torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
 
+    def one_pass() -> float:
+        return statistics.median(seconds(bare, time.process_time) for _ in range(3))
+
     symmetries = propose_symmetries(model, batch, evaluate=loss)
     geometries: dict[str, Any] = {
         "euclidean": "euclidean",
@@ -47,11 +50,9 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
         for kind, geometry in geometries.items():
             found = []
             for _ in range(rounds):
-                before = statistics.median(seconds(bare, time.process_time) for _ in range(3))
+                before = one_pass()
                 taken = seconds(partial(measure, model, loss, [batch], geometry=geometry), time.process_time)
-                found.append(
-                    2 * taken / (before + statistics.median(seconds(bare, time.process_time) for _ in range(3)))
-                )
+                found.append(2 * taken / (before + one_pass()))
             print(f"{name}, {kind}: {statistics.median(found):.1f}", flush=True)
 
 
