@@ -78,7 +78,12 @@ class FixedRankQuotient(QuotientManifold):
         return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
 
     def framed(self, x: Tensor, frame: SingularFrame, dtype: torch.dtype) -> FixedRankSpace:
-        """Return the horizontal space at a point of full rank whose singular frame is known, as `at` would."""
+        """Return the horizontal space at a point of full rank whose singular frame is known, as `at` would.
+
+        >>> from quotient_manifolds.linalg import singular_frame
+        >>> manifold.framed(x, singular_frame(*manifold.split(x)), x.dtype).norm(x) == manifold.at(x).norm(x)
+        tensor(True)
+        """
         return FixedRankSpace(x, self.n, self.t, self.eps, dtype, frame)
 
     def _element(self, x: Tensor) -> tuple[int, ...]:

@@ -24,7 +24,9 @@ class Classifier(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        self.register_buffer("head", torch.randn(384, 3, generator=torch.Generator().manual_seed(0)) / 20)
+        self.register_buffer(
+            "head", torch.randn(encoder.config.hidden_size, 3, generator=torch.Generator().manual_seed(0)) / 20
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.encoder(input_ids=tokens).last_hidden_state.mean(1) @ self.head

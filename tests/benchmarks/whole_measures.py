@@ -19,12 +19,7 @@ import torch
 import quotient_manifolds as qm
 from quotient_manifolds.symmetries import propose_symmetries
 from tests.benchmarks.pretrained import batch_of, loss, pretrained
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+from tests.benchmarks.running import seconds
 
 
 def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
@@ -34,6 +29,9 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
 
     def bare() -> None:
         torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
+
+    def one_pass() -> float:
+        return statistics.median(seconds(bare, time.process_time) for _ in range(3))
 
     symmetries = propose_symmetries(model, batch, evaluate=loss)
     geometries: dict[str, Any] = {
@@ -52,9 +50,9 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
         for kind, geometry in geometries.items():
             found = []
             for _ in range(rounds):
-                before = statistics.median(seconds(bare) for _ in range(3))
-                taken = seconds(partial(measure, model, loss, [batch], geometry=geometry))
-                found.append(2 * taken / (before + statistics.median(seconds(bare) for _ in range(3))))
+                before = one_pass()
+                taken = seconds(partial(measure, model, loss, [batch], geometry=geometry), time.process_time)
+                found.append(2 * taken / (before + one_pass()))
             print(f"{name}, {kind}: {statistics.median(found):.1f}", flush=True)
 
 

@@ -68,7 +68,9 @@ def test_the_report_says_what_failed(zoo: Path) -> None:
 
 
 def test_the_report_of_fewer_than_five_models_has_values_and_no_ranking(zoo: Path) -> None:
-    spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("models/*", "'models/m_[0-3]'"))
+    spec = write_spec(
+        zoo, SLOPE, WORST.replace("steps: 3", "steps: 20"), head=HEAD.replace("models/*", "'models/m_[0-3]'")
+    )
     text = page(spec)
     assert "There is no ranking: it takes five models" in text
     assert "Sharpness and the scores" not in text  # no section without content

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
+from quotient_manifolds.geometry import Euclidean
+from quotient_manifolds.sharpness import PreparedModel, cross_entropy
 from studies.__main__ import STUDIES
-from tests.benchmarks import finding, merging, sharded, test_optimizer_cost
-from tests.benchmarks.pretrained import GEOMETRIES
+from tests.benchmarks import ascent_bed, finding, merging, sharded, start_cost, test_optimizer_cost, whole_measures
+from tests.benchmarks.pretrained import GEOMETRIES, Classifier
 from tests.command_line import FAST, call
 from tests.docs.test_pages import PAGES, ROOT
 from tests.hugging_face import bert_classifier
@@ -121,6 +124,45 @@ def merge(words: list[str], table: Table, capsys: pytest.CaptureFixture[str]) ->
     assert {name.lower() for name in column(table)[:4]} == merging.KINDS.keys()
 
 
+def start(words: list[str], table: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(start_cost, monkeypatch, capsys) == set(column(table))
+
+
+def measures(
+    words: list[str], table: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = {f"{name}, {heading}" for name in column(table) for heading in table[0][1:]}
+    assert printed(whole_measures, monkeypatch, capsys) == expected
+
+
+def printed(module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return what a benchmark of the pretrained BERT gives costs of, on a small one."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    monkeypatch.setattr(module, "pretrained", lambda: Classifier(BertModel(BertConfig(**sizes, vocab_size=9))).eval())
+    monkeypatch.setattr(module, "batch_of", lambda rows, tokens: (torch.arange(8).view(2, 4), torch.arange(2)))
+    module.main(2, 4, 1)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "2 x 4 tokens, passes"
+    return {line.rpartition(": ")[0] for line in lines}
+
+
+def ascents(
+    words: list[str], table: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one small problem."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double().eval()
+    batch = torch.eye(2, 3, dtype=torch.float64), torch.arange(2)
+    prepared = PreparedModel.of(model, cross_entropy, [batch], Euclidean())
+    monkeypatch.setattr(ascent_bed, "problems", lambda: [ascent_bed.Problem("small", prepared.objective(0))])
+    monkeypatch.setattr(ascent_bed, "LONG", 30)
+    ascent_bed.main(*sorted({int(steps) for steps in column(table, 1)}))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == table[0]
+    assert [row[:3] for row in cells] == [row[:3] for row in table]
+
+
 def study(words: list[str], table: Table) -> None:
     """Its tables are compared with its record elsewhere (tests/studies)."""
     assert words[-1].removeprefix("NAME=") in STUDIES
@@ -148,6 +190,11 @@ def exists(words: list[str], table: Table) -> None:
 
 WITH_FOLDER = {"quotient-manifolds orbit": orbit, "-k geoopts": geoopts, "test_optimizer_cost.py --": optimizers}
 PRINTING = {"tests.benchmarks.finding": find, "tests.benchmarks.merging": merge}
+PATCHED = {
+    "tests.benchmarks.start_cost": start,
+    "tests.benchmarks.whole_measures": measures,
+    "tests.benchmarks.ascent_bed": ascents,
+}
 WORDS = {"make study": study, "torchrun": shards, "-k test_peak_memory": memory}
 WORDS |= {"test_accelerator": exists, "make bench": exists}
 
@@ -169,6 +216,7 @@ def test_a_command_under_a_table_prints_it(
     runs: dict[str, Callable[[list[str], Table], None]] = {
         **{part: partial(run, folder=tmp_path, monkeypatch=monkeypatch) for part, run in WITH_FOLDER.items()},
         **{part: partial(run, capsys=capsys) for part, run in PRINTING.items()},
+        **{part: partial(run, monkeypatch=monkeypatch, capsys=capsys) for part, run in PATCHED.items()},
         **WORDS,
     }
     (run,) = (run for part, run in runs.items() if part in command)

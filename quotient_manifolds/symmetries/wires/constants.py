@@ -249,7 +249,10 @@ class FreeDirections(Reparameterization):
     def add(self, params: Params, change: Tensor) -> None:
         """Add to the parameters that part of a change on which the function does not depend, in place."""
         parts = change.split([params[name].numel() for name in self.names])
-        own = {name: part.view_as(params[name]) for name, part in zip(self.names, parts, strict=True)}
+        own = {
+            name: part.to(params[name].device).view_as(params[name])
+            for name, part in zip(self.names, parts, strict=True)
+        }
         left = {**params, **{name: -part for name, part in own.items()}}
         self.canonicalize(left)
         for name, part in own.items():
