@@ -44,7 +44,7 @@ class Constants:
 
     def __init__(self, walk: Walk, partners: Partners | None = None) -> None:
         self.walk, self.partners = walk, partners or Partners(walk, ())
-        self.structure = Structure(walk)
+        self.structure = KeptEquations(walk)
         self.whole: frozenset[Any] = frozenset()
         """Keys of biases that are never 0: what nobody sees of them shifts with the rest."""
         self.scaled: tuple[Offsets, ...] = ()
@@ -109,7 +109,7 @@ class Agreed(Generic[T]):
         return any(np.array_equal(numbers[name], w) for name, w in self._numbers.items() if name in numbers)
 
 
-class Structure:
+class KeptEquations:
     """Keep what of constants is the same at all parameters."""
 
     def __init__(self, walk: Walk) -> None:
@@ -120,9 +120,9 @@ class Structure:
         """Weights whose inputs have nothing in common."""
         self._heard = False
 
-    def beside(self) -> Structure:
+    def beside(self) -> KeptEquations:
         """Return the same, for other equations."""
-        made = Structure(self.walk)
+        made = KeptEquations(self.walk)
         made._unseen = self._unseen
         return made
 
