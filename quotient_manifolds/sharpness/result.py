@@ -168,8 +168,9 @@ class Result:
                 f"inside the ball, and a higher maximum may be missed; take a smaller {{size}}, restarts, or more steps"
             )
         if gap is not None and gap > CONVERGED:
+            share = f"{gap:.1%}" if gap < 0.1 else f"{gap:.0%}"  # 1.2 % is not 1 %, and above it
             return self._warning(
-                f"one more step promises {gap:.0%} of the increase, above {CONVERGED:.0%}, so the ascent has not "
+                f"one more step promises {share} of the increase, above {CONVERGED:.0%}, so the ascent has not "
                 f"converged and the maximum may be larger; take more steps, or a smaller {{size}}"
             )
         return None

@@ -19,7 +19,8 @@ from quotient_manifolds.symmetries.symmetries import Symmetries
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The largest slope of a symmetry that holds, relative to its summands.
 
-Measured in float32, from 1 x 4 to 32 x 64 tokens: 2e-6 for those that hold, more than 1e-2 for false ones.
+Measured in float32 on a pretrained BERT, 1 x 4 to 32 x 64 tokens: at most 3e-6 for those that hold; false ones have
+more than 1e-2.
 """
 
 

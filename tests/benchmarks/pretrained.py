@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,6 +42,12 @@ def pretrained() -> Classifier:
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
     return Classifier(transformers.AutoModel.from_pretrained(os.path.join(package.__path__[0], "model"))).eval()
+
+
+def bare_pass(model: nn.Module, batch: Batch) -> Callable[[], object]:
+    """Return a call that goes forward and backward once."""
+    parameters = tuple(model.parameters())
+    return lambda: torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
 
 
 def batch_of(size: int, tokens: int = 64) -> Batch:

@@ -36,6 +36,19 @@ def seconds(f: Callable[[], object], clock: Callable[[], float] = time.perf_coun
     return clock() - before
 
 
+def in_passes(work: Callable[[], object], bare: Callable[[], object], rounds: int) -> float:
+    """Return the median processor time of a call, in bare passes measured right before and right after it."""
+
+    def one_pass() -> float:
+        return statistics.median(seconds(bare, time.process_time) for _ in range(3))
+
+    ratios = []
+    for _ in range(rounds):
+        before, taken = one_pass(), seconds(work, time.process_time)
+        ratios.append(2 * taken / (before + one_pass()))
+    return statistics.median(ratios)
+
+
 def compared(benchmark: BenchmarkFixture, steps: dict[str, Callable[[], Any]], against: str, rounds: int = 20) -> None:
     """Run the steps in turn, and report medians of processor time, and medians of their ratios to one of them."""
     found: list[dict[str, float]] = []

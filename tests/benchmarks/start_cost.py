@@ -8,9 +8,7 @@ is the same at all parameters is worked out, which is kept with the symmetries.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -18,18 +16,14 @@ import torch
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.symmetries import balance, propose_symmetries
 from quotient_manifolds.symmetries.representatives import canonicalize
-from tests.benchmarks.pretrained import batch_of, loss, pretrained
-from tests.benchmarks.running import seconds
+from tests.benchmarks.pretrained import bare_pass, batch_of, loss, pretrained
+from tests.benchmarks.running import in_passes
 
 
 def main(rows: int = 16, tokens: int = 32, rounds: int = 5) -> None:
     torch.set_num_threads(1)
     model, batch = pretrained(), batch_of(rows, tokens)
-    parameters = tuple(model.parameters())
-
-    def bare() -> None:
-        torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
-
+    bare = bare_pass(model, batch)
     symmetries = propose_symmetries(model, batch, evaluate=loss)
     quotient = Quotient("inv", symmetries=symmetries)
 
@@ -47,12 +41,7 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 5) -> None:
     bare()
     print(f"{rows} x {tokens} tokens, passes")
     for name, work in works.items():
-        found = []
-        for _ in range(1 if "first" in name else rounds):
-            before = seconds(bare, time.process_time)
-            taken = seconds(work, time.process_time)
-            found.append(2 * taken / (before + seconds(bare, time.process_time)))
-        print(f"{name}: {statistics.median(found):.2f}", flush=True)
+        print(f"{name}: {in_passes(work, bare, 1 if 'first' in name else rounds):.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ Bare passes and measures take turns in one process, in processor time; printed a
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,21 +16,14 @@ import torch
 
 import quotient_manifolds as qm
 from quotient_manifolds.symmetries import propose_symmetries
-from tests.benchmarks.pretrained import batch_of, loss, pretrained
-from tests.benchmarks.running import seconds
+from tests.benchmarks.pretrained import bare_pass, batch_of, loss, pretrained
+from tests.benchmarks.running import in_passes
 
 
 def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
     torch.set_num_threads(1)
     model, batch = pretrained(), batch_of(rows, tokens)
-    parameters = tuple(model.parameters())
-
-    def bare() -> None:
-        torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)
-
-    def one_pass() -> float:
-        return statistics.median(seconds(bare, time.process_time) for _ in range(3))
-
+    bare = bare_pass(model, batch)
     symmetries = propose_symmetries(model, batch, evaluate=loss)
     geometries: dict[str, Any] = {
         "euclidean": "euclidean",
@@ -48,12 +39,8 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 3) -> None:
     print(f"{rows} x {tokens} tokens, passes")
     for name, measure in measures.items():
         for kind, geometry in geometries.items():
-            found = []
-            for _ in range(rounds):
-                before = one_pass()
-                taken = seconds(partial(measure, model, loss, [batch], geometry=geometry), time.process_time)
-                found.append(2 * taken / (before + one_pass()))
-            print(f"{name}, {kind}: {statistics.median(found):.1f}", flush=True)
+            cost = in_passes(partial(measure, model, loss, [batch], geometry=geometry), bare, rounds)
+            print(f"{name}, {kind}: {cost:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -346,7 +346,9 @@ def test_what_is_warned_of_is_the_gap_and_a_broken_promise_and_never_rounding() 
         assert found.warning == str(caught[0].message)
         assert len(caught) == 1
     curved = measured(lambda z: z.sum() - 0.2 * (z[0] - z[1]) ** 2 - 0.4 * z[2] ** 2)
-    with pytest.warns(qm.sharpness.ConvergenceWarning, match=r"one more step promises \d+% of the increase, above 1%"):
+    with pytest.warns(
+        qm.sharpness.ConvergenceWarning, match=r"one more step promises [\d.]+% of the increase, above 1%"
+    ):
         short = qm.worst_case_sharpness(Free().eval(), curved, [BATCH], "euclidean", radius=1.0, steps=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

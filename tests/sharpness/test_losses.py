@@ -366,7 +366,7 @@ def climbed(geometry: str, dtype: torch.dtype = torch.float64, **settings: float
 
 def test_a_climb_that_promises_more_at_its_end_is_flagged_and_one_that_has_converged_is_not() -> None:
     with pytest.warns(
-        qm.sharpness.ConvergenceWarning, match=r"one more step promises \d+% of the increase, above 1%"
+        qm.sharpness.ConvergenceWarning, match=r"one more step promises [\d.]+% of the increase, above 1%"
     ) as caught:
         short = climbed("euclidean", radius=1.0, steps=2)
     assert (short.relative_gap or 0.0) > 0.01
