@@ -1,4 +1,4 @@
-"""Read translations of wide nets that hold at all weights off token vectors: no gradient of a weight is formed.
+"""Read translations that hold at all weights off token vectors: no gradient of a weight is formed.
 
 For a wire, what a constant z on its channels adds to the loss is z . g for each way to add it, with g the gradient of
 a bias, the sum over tokens of dy of a table, or minus the sum of dx of a reader, whose bias takes V z back.
