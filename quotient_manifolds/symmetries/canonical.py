@@ -13,7 +13,11 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
+    SO,
+    CenteredSO,
+    Draft,
     FromSum,
     Gauge,
     IntoMean,
@@ -25,8 +29,9 @@ from quotient_manifolds.symmetries.groups import (
     Torus,
     Translation,
 )
+from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -38,7 +43,10 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
+_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
+_FEW = 8
+"""Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -61,15 +69,21 @@ class Canonical:
 
     def applied(self, params: Mapping[str, Tensor]) -> Params:
         """Return parameters (in float64) after the same element."""
+        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
         for symmetry, element in self.element:
-            params = symmetry.act(params, element)
-        return dict(params)
+            symmetry.move(draft, element)
+        return {**draft}
 
     def undone(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters after the inverse element."""
+        """Return parameters (in float64) after the inverse element."""
+        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
         for symmetry, element in reversed(self.element):
-            params = symmetry.act(params, symmetry.inverse(element))
-        return dict(params)
+            symmetry.move(draft, symmetry.inverse(element))
+        return {**draft}
+
+
+class NoPlaceError(ValueError):
+    """Say that an orbit has no canonical point, as that of a false symmetry may have none."""
 
 
 def canonical(
@@ -82,14 +96,15 @@ def canonical(
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters, and after one another: those of one set of `Found.together`. Found at w,
-    they hold at g w, g = steps of the groups, once `least_norm.carried(symmetries, steps, w)` has carried them along.
 
     changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
     out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
-    kind, before anything is computed.
+    kind, before anything is computed; NoPlaceError where there is no canonical point.
     """
-    found = _canonical(symmetries, params)
+    try:
+        found = _canonical(symmetries, params)
+    except LinAlgError as error:
+        raise NoPlaceError(f"the orbit must have a canonical point. Found none: {error}") from error
     change = changed(found.params) if changed else 0.0
     if change <= _CHANGE:
         return found
@@ -102,38 +117,57 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    if not symmetries:
+        return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
+    shapes = _shapes(symmetries, params)
     symmetries = joined(symmetries)
-    point = _start(symmetries, params)
-    wide = sum(each.numel() for each in point.zero.values()) > SMALL
-    zeros: dict[str, Tensor] = {}
-    if wide:
-        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
+    translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
+    wide = sum(map(prod, shapes.values())) > SMALL
+    draft = Draft(params).own(shapes)
+    point = _start(symmetries, {**draft}, [])
     free = []
-    numbers = _gains(symmetries)
+    numbers = _gains(symmetries, params)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    if not wide:
-        point, zeros = _without_constants(point)
+    draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
+    zero = _zero(symmetries, {**draft})
+    settled = without_constants(draft, translations, zero)
+    point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
+    idle = False
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            point, some = without_idle(point, symmetry)
+            idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    mixed = {name for each in others if not _rotates(each) for name in each.names}
+    free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        mixed = {name for each in others for name in each.names}
-        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
+        free = [replace(each, basis=each.basis.to_dense()) for each in free]
         free += [Free.of(each) for each in others]
-        point, left = least(point, [each for each in free if len(each.basis)])
-    doubts = (
-        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
-    )
+        free = [each for each in free if len(each.basis)]
+        point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
+    doubts = [_IDLE] if idle else []
+    if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
+        names = ", ".join(open_[0].names)
+        doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
+    if left > 1e3 * DONE:
+        doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+    return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _shapes(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters that symmetries read."""
+    return {name: params[name].shape for each in symmetries for name in each.reads}
 
 
 def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
@@ -145,28 +179,63 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
         elif isinstance(symmetry, Torus):
             yield from (each.rows for each in symmetry.slices)
         elif isinstance(symmetry, Translation):
-            yield from (part.rows for part in symmetry.parts)
+            for part in symmetry.parts:
+                yield part.rows
+                yield from part.read()
         elif isinstance(symmetry, Linear):
             yield from (Rows.along(name, shape, 0) for name, shape in symmetry.shapes)
 
 
-def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
-    """Return the point in float64, with what translations there are."""
-    every = list(_every_rows(symmetries))
-    moved = {rows.name for rows in every}
-    w = {name: each.detach().double() for name, each in params.items() if name in moved}
-    zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
-    for rows in every:
+def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
+    """Return the point at parameters that symmetries may move, with the directions of translations."""
+    zero = _zero(symmetries, params)
+    size = sum(each.numel() for each in zero.values())
+    none = torch.zeros(0, size, dtype=torch.float64)
+    point = Point(params, zero, none, _units(symmetries, params))
+    rows = [point.row(directions(each, params, zero)) for each in translations]
+    return replace(point, directions=_orthonormal(torch.cat([none, *rows])))
+
+
+def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return by name the units of wires in which lengths are measured, of parameters for which they are not all 1."""
+    units: Params = {}
+    for gauge in symmetries:
+        own: Params = {}
+        for slot in gauge.wire.slots if isinstance(gauge, Gauge) else ():
+            if not slot.plain:
+                w = params[slot.name]
+                each = own.setdefault(slot.name, torch.ones(w.numel(), dtype=torch.float64, device=w.device))
+                u = slot.units(params)[:, None].expand(-1, slot.rows.columns)
+                each[slot.places] = 1 / u if slot.writes else u
+        for name, each in own.items():
+            units[name] = units.get(name, 1.0) * each.view(params[name].shape)
+    return units
+
+
+def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return where parameters count as 0: where what a symmetry acts on is, offsets and constants included.
+
+    Constants are those of gains as they are at `params`.
+    """
+    none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
+    zero = {name: none.expand(moved[name]) for name in params if name in moved}
+    for rows in _every_rows(symmetries):
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
         if bool(at.any()):
-            zero[rows.name][rows.places] = at.double().expand(rows.places.shape)
-    zero = {name: each.view(w[name].shape) for name, each in zero.items()}
-    point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
-    if point.directions.shape[1] > SMALL:
-        return point
-    D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
-    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
-    return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
+            flat = zero[rows.name].flatten().clone()
+            flat[rows.places] = at.double().expand(rows.places.shape)
+            zero[rows.name] = flat.view(rows.shape)
+    draft = Draft(zero)
+    for each in symmetries:
+        for constant in _constants(each).every:
+            draft.write(constant.bias, -constant.read(params)[:, None])
+    return {**draft}
+
+
+def _constants(symmetry: Symmetry) -> Constants:
+    if isinstance(symmetry, Gauge):
+        return symmetry.wire.constants
+    return symmetry.constants if isinstance(symmetry, Torus) else Constants()
 
 
 def _orthonormal(D: Tensor) -> Tensor:
@@ -177,29 +246,13 @@ def _orthonormal(D: Tensor) -> Tensor:
     return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
 
 
-def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:
+def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
     """Return the entries that are gains between a wire and a slot, by name and number."""
-    found: dict[str, Rows] = {}
+    gains: dict[str, Rows] = {}
     for symmetry in symmetries:
-        for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
-            for gain in slot.gains:
-                found.setdefault(gain.entries.name, gain.entries)
-    return found
-
-
-def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
-    """Return the exponents (entries, k) of single entries of a parameter."""
-    at = rows.places[:, 0].numpy()
-    E = csr_matrix((len(at), torus.size))
-    for each in torus.slices:
-        if each.rows.name == rows.name:
-            row = np.full(prod(rows.shape), -1)
-            row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
-            own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
-            inside = np.flatnonzero(row[at] >= 0)
-            select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
-            E = E + select @ own
-    return E
+        for rows in (*symmetry.units, *(each.rows for each in symmetry.gains(params))):
+            gains.setdefault(rows.name, rows)
+    return gains
 
 
 def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
@@ -208,7 +261,7 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     for name, rows in gains.items():
         if name in torus.names:
             values = rows.read(point.params)[:, 0].abs().numpy()
-            E.append(_exponents(torus, rows)[values > 0])
+            E.append(torus.exponents(rows)[values > 0])
             logs.append(np.log(values[values > 0]))
     matrix, log = vstack(E).tocsr(), np.concatenate(logs)
     touched = np.diff(matrix.tocsc().indptr)
@@ -239,25 +292,6 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
 
 
-def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
-    """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
-    zeros: dict[str, Tensor] = {}
-    for name in point.zero:
-        D = point.split(point.directions)[name].flatten(1)
-        moved = D.norm(dim=0) > _TINY
-        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
-            continue
-        U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
-        rank = int((s > _TINY).sum())
-        if rank < int(moved.sum()):
-            continue
-        at = (point.params[name] - point.zero[name]).flatten()[moved]
-        point = point.added(-((Vh[:rank] @ at) / s[:rank]) @ (U[:, :rank].mT @ point.directions))
-        point = replace(point, directions=U[:, rank:].mT @ point.directions)
-        zeros[name] = torch.nonzero(moved)[:, 0]
-    return point, zeros
-
-
 def _without_mean(point: Point, gauge: Gauge) -> Point:
     """Return the point where means of channels are 0 that anything may be added to: a limit of elements 1 + 1 w^T.
 
@@ -274,30 +308,38 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     )
     if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
         return point
-    D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}
+    D = {name: each.flatten(1) for name, each in point.changes(point.directions).items()}
     for slot, V in some:
         s = slot.units(point.params)[:, None]
         s = s if slot.writes else 1 / s
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = torch.cat([*D.values()], 1)
+    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
-def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
+def _rotates(symmetry: Symmetry) -> bool:
+    """Return whether a group leaves lengths as they are."""
+    return isinstance(symmetry, Gauge) and all(
+        isinstance(each, (SO, CenteredSO)) for _, each in symmetry.algebra.summands
+    )
+
+
+def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
     """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
 
     These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
-    mixed: parameters that other groups act on, whose lengths are not those of single entries.
+    mixed: parameters that groups act on that change lengths, too.
     """
+    torus, basis = free.symmetry, free.basis.to_dense()
     assert isinstance(torus, Torus)
     exponents = [np.zeros((0, len(basis) + 1))]
     for name in torus.names:
         at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
         if len(at):
             rows = Rows.at(name, tuple(point.zero[name].shape), at)
-            own = (_exponents(torus, rows) @ basis.mT.numpy()).round(12)
+            own = (torus.exponents(rows) @ basis.mT.numpy()).round(12)
             exponents.append(np.concatenate([own, np.full((len(own), 1), float(name not in mixed))], 1))
     E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
     E, most = E[:, :-1], E[:, -1]
@@ -308,7 +350,7 @@ def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str])
         found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
         alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
         target = torch.from_numpy(E[alone].T @ counts[alone])
-    return Free(torus, basis, target)
+    return replace(free, target=target)
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:

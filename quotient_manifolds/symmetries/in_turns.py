@@ -3,60 +3,137 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows, Symmetry, Translation, Wire, blocks
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    Complex,
+    Constant,
+    Constants,
+    Draft,
+    FromSum,
+    Gauge,
+    Matrix,
+    Part,
+    Rows,
+    Slices,
+    Slot,
+    Sparse,
+    Symmetry,
+    Terms,
+    Torus,
+    Translation,
+    Wire,
+    blocks,
+)
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, in_units, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
 """Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
 _STEPS = 40
+_RANK, _ORTHOGONAL = 1e-9, 1e-12
+"""Singular values that count as 0, and cosines, relative to the largest squared length."""
+_FULL = 1e-4
+"""Pivots of a second moment, relative to the largest, from which it is sure to have full rank."""
 _ZERO = 1e-12
 
 
-class Numbers(NamedTuple):
-    """Hold a part of a translation as it is at some parameters."""
+class Settled(NamedTuple):
+    """Hold steps along translations, which entries are 0 then by parameter, and translations that are not used up."""
 
-    rows: Rows
-    left: Tensor | None
-    right: Tensor | None
+    steps: list[Step]
+    zeros: dict[str, Tensor]
+    left: list[Translation]
 
 
-def without_constants(point: Point, translations: Sequence[Translation]) -> tuple[Point, dict[str, Tensor]]:
-    """Return the point after translations, in turns, before anything else moves the weights they hold at.
+def without_constants(draft: Draft, translations: Sequence[Translation], zero: Mapping[str, Tensor]) -> Settled:
+    """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
 
-    Also which entries are 0 there, by parameter.
+    Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
+    turn it has another one only if what these or their factors are has changed.
     """
-    names = [{*each.names} for each in translations]
-    todo, visits = dict.fromkeys(range(len(translations))), 0
+    place = {name: k for k, name in enumerate(draft)}
+    order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
+    todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        point, change = _projected(point, translations[k])
-        if change > DONE:
-            todo |= dict.fromkeys(j for j in range(len(names)) if j != k and names[j] & names[k])
+        turns[k] = turn = _projected(draft, zero, translations[k], place)
+        if turn.z is not None:
+            translations[k].move(draft, turn.z)
+            steps.append((translations[k], turn.z))
+            moved = {*translations[k].names}
+            todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
-        if float((point.params[name].flatten()[at]).abs().max()) <= _ZERO:
+        if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
+            draft.write(part.rows, part.rows.read(zero))
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
-    return point, zeros
+    return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
+    """Return translations of constants that are written to channels of a constant sum, which readers' biases take back.
+
+    t 1^T takes constants to multiples of t, and a limit of it takes them to 0, once biases take up means of weights.
+    """
+    taking: dict[str, list[Translation]] = {}
+    for each in symmetries:
+        if isinstance(each, Translation) and len(each.parts) == 2 and each.parts[1].rows.columns == 1:
+            taking.setdefault(each.parts[0].rows.name, []).append(each)
+    found = []
+    for gauge in symmetries:
+        if not isinstance(gauge, Gauge) or not isinstance(gauge.algebra, FromSum):
+            continue
+        n = gauge.wire.channels
+        writers = [slot for slot in gauge.wire.slots if slot.covariant]
+        readers = [slot for slot in gauge.wire.slots if not slot.covariant]
+        biases = [_bias(slot, taking.get(slot.name, [])) for slot in readers]
+        whole = all(torch.equal(slot.channels, torch.arange(n)) for slot in gauge.wire.slots)
+        single = all(slot.writes and slot.rows.columns == 1 for slot in writers) and not any(s.writes for s in readers)
+        if not writers or not whole or not single or None in biases or gauge.wire.constants.every:
+            continue
+        ones, index = torch.ones(n, dtype=torch.float64), torch.arange(n).repeat(2, 1)
+        terms = [Terms(index, ones if each.constant is None else each.constant, each.gains) for each in writers]
+        parts = [Part(each.rows, Sparse((n, n), (own,))) for each, own in zip(writers, terms, strict=True)]
+        for slot, rows in zip(readers, biases, strict=True):
+            assert rows is not None
+            beside = ones if slot.constant is None else slot.constant
+            above = -torch.ones(len(rows), dtype=torch.float64)
+            parts.append(Part(rows, Matrix(above, beside, slot.rows, True, ((), slot.gains))))
+        if all(not one.rows.meets(other.rows) for one, other in combinations(parts, 2)):
+            found.append(Translation(tuple(parts)))
+    return found
+
+
+def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
+    """Return the biases that are added to what a slot reads: those that take up means of its weights."""
+    for each in translations:
+        weight, bias = (part.rows for part in each.parts)
+        if weight.shape == slot.rows.shape and torch.equal(weight.places.mT, slot.places):
+            return bias
+    return None
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
-    """Return symmetries with those gauges as one that are alike, but for which rows of the same parameters they have.
+    """Return symmetries with all log-scales as one, and those gauges that are alike, as the heads of a layer.
 
-    As the heads of a layer.
+    These differ only in which rows of the same parameters they have.
     """
     alike: dict[Any, list[Gauge]] = {}
-    result: list[Symmetry] = []
+    tori = [each for each in symmetries if isinstance(each, Torus)]
+    result: list[Symmetry] = [_at_once(tori)] if tori else []
     for each in symmetries:
+        if isinstance(each, Torus):
+            continue
         slots = each.wire.slots if isinstance(each, Gauge) else ()
         plain = all(s.constant is None and not s.gains and s.rows.plain for s in slots)
         if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain and not each.wire.constants.every:
@@ -68,6 +145,16 @@ def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     for gauges in alike.values():
         result += [_beside(gauges)] if len(gauges) > 1 and _disjoint(gauges) else gauges
     return result
+
+
+def _at_once(tori: Sequence[Torus]) -> Torus:
+    """Return tori as one."""
+    slices, constants, start = list[Slices](), list[Constant](), 0
+    for torus in tori:
+        slices += [replace(each, index=each.index + torch.tensor([[0], [start]])) for each in torus.slices]
+        constants += [each for each in torus.constants.every if each not in constants]
+        start += torus.size
+    return Torus(tuple(slices), start, Constants(tuple(constants)))
 
 
 def _disjoint(gauges: Sequence[Gauge]) -> bool:
@@ -95,6 +182,66 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
     return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
+def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
+    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
+    channels on which nothing is both written and read stays as it is.
+    """
+    wire, changed = gauge.wire, False
+    if wire.sides or wire.constants.every or _tied(gauge):
+        return point, False
+    for channels, algebra in gauge.algebra.summands:
+        if not isinstance(algebra, GL) or algebra.n == 1:
+            continue
+        for covariant in (True, False):
+            P = _onto(point, gauge, channels, covariant)
+            if P is None:
+                continue
+            for slot in wire.slots:
+                if slot.covariant == covariant:
+                    continue
+                covered, at = slot.among(channels)
+                V, u = slot.rows.read(point.params), slot.units(point.params)[:, None]
+                s = u if slot.writes else 1 / u
+                change = torch.zeros_like(V)
+                change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
+                if float(change.abs().max()) > _ZERO * float(V.abs().max()):
+                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
+    return point, changed
+
+
+def _tied(gauge: Gauge) -> bool:
+    """Return whether entries are in several slots."""
+    return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
+
+
+def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
+    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
+    k, m = channels.shape
+    found = [torch.zeros(k, m, 1, dtype=torch.float64)]
+    for slot in gauge.wire.slots:
+        if slot.covariant == covariant:
+            covered, at = slot.among(channels)
+            V = in_units(slot, point.params)
+            rows = torch.zeros(k, m, V.shape[1], dtype=torch.float64)
+            rows[covered] = V[at]
+            found.append(rows)
+    rows = torch.cat(found, 2)
+    pivots, info = torch.linalg.cholesky_ex(rows @ rows.mT)
+    d = pivots.diagonal(dim1=1, dim2=2)
+    if not bool(info.any()) and bool((d.amin(1) > _FULL * d.amax(1)).all()):
+        return None
+    U, s, _ = torch.linalg.svd(rows, full_matrices=False)
+    alive = s > _RANK * s[:, :1]
+    count = alive.sum(1)
+    some = (count > 0) & (count < m)
+    if not bool(some.any()):
+        return None
+    U = U * alive[:, None]
+    return torch.where(some[:, None, None], U @ U.mT, torch.eye(m, dtype=torch.float64))
+
+
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
     """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left.
 
@@ -116,67 +263,129 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
-def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
-    """Return the point of least |w| along a translation: where constants are 0 as far as they can be, by parameter."""
-    (a, b), moved = translation.shape, [Numbers(part.rows, *part.at(point.params)) for part in translation.parts]
-    if len(moved) == 1:
-        part = moved[0]
-        z = -part.rows.read(point.params)
-        z = z if part.left is None else torch.linalg.pinv(part.left) @ z
-        z = z if part.right is None else z @ torch.linalg.pinv(part.right)
-    elif b == 1:
-        columns = [torch.eye(a).double() if part.left is None else part.left for part in moved]
-        order = sorted(range(len(moved)), key=lambda k: list(point.params).index(moved[k].rows.name))
-        basis, z = torch.eye(a, dtype=torch.float64), torch.zeros(a, 1, dtype=torch.float64)
-        for k in order:
-            part = moved[k]
-            right = torch.ones(1, part.rows.columns, dtype=torch.float64) if part.right is None else part.right
-            wanted = -(part.rows.read(point.params) @ right.mT / right.square().sum() + columns[k] @ z)
-            if part.left is None and len(basis) == basis.shape[1]:
-                z = wanted + z
-                break
-            U, s, Vh = torch.linalg.svd(columns[k] @ basis)
-            rank = int((s > 1e-9 * s[:1]).sum())
-            z = z + basis @ (Vh[:rank].mT @ ((U[:, :rank].mT @ wanted) / s[:rank, None]))
-            basis = basis @ Vh[rank:].mT
-            if not basis.shape[1]:
-                break
-    elif all(part.right is None for part in moved):
-        columns = [torch.eye(a).double() if part.left is None else part.left for part in moved]
-        gram = sum((c.mT @ c for c in columns), torch.zeros(a, a, dtype=torch.float64))
-        z = -torch.linalg.pinv(gram, hermitian=True) @ sum(
-            (c.mT @ p.rows.read(point.params) for c, p in zip(columns, moved, strict=True)), torch.zeros(a, b).double()
-        )
-    else:
-        return point, 0.0
-    size = max(_length(part, z) / float(point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
-    return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
+class Turn(NamedTuple):
+    """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
+
+    z: Tensor | None
+    read: set[str]
+    exact: bool
 
 
-def _length(part: Numbers, z: Tensor) -> float:
-    """Return the length of left @ z @ right, which is not formed."""
-    z = z if part.left is None else part.left @ z
-    return float(z.norm() if part.right is None else (torch.linalg.qr(part.right.mT, mode="r")[1] @ z.mT).norm())
+def _projected(
+    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
+) -> Turn:
+    """Return the turn of a translation: the first of its parameters go to their least |w - zero|.
+
+    First are those that no weights multiply, in order: the others take back what these lose.
+    """
+    # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
+    parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+    a, b = translation.shape
+    if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
+        jointly = all(part.right is None for part in parts)
+        return _jointly(params, zero, parts, (a, b)) if jointly else Turn(None, set(), False)
+    z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
+    read, far, exact = set[str](), 0.0, True
+    for part in parts:
+        left, right = part.at(params)
+        read |= {part.rows.name, *(rows.name for rows in part.read())}
+        wanted = -_against(part.rows, params, zero, right)
+        if basis is None and left is None:
+            step, null = wanted, None
+        else:
+            wanted = wanted if basis is None else wanted - (z if left is None else left @ z)
+            L = left if basis is None else basis if left is None else left @ basis
+            assert L is not None
+            step, null = _solved(L, wanted, 1.0 if left is None else float(left.norm()))
+            exact &= float((L @ step - wanted).norm()) <= _RANK * float(wanted.norm())
+            step = step if basis is None else basis @ step
+        far = max(far, _length(step if left is None else left @ step, right))
+        z = z + step
+        if null is None:
+            break
+        basis = null if basis is None else basis @ null
+    size = max(float(torch.linalg.vector_norm(params[part.rows.name])) for part in parts)
+    return Turn(z if far > DONE * size else None, read, exact)
+
+
+def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
+    """Return coordinates in the rows of `right` of how far rows are from `zero`: those of the nearest combination."""
+    if bool(zero[rows.name].any()):
+        far = rows.read(params) - rows.read(zero)
+        return far if right is None else far @ torch.linalg.pinv(right)
+    if right is None:
+        return rows.read(params)
+    inverse = right.mT / right.square().sum() if len(right) == 1 else torch.linalg.pinv(right)
+    return rows.times(params, inverse)
+
+
+def _jointly(
+    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
+) -> Turn:
+    """Return z of least |w - zero| of several parts of several columns, that nothing multiplies from the right."""
+    (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
+    gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
+    columns = [torch.eye(a, dtype=torch.float64) if (left := part.at(params)[0]) is None else left for part in parts]
+    for left, part in zip(columns, parts, strict=True):
+        gram, value = gram + left.mT @ left, value + left.mT @ (part.rows.read(params) - part.rows.read(zero))
+    z = -torch.linalg.pinv(gram, hermitian=True) @ value
+    for left, part in zip(columns, parts, strict=True):
+        far = max(far, float((left @ z).norm()) / float(params[part.rows.name].norm().clamp(min=1e-300)))
+    return Turn(z if far > DONE else None, read, False)
+
+
+def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
+    """Return the shortest Y with L Y nearest to V, and a basis of what L takes to 0, None if there is nothing.
+
+    size: of what L was computed from: singular values that are 0 beside it are rounding.
+
+    Columns that are orthogonal, as of one entry per row, take no decomposition.
+    """
+    gram = None if bool((L.count_nonzero(1) <= 1).all()) else L.mT @ L
+    square = L.square().sum(0) if gram is None else gram.diagonal()
+    alive = square > (_RANK * size) ** 2
+    if gram is None or float((gram - square.diag()).abs().max()) <= _ORTHOGONAL * float(square.max()):
+        step = torch.where(alive[:, None], (L.mT @ V) / square.where(alive, 1.0)[:, None], 0.0)
+        return step, None if bool(alive.all()) else torch.eye(len(alive), dtype=torch.float64)[:, ~alive]
+    U, s, Vh = torch.linalg.svd(L, full_matrices=len(L) < L.shape[1])
+    rank = int((s > _RANK * size).sum())
+    step = Vh[:rank].mT @ ((U[:, :rank].mT @ V) / s[:rank, None])
+    return step, Vh[rank:].mT if rank < len(Vh) else None
+
+
+def _is_direct(part: Part) -> bool:
+    """Return whether a part is moved by z in units, and not by what weights make of z."""
+    return part.right is None and (part.left is None or isinstance(part.left, Sparse))
+
+
+def _length(change: Tensor, right: Tensor | None) -> float:
+    """Return the length of change @ right, which is not formed."""
+    if right is None:
+        return float(change.norm())
+    side = right.norm()[None, None] if len(right) == 1 else torch.linalg.qr(right.mT, mode="r")[1]
+    return float((side @ change.mT).norm())
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     """Return the point where second moments of writers and readers agree by blocks, and how far apart they were."""
-    A, far = torch.eye(gauge.wire.channels, dtype=torch.float64), 0.0
+    blocks, far = [], 0.0
     for channels, algebra in gauge.algebra.summands:
+        k, m = channels.shape
+        blocks.append(torch.eye(m, dtype=torch.float64).repeat(k, 1, 1))
         if not isinstance(algebra, (GL, Complex)):
             continue
         M, N = moments(point.params, gauge, channels)
-        m = channels.shape[1]
-        if isinstance(algebra, Complex):
-            M, N = (torch.eye(2).double() * each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
-        sizes = M.flatten(1).norm(dim=1) + N.flatten(1).norm(dim=1)
-        alive = (M.flatten(1).norm(dim=1) > 0) & (N.flatten(1).norm(dim=1) > 0)
+        scalar = m == 1 or isinstance(algebra, Complex)
+        if scalar:
+            M, N = (each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
+        one, other = M.flatten(1).norm(dim=1), N.flatten(1).norm(dim=1)
+        alive = (one > 0) & (other > 0)
         if not bool(alive.any()):
             continue
-        channels, M, N = channels[alive], M[alive], N[alive]
-        far = max(far, float(((M - N).flatten(1).norm(dim=1) / sizes[alive]).max()))
-        A[channels[:, :, None], channels[:, None]] = _between(M, N, m)
-    return (point, 0.0) if far <= DONE else (point.acted(gauge, A), far)
+        M, N = M[alive], N[alive]
+        far = max(far, float(((M - N).flatten(1).norm(dim=1) / (one + other)[alive]).max()))
+        blocks[-1][alive] = (N / M).pow(0.25) * blocks[-1][alive] if scalar else _between(M, N, m)
+    return (point, 0.0) if far <= DONE else (point.acted(gauge, gauge.composed(blocks)), far)
 
 
 def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
@@ -197,7 +406,7 @@ def _scaled(point: Point, free: Free) -> tuple[Point, float]:
         return point, 0.0
     first = 0.0
     for step in range(_STEPS):
-        value, size = torus.charge(point.params, point.params)
+        value, size = torus.charge(point.params, point.dual())
         g = N @ value - free.target
         far = float((g.abs() / (abs(N) @ size).clamp(min=1e-300)).max())
         first = max(first, far)
@@ -209,7 +418,8 @@ def _scaled(point: Point, free: Free) -> tuple[Point, float]:
         p, rz = z, float(r @ z)
         for _ in range(50):
             d = torus.tangent(point.params, N.t() @ p)
-            full = {name: d.get(name, torch.zeros_like(w)) for name, w in point.params.items() if name in torus.names}
+            full = {name: d.get(name, torch.zeros_like(point.params[name])) for name in torus.names}
+            full = {name: each * point.units[name] ** 2 if name in point.units else each for name, each in full.items()}
             Hp = 2 * (N @ torus.charge(point.params, full).value)
             curve = float(p @ Hp)
             if curve <= 0:

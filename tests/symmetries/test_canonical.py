@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.symmetries.canonical import canonical
@@ -17,6 +19,7 @@ from quotient_manifolds.symmetries.groups import (
     CenteredSO,
     Gauge,
     IntoMean,
+    Matrix,
     Part,
     Rows,
     Slices,
@@ -26,9 +29,9 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
     Wire,
     blocks,
+    diagonal,
     planes,
 )
-from quotient_manifolds.symmetries.least_norm import carried
 from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
@@ -40,15 +43,14 @@ NAMES = ["cumsum", "glu", "ln res"]
 def found(name: str) -> tuple[nn.Module, Tensor, tuple[Symmetry, ...], dict[str, Tensor]]:
     model, x = net(name, False)
     params = {key: w.detach() for key, w in model.named_parameters()}
-    return model, x, find(model, shown(name, x)[:4]).every, params
+    return model, x, find(model, shown(name, x)[:4]).symmetries, params
 
 
 def moved(symmetries: tuple[Symmetry, ...], params: dict[str, Tensor], seed: int, scale: float) -> dict[str, Tensor]:
-    """Return parameters after an element of each group; translations hold at the first ones only, and are left out."""
+    """Return parameters after a random element of each symmetry."""
     generator = torch.Generator().manual_seed(seed)
     for symmetry in symmetries:
-        if not isinstance(symmetry, Translation):
-            params = symmetry.act(params, symmetry.element(generator, scale))
+        params = symmetry.act(params, symmetry.element(generator, scale))
     return params
 
 
@@ -65,11 +67,11 @@ def change(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("seed", "scale"), [(0, 0.1), (1, 0.7)])
 def test_all_points_of_an_orbit_have_one_canonical_point(name: str, seed: int, scale: float) -> None:
-    model, x, symmetries, params = found(name)
-    groups = tuple(each for each in symmetries if not isinstance(each, Translation))
+    model, x, groups, params = found(name)
     here = canonical(groups, params)
     there = canonical(groups, moved(groups, params, seed, scale))
-    assert not here.doubts
+    assert len(here.doubts) == (name == "ln res")  # t 1^T has no closed orbit, which is said
+    assert all("which is not closed" in each for each in here.doubts)
     assert apart(here.params, there.params) < PLACE
     assert change(model, x, there.params) < SAME
 
@@ -86,7 +88,7 @@ def test_the_element_leads_there_and_back(name: str) -> None:
 def test_constants_that_a_later_map_can_take_are_zero() -> None:
     model, x = net("linear", True)
     params = {key: w.detach() for key, w in model.named_parameters()}
-    point = canonical(find(model, x[:4]).every, params)
+    point = canonical(find(model, x[:4]).symmetries, params)
     assert "embed.bias" in point.zeros
     assert "z_8_12.bias" not in point.zeros
     for key, at in point.zeros.items():
@@ -96,8 +98,7 @@ def test_constants_that_a_later_map_can_take_are_zero() -> None:
 
 @pytest.mark.parametrize("name", ["glu"])
 def test_the_gradient_norm_there_is_that_of_the_orbit(name: str) -> None:
-    model, x, symmetries, params = found(name)
-    groups = tuple(each for each in symmetries if not isinstance(each, Translation))
+    model, x, groups, params = found(name)
 
     def gradient(at: dict[str, Tensor]) -> float:
         at = {key: w.clone().requires_grad_() for key, w in canonical(groups, at).params.items()}
@@ -146,6 +147,63 @@ def test_several_heads_are_each_balanced_whatever_the_width() -> None:
     torch.testing.assert_close(
         R.mT.reshape(4, -1, 8) @ W, params["R"].mT.reshape(4, 8, -1).mT @ params["W"].view(4, 8, -1)
     )
+
+
+class Largest(TorchDispatchMode):
+    """Note the number of entries of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else (made,):
+            self.numel = max(self.numel, each.numel()) if isinstance(each, Tensor) else self.numel
+        return made
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test_of_many_small_blocks_no_matrix_of_all_channels_is_made(planar: bool) -> None:
+    n, generator = 2000, torch.Generator().manual_seed(0)
+    slots = tuple(
+        Slot(Rows.along(key, shape, axis), torch.arange(n), writes=key == "W")
+        for key, shape, axis in (("W", (n, 3), 0), ("R", (2, n), 1))
+    )
+    params = {each.name: torch.randn(each.rows.shape, generator=generator).double() for each in slots}
+    algebra = planes(n, torch.arange(n).view(-1, 2)) if planar else diagonal(n)
+    with Largest() as seen:
+        signs = torch.ones(algebra.components, dtype=torch.bool)
+        gauge = Gauge(Wire(slots, n), algebra, signs)
+        point = canonical([gauge], params)
+        undone = point.undone(point.params)
+    assert seen.numel < n * n / 100
+    squares = (point.params["W"].square().sum(1), point.params["R"].square().sum(0))
+    m = 2 if planar else 1
+    torch.testing.assert_close(*(each.view(-1, m).sum(1) for each in squares))
+    assert apart(params, undone) < SAME
+    z = torch.randn(n // m, 2, generator=generator).double()
+    turn = torch.stack([z, torch.stack([-z[:, 1], z[:, 0]], 1)], 2) if planar else z[:, :1, None]
+    W = (turn @ params["W"].view(-1, m, 3)).reshape(n, 3)
+    R = (torch.linalg.inv(turn).mT @ params["R"].mT.reshape(-1, m, 2)).reshape(n, 2).mT
+    assert apart(point.params, canonical([gauge], {"W": W, "R": R}).params) < PLACE
+
+
+def test_each_constant_of_a_chain_is_taken_once() -> None:
+    """In whatever order: what is read off earlier parameters is not changed by what later ones take back."""
+    n, generator = 900, torch.Generator().manual_seed(0)
+    rows = [Rows.along(f"b{k}", (n,), 0) for k in range(6)]
+    maps = [torch.randn(n, n, generator=generator).double() / n**0.5 for _ in rows]
+    chain = [Translation((Part(rows[k]), Part(rows[k + 1], -maps[k]))) for k in range(5)]
+    params = {each.name: torch.randn(n, generator=generator) for each in rows}
+    point = canonical(chain[::-1], params)
+    assert len(point.element) == len(chain)
+    value = torch.zeros(n, dtype=torch.float64)
+    for k in range(5):
+        value = maps[k] @ (value + params[f"b{k}"])
+        assert not point.params[f"b{k}"].any()
+    torch.testing.assert_close(point.params["b5"], value + params["b5"])
+    assert {*point.zeros} == {f"b{k}" for k in range(5)}
 
 
 @pytest.mark.parametrize("algebra", [None, GL(4), planes(4, torch.tensor([[0, 2], [1, 3]]))])
@@ -205,16 +263,52 @@ def test_a_mean_that_anything_may_be_added_to_is_zero() -> None:
     torch.testing.assert_close(point["W"], params["W"] - params["W"].mean(0))
 
 
-def test_translations_found_elsewhere_are_carried_along() -> None:
-    model, x, symmetries, params = found("ln res")
-    groups = [each for each in symmetries if not isinstance(each, Translation)]
-    steps = [(each, each.element(torch.Generator().manual_seed(k), 0.3)) for k, each in enumerate(groups)]
-    w = params
-    for each, element in steps:
-        w = each.act(w, element)
-    there = canonical(carried(symmetries, steps, params), w)
-    assert apart(canonical(symmetries, params).params, there.params) < PLACE
-    assert change(model, x, there.params) < SAME
+def test_translations_that_move_each_others_factors_keep_the_function() -> None:
+    """An adapter beside its base, W + B A: both of its factors are 0 once the base has taken them."""
+    model, x = net("lora", False)
+    params = {key: w.detach() for key, w in model.named_parameters()}
+    groups = find(model, shown("lora", x)[:4]).symmetries
+    there = params
+    for k, each in enumerate(groups):
+        there = each.act(there, each.element(torch.Generator().manual_seed(k), 0.3))
+    point, other = canonical(groups, params), canonical(groups, there)
+    assert change(model, x, point.params) < SAME
+    for key in ("embed.weight", "w.weight"):
+        assert apart({key: point.params[key]}, other.params) < PLACE
+    assert not point.params["a_8_3.weight"].any()
+    assert not point.params["b_3_8.weight"].any()
+
+
+def test_a_factor_that_translations_do_not_move_is_read_all_the_same() -> None:
+    bias, taken = Rows.along("b", (3,), 0), Rows.along("c", (2,), 0)
+    weight = Matrix(-torch.ones(2), torch.ones(3), Rows.along("W", (2, 3), 0))
+    generator = torch.Generator().manual_seed(0)
+    params = {"W": torch.randn(2, 3, generator=generator), "b": torch.randn(3, generator=generator), "c": torch.ones(2)}
+    point = canonical([Translation((Part(taken, weight), Part(bias)))], params).params
+    assert not point["b"].any()
+    torch.testing.assert_close(point["c"], (params["c"] + params["W"] @ params["b"]).double())
+
+
+def test_without_symmetries_nothing_moves() -> None:
+    _, params = pair(1, 6, 3, 5)
+    assert apart(canonical([], params).params, params) == 0
+
+
+def test_what_is_read_and_never_written_is_zero() -> None:
+    """It is a limit of the orbit, which is said, and every point of the orbit leads to it."""
+    gauge, params = pair(1, 6, 3, 5)
+    params["W"][2] = params["W"][0] - params["W"][1]
+    params["R"][:, 1] = -params["R"][:, 0]
+    point = canonical([gauge], params)
+    there = canonical([gauge], moved((gauge,), params, 0, 1.5))
+    product = point.params["R"] @ point.params["W"]
+    torch.testing.assert_close(product, params["R"] @ params["W"])
+    rank = int(torch.linalg.matrix_rank(product, rtol=1e-9))
+    assert rank < 3
+    for own in point.params.values():
+        assert int(torch.linalg.matrix_rank(own, rtol=1e-9)) == rank
+    assert apart(point.params, there.params) < PLACE
+    assert any("must have a least value" in each for each in point.doubts)
 
 
 def test_what_changes_outputs_is_left_out_or_refused() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
@@ -23,7 +23,6 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.recognition import sparse
-from quotient_manifolds.symmetries.charges.stacks import Null, Stack, Stacks, confirm
 from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Params, Symmetry
 
 LARGEST = 2_400
@@ -34,7 +33,6 @@ _FEW = 16
 """Rows that several axes make together are added to others if they are no more."""
 _SAME, _APART = 1e-8, 1e-6
 """Relative: what is smaller is rounding; what is larger is a direction of its own."""
-_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +42,10 @@ class Unfolding:
     entries: Tensor
     into: Tensor
     of: Tensor
+
+    def kept(self, some: Tensor) -> Unfolding:
+        """Return this with some of the unknowns."""
+        return Unfolding(self.entries, self.into[some], self.of[some])
 
 
 def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
@@ -82,11 +84,22 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
 
 
 class Unfoldings:
-    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires."""
+    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires.
 
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        self.shapes = dict(shapes)
-        self.parts = list(unfoldings(list(self.shapes.values())))
+    some: the entries that fields may change, bool (P,).
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size], some: Tensor) -> None:
+        self.shapes, self.some = dict(shapes), some
+        every = unfoldings(list(self.shapes.values()))
+        self.parts = [part.kept(some[part.entries].any(1)[part.into]) for part in every]
+        single = torch.zeros(len(some), len(some), dtype=torch.bool)
+        for part in self.parts:
+            if part.entries.shape[1] == 1:
+                single[part.entries[part.into, 0], part.entries[part.of, 0]] = True
+        for k, part in enumerate(self.parts):
+            if part.entries.shape[1] > 1:  # else: sums of unknowns that are there already
+                self.parts[k] = part.kept(~single[part.entries[part.into], part.entries[part.of]].all(1))
         self.size = sum(shape.numel() for shape in shapes.values())
         self.count = self.size + sum(len(part.into) for part in self.parts)
 
@@ -101,7 +114,7 @@ class Unfoldings:
 
     def charges(self, point: Point) -> tuple[Tensor, Tensor]:
         """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
-        g, theta = point.gradients, point.theta
+        g, theta = point.gradients * self.some, point.theta
         total, size = [g], [g.abs()]
         for part in self.parts:
             G, W = g[:, part.entries], theta[part.entries]
@@ -123,7 +136,9 @@ class Unfoldings:
             unknown.append(torch.arange(start, start := start + len(part.into)).repeat_interleave(rest))
             changed.append(part.entries[part.into].reshape(-1))
             by.append(part.entries[part.of].reshape(-1))
-        return torch.cat(unknown), torch.cat(changed), torch.cat(by)
+        every = [torch.cat(each) for each in (unknown, changed, by)]
+        keep = self.some[every[1]]
+        return every[0][keep], every[1][keep], every[2][keep]
 
     def fields(self, theta: Tensor, basis: Tensor) -> Tensor:
         """Return the changes of theta (P, k) by columns of unknowns."""
@@ -159,94 +174,55 @@ class Unfoldings:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Hold the rows of one rest, turned: sums of rows with null vectors for coefficients may be moved at will."""
-
-    entries: Tensor
-    outputs = True
-
-    def vectors(self, gradients: Tensor) -> Tensor:
-        """Return rows (n, columns) that null vectors are orthogonal to."""
-        return gradients[:, self.entries].flatten(0, 1)
-
-    def directions(self, size: int, N: Tensor) -> Tensor:
-        """Return the directions e n^T, columns (P, rest k)."""
-        rest = len(self.entries)
-        at = self.entries[:, None, :].expand(rest, N.shape[1], -1)
-        D = torch.zeros(rest, N.shape[1], size, dtype=torch.float64)
-        return D.scatter_add_(2, at, N.T.expand(at.shape).contiguous()).flatten(0, 1).T
-
-    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
-        """Return theta, moved along random z n^T."""
-        z = torch.randn(len(self.entries), N.shape[1], generator=generator, dtype=torch.float64)
-        change = torch.zeros_like(theta).index_add(0, self.entries.reshape(-1), (z @ N.T).reshape(-1))
-        return theta + _STEP * (theta[self.entries].norm() + 0.1) / change.norm().clamp(1e-300) * change
-
-
-@dataclass(frozen=True, eq=False)
 class Rest:
-    """Hold what was found beyond other symmetries, and in how many directions nothing was.
+    """Hold what was found beyond other symmetries. largest, smallest: as in `Kernel`."""
 
-    symmetries: at all weights. stacks: at these. largest, smallest: as in `Kernel`.
-    """
-
-    symmetries: tuple[Linear | Charted, ...]
-    stacks: tuple[Stack, ...]
-    missing: int
-    largest: float
-    smallest: float
-
-    @property
-    def every(self) -> tuple[Symmetry, ...]:
-        """Return all symmetries."""
-        return (*(stack.translation for stack in self.stacks), *self.symmetries)
-
-    def with_(
-        self, symmetries: Sequence[Linear | Charted], stacks: Sequence[Stack], known: Tensor, params: Params
-    ) -> Rest:
-        """Return this with more, which moves params beyond known directions (P, k)."""
-        made = tangents([*(stack.translation for stack in stacks), *symmetries], params)
-        count = spanned(torch.cat([known, made], 1)).shape[1] - spanned(known).shape[1]
-        both, every = (*self.symmetries, *symmetries), (*self.stacks, *stacks)
-        return replace(self, symmetries=both, stacks=every, missing=max(0, self.missing - count))
+    symmetries: tuple[Linear | Charted, ...] = ()
+    largest: float = 0.0
+    smallest: float = float("inf")
 
     def and_(self, other: Rest) -> Rest:
-        """Return this and what is found with less missing."""
-        both, stacks = (*self.symmetries, *other.symmetries), (*self.stacks, *other.stacks)
+        """Return this and more."""
         gap = max(self.largest, other.largest), min(self.smallest, other.smallest)
-        return Rest(both, stacks, other.missing, *gap)
+        return Rest((*self.symmetries, *other.symmetries), *gap)
 
-    def beside(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
-        """Return what was found before, and this."""
+    def beside(self, read: Readings, missing: int) -> Readings:
+        """Return what was found before, and this, and in how many directions nothing was."""
         largest, smallest = max(read.largest, self.largest), min(read.smallest, self.smallest)
-        why = f"{self.missing} dimensions: of no group, or with coefficients that are rational in other weights"
-        refused = (*read.refused, why) if self.missing else read.refused
-        symmetries, found = (*read.symmetries, *self.symmetries), (*stacks.found, *self.stacks)
-        return Readings(symmetries, refused, largest, smallest), replace(stacks, found=found)
+        why = f"{missing} dimensions: of no group, or with coefficients that are rational in other weights"
+        refused = (*read.refused, why) if missing else read.refused
+        return Readings((*read.symmetries, *self.symmetries), refused, largest, smallest)
 
 
 def read_rest(
-    unknowns: Unfoldings,
+    shapes: Mapping[str, torch.Size],
     draw: Callable[[], Point],
-    at: Callable[[Tensor], Tensor],
     theta: Tensor,
-    missing: int,
+    kernel: Tensor,
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
-    """Return what moves the weights theta in directions other than those that are known, columns (P, k).
+    """Return linear fields that move the weights theta in directions beyond known ones, columns (P, k).
 
-    First linear fields: one symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are
-    symmetries. Then sums of rows that may be moved at will here. at: gradients (losses, P) of length 1 at weights.
+    One symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are symmetries. kernel:
+    all directions at theta that no gradient has.
     """
-    X, largest, smallest = fields(unknowns, draw, theta, known, generator)
-    params, linear = unknowns.split(theta), tuple(by_parameters(unknowns.shapes, X))
-    rest = Rest((), (), missing, largest, smallest).with_(linear, (), known, params)
-    known = torch.cat([known, tangents(linear, params)], 1)
-    for stack, D in _sums(unknowns, at, theta, known, generator) if rest.missing else ():
-        rest = rest.with_((), (stack,), known, params)
-        known = torch.cat([known, D], 1)
-    return rest
+    unknowns = Unfoldings(shapes, open_to(kernel, known))
+    X, *gap = fields(unknowns, draw, theta, known, generator)
+    return Rest(tuple(by_parameters(unknowns.shapes, X)), *gap)
+
+
+def open_to(kernel: Tensor, known: Tensor) -> Tensor:
+    """Return which entries (P,) a kernel, columns, moves in more ways than are known.
+
+    A kernel at generic weights that is a sum of parts on sets of entries is so at all weights, and what a symmetry does
+    to one of these sets is a symmetry: sets on which the kernel is known have no others.
+    """
+    K, Q = spanned(kernel), spanned(known)
+    both = K @ K.T
+    part = torch.from_numpy(connected_components(csr_matrix((both.abs() > _APART).numpy()), directed=False)[1]).long()
+    more = (both.diagonal() - Q.square().sum(1)).clamp(min=0)
+    return (torch.zeros(len(part), dtype=torch.float64).index_add(0, part, more) > _APART)[part]
 
 
 def fields(
@@ -268,27 +244,6 @@ def fields(
         made.append(unknowns.matrices(some[:, new]))
         known = torch.cat([known, moved[:, new]], 1)
     return closed(torch.cat(made), generator), kernel.largest, kernel.smallest
-
-
-def _sums(
-    unknowns: Unfoldings, at: Callable[[Tensor], Tensor], theta: Tensor, known: Tensor, generator: torch.Generator
-) -> Iterator[tuple[Stack, Tensor]]:
-    """Yield sums of rows of which none is known, with their directions."""
-    G = torch.cat([at(theta) for _ in range(4 + unknowns.size // 6)])
-    still = (G == 0).all(0)
-    for number, part in enumerate(unknowns.parts, 1):
-        sums = Sums(part.entries.T)
-        null = Null(sums, sums.vectors(G), still[sums.entries].any(0))
-        if null and len(beyond(sums.directions(unknowns.size, null.basis), known)):
-            confirm([null], theta, at, generator)
-            D = sums.directions(unknowns.size, sparse(null.basis, null.basis))
-            D = D[:, beyond(D, known)]
-            if D.shape[1]:
-                constants = torch.zeros(D.shape[1], unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)
-                constants[:, :-1, -1] = D.T
-                for linear in by_parameters(unknowns.shapes, constants):
-                    yield Stack(linear, "beside", True, number), tangents([linear], unknowns.split(theta))
-                known = torch.cat([known, D], 1)
 
 
 def closed(X: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,9 +7,8 @@ from functools import cached_property
 import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
-from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.charges.stacks import Stacks
-from quotient_manifolds.symmetries.groups import FromSum, Gauge
+from quotient_manifolds.symmetries.charges.readings import Readings, is_of_sums, read
+from quotient_manifolds.symmetries.groups import GL, Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 
@@ -25,15 +24,20 @@ class Wide(Finder):
     def everywhere(self) -> Readings:
         known = read(self.frame, torch.arange(len(self.frame.roots)), self.tokens, self.generator)
         found = self.shifts()
-        sums = [each for each in known.symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
-        moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
-        shifts = (each for each in found.symmetries if not moved.intersection(each.names))
+        moved = {name for each in found.symmetries for name in each.names}
+        groups = [each for each in known.symmetries if not (is_of_sums(each) and moved.issuperset(each.names))]
+        gauges = [each for each in known.symmetries if isinstance(each, Gauge)]
+        full = {slot.rows.name for each in gauges if isinstance(each.algebra, GL) for slot in each.wire.slots}
+        shifts = (each for each in found.symmetries if not (_of_spans(each) and full.intersection(each.names)))
         return Readings(
-            (*known.symmetries, *shifts),
+            (*groups, *shifts),
             (*known.refused, *found.refused),
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),
         )
 
-    def here(self) -> Stacks:
-        return Stacks((), (), 0.0, float("inf"))
+
+def _of_spans(symmetry: Symmetry) -> bool:
+    """Return whether a map is moved beyond the span of another: where all matrices act between both, most do that."""
+    reads = isinstance(symmetry, Translation) and any(True for part in symmetry.parts for _ in part.read())
+    return reads and symmetry.kind in ("unread", "unreached")  # type: ignore[attr-defined]

@@ -13,6 +13,9 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups.gains import Gain
 from quotient_manifolds.symmetries.groups.rows import Record, Rows, integers, numbers
 
+_RANK = 1e-10
+"""Singular values that count as 0, relative to the largest."""
+
 
 class Factor(Protocol):
     """A matrix of products of weights."""
@@ -23,6 +26,9 @@ class Factor(Protocol):
 
     def at(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return its numbers at these parameters, float64."""
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        """Return at(params) @ Z, of columns Z, without its numbers."""
 
     def read(self) -> Iterator[Rows]:
         """Yield the entries that it is made of."""
@@ -58,6 +64,16 @@ class Matrix(Record):
         found = self.rows.read(params)
         return made.to(found.device) * (found.mT if self.turned else found)
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        above, beside = (
+            _times(each, gains, params) for each, gains in zip((self.above, self.beside), self.gains, strict=True)
+        )
+        Z = beside[:, None] * Z.to(beside.device)
+        if self.rows is None:
+            return above[:, None] * Z.sum(0).to(above.device)
+        made = self.rows.times(params, Z, self.turned)
+        return above.to(made.device)[:, None] * made
+
     def read(self) -> Iterator[Rows]:
         yield from (self.rows,) if self.rows is not None else ()
         yield from (gain.entries for gains in self.gains for gain in gains)
@@ -90,6 +106,14 @@ class Sparse(Record):
             made = made.to(rates.device).index_put((index[0], index[1]), rates, accumulate=True)
         return made
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        made = Z.new_zeros(self.shape[0], Z.shape[1])
+        for each in self.terms:
+            rates = _times(each.values, each.gains, params)
+            row, column = each.index.to(rates.device)
+            made = made.to(rates.device).index_add(0, row, rates[:, None] * Z.to(rates.device)[column])
+        return made
+
     def read(self) -> Iterator[Rows]:
         yield from (gain.entries for each in self.terms for gain in each.gains)
 
@@ -111,9 +135,76 @@ class Product(Record):
         matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
         return reduce(lambda A, B: A @ B.to(A.device), matrices)
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        for each in reversed(self.factors):
+            Z = each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z)
+        return Z
+
     def read(self) -> Iterator[Rows]:
         for each in self.factors:
             yield from () if isinstance(each, Tensor) else each.read()
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Record):
+    """Add matrices, of numbers or of weights."""
+
+    terms: tuple[Tensor | Factor, ...]
+
+    def __post_init__(self) -> None:
+        self._store(terms=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.terms))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.terms[0].shape[0], self.terms[0].shape[1]
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.terms)
+        return reduce(lambda A, B: A + B.to(A.device), matrices)
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        made = (each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z) for each in self.terms)
+        return reduce(lambda A, B: A + B.to(A.device), made)
+
+    def read(self) -> Iterator[Rows]:
+        for each in self.terms:
+            yield from () if isinstance(each, Tensor) else each.read()
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond(Record):
+    """Project on what is orthogonal to the rows of all factors: 1 - V^+ V (n, n)."""
+
+    factors: tuple[Tensor | Factor, ...]
+
+    def __post_init__(self) -> None:
+        self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (n := self.factors[0].shape[1]), n
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        Q = self._basis(params)
+        return torch.eye(Q.shape[1], dtype=Q.dtype, device=Q.device) - Q.mT @ Q
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        Q = self._basis(params)
+        return Z.to(Q.device) - Q.mT @ (Q @ Z.to(Q.device))
+
+    def _basis(self, params: Mapping[str, Tensor]) -> Tensor:
+        every = [each if isinstance(each, Tensor) else each.at(params) for each in self.factors]
+        return basis(torch.cat([each.to(every[0].device) for each in every]))
+
+    def read(self) -> Iterator[Rows]:
+        for each in self.factors:
+            yield from () if isinstance(each, Tensor) else each.read()
+
+
+def basis(rows: Tensor) -> Tensor:
+    """Return orthonormal rows with the same span."""
+    _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
+    return Vh[s > _RANK * s[:1]]
 
 
 def _times(values: Tensor, gains: Sequence[Gain], params: Mapping[str, Tensor]) -> Tensor:

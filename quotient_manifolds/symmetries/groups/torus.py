@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,10 @@ class Torus(Symmetry):
         return tuple(dict.fromkeys((*(s.rows.name for s in self.slices), *self.constants.names)))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *self.constants.reads)))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
 
@@ -108,6 +113,40 @@ class Torus(Symmetry):
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian log-scales of standard deviation `scale`."""
         return scale * torch.randn(self.size, generator=generator, dtype=torch.float64)
+
+    def gains(self, params: Mapping[str, Tensor]) -> tuple[Slices, ...]:
+        """Return slices of gains, one number each, that log-scales of their own bring to 1."""
+        single = torch.ones(2, self.size, dtype=torch.bool)
+        for each in self.slices:
+            if len(each.rows.shape) > 1:
+                single[(each.powers > 0).long(), each.index[1]] = False
+        found = []
+        for each in self.slices:
+            if len(each.rows.shape) == 1 and not each.rows.name.endswith("bias") and each.rows.columns == 1:
+                keep = single[(each.powers > 0).long(), each.index[1]]
+                keep &= torch.bincount(each.index[0], minlength=len(each.rows))[each.index[0]] == 1
+                if bool(keep.any()):
+                    found.append(Slices(each.rows, each.index[:, keep], each.powers[keep]))
+        return tuple(found)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the ratio of the largest scale and the smallest."""
+        return float((element.max() - element.min()).exp()) if element.numel() else 1.0
+
+    def stretching(self, X: Tensor) -> Tensor:
+        return X
+
+    def balancing(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return log-scales that make each alone about the least of |w|^2, but those of gains."""
+        value, size = self.charge(params, params)
+        z = -0.5 * (value / size.clamp(min=1e-300)).clamp(-0.999, 0.999).atanh()
+        for each in self.gains(params):
+            z[each.index[1]] = 0.0
+        return z
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        most = math.log(condition) / 2
+        return element.clamp(-most, most)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
@@ -144,6 +183,32 @@ class Torus(Symmetry):
             eigenvalues = np.linalg.eigvalsh(gram[part][:, part].toarray())
             rank += int((eigenvalues > _RANK * eigenvalues[-1]).sum())
         return rank
+
+    def exponents(self, rows: Rows) -> csr_matrix:
+        """Return the exponents (entries, k) of single entries of a parameter, rows (entries, 1)."""
+        at = rows.places[:, 0].numpy()
+        E = csr_matrix((len(at), self.size))
+        for each in self.slices:
+            if each.rows.name == rows.name:
+                row = np.full(prod(rows.shape), -1)
+                row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+                inside = np.flatnonzero(row[at] >= 0)
+                select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
+                E = E + select @ self._exponents(each)
+        return E
+
+    def moving(self) -> np.ndarray:
+        """Return which log-scales move constants, bool (k,): others multiply what biases are without them, too."""
+        found = np.zeros(self.size, dtype=bool)
+        for each in self.constants.every:
+            E = self.exponents(each.bias)
+            for gain in each.gains:
+                own = np.flatnonzero(gain.at.numpy() >= 0)
+                at = own, gain.at.numpy()[own]
+                select = csr_matrix((np.full(len(own), gain.power), at), shape=(E.shape[0], len(gain.entries)))
+                E = E - select @ self.exponents(gain.entries)
+            found |= np.asarray(abs(E[each.values.numpy() != 0]).sum(0))[0] > _RANK
+        return found
 
     def _exponents(self, each: Slices) -> csr_matrix:
         shape = (len(each.rows), self.size)

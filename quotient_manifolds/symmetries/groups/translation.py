@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.factors import Factor
-from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers, typical
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -39,6 +39,11 @@ class Part(Record):
         if wrong or (self.right is not None and (len(right) != 2 or right[1] != columns)):
             raise ValueError(f"left and right must have shapes ({rows}, a) and (b, {columns}). Found others.")
 
+    def ranks(self, params: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Return the ranks of left and right at these parameters."""
+        (a, b), (left, right) = self.shape, self.at(params)
+        return a if left is None else _rank(left), b if right is None else _rank(right)
+
     @property
     def shape(self) -> tuple[int, int]:
         """Return (a, b)."""
@@ -52,10 +57,15 @@ class Part(Record):
 
     def at(self, params: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return the numbers of left and right at these parameters."""
-        left, right = (
-            each if each is None or isinstance(each, Tensor) else each.at(params) for each in (self.left, self.right)
-        )
-        return left, right
+        return _numbers(self.left, params), _numbers(self.right, params)
+
+    def change(self, params: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return left @ z and right at these parameters, whose product is added."""
+        if isinstance(self.left, Tensor):
+            z = self.left.to(z.device) @ z
+        elif self.left is not None:
+            z = self.left.times(params, z)
+        return z, _numbers(self.right, params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +83,15 @@ class Translation(Symmetry):
     | V behind a norm with gains g and biases b, and its bias | V: right = 1 / g; c: right = -sum of b / g |
     | outputs of W (o, i) that nobody reads, inputs that are never reached | W: left = K; W: right = K^T |
 
+    kind: how it was read, "" if it is not known: "unread" of what nothing reads, "unreached" of inputs that are always
+    0, "mean" of what is added to a mean that is free, "constant" of weights whose inputs have a known sum, "beside" of
+    maps that read the same, "shift" of constants that one parameter adds and others take back.
+
     ValueError for parts with z of different shapes, and parts that share entries.
     """
 
     parts: tuple[Part, ...]
+    kind: str = ""
 
     def __post_init__(self) -> None:
         self._store(parts=tuple(self.parts))
@@ -91,20 +106,27 @@ class Translation(Symmetry):
         return tuple(dict.fromkeys(part.rows.name for part in self.parts))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *(rows.name for part in self.parts for rows in part.read()))))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
     def move(self, draft: Draft, element: Tensor) -> None:
         """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
         z = self.generator(element)
-        factors = [part.at(draft) for part in self.parts]  # before any part moves what another one reads
-        for part, (left, right) in zip(self.parts, factors, strict=True):
-            change = z if left is None else left @ z.to(left.device)
-            draft.add(part.rows, change if right is None else change.to(right.device) @ right)
+        changes = [part.change(draft, z) for part in self.parts]  # before any part moves what another one reads
+        for part, (change, right) in zip(self.parts, changes, strict=True):
+            draft.add(part.rows, change, right)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
+
+    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
+        entries = torch.cat([part.rows.entries(params).reshape(-1).cpu() for part in self.parts])
+        return self.act(params, self.element(generator, scale * typical(entries)))
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the sum of left^T y right^T over parts, (a, b), and the size of its summands."""
@@ -120,7 +142,7 @@ class Translation(Symmetry):
     def dimension(self, params: Mapping[str, Tensor]) -> int:
         """Return the rank of z -> changes of all parts, at most a b."""
         (a, b), every = self.shape, [part.at(params) for part in self.parts]
-        ranks = [(a if left is None else _rank(left), b if right is None else _rank(right)) for left, right in every]
+        ranks = [part.ranks(params) for part in self.parts]
         if len(ranks) == 1 or (a, b) in ranks:
             return max(one * other for one, other in ranks)
         gram = torch.zeros(a * b, a * b, dtype=torch.float64)
@@ -131,6 +153,10 @@ class Translation(Symmetry):
             gram += each / each.diagonal().amax().clamp(min=1e-300)
         eigenvalues = torch.linalg.eigvalsh(gram)
         return int((eigenvalues > _RANK * eigenvalues[-1]).sum())
+
+
+def _numbers(factor: Tensor | Factor | None, params: Mapping[str, Tensor]) -> Tensor | None:
+    return factor if factor is None or isinstance(factor, Tensor) else factor.at(params)
 
 
 def _pulled(y: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

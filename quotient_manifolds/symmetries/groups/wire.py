@@ -95,6 +95,11 @@ class Slot(Record):
         gains = tuple(replace(gain, at=gain.at[at]) for gain in self.gains)
         return replace(self, rows=self.rows.some(at), channels=place[self.channels[at]], constant=constant, gains=gains)
 
+    @property
+    def plain(self) -> bool:
+        """Return whether all units are 1."""
+        return self.constant is None and not self.gains
+
     def units(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the units u, float64 (rows,). ValueError for a gain that is 0 or not finite."""
         u = torch.ones(len(self.rows), dtype=torch.float64) if self.constant is None else self.constant
@@ -110,9 +115,14 @@ class Slot(Record):
 
         A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
         """
-        s, (covered, at) = self._from_wire(params), self.among(sets)
-        V, at = self.rows.read(params) / s, at.to(s.device)
-        return s * V.index_copy(0, at.flatten(), (A[covered].to(s.device) @ V[at]).flatten(0, 1))
+        V, (covered, at) = self.rows.read(params), self.among(sets)
+        s = None if self.plain else self._from_wire(params)
+        V, A, at = V if s is None else V / s, A[covered].to(V.device), at.to(V.device)
+        if at.numel() == len(V) and torch.equal(at.flatten(), torch.arange(len(V), device=V.device)):
+            V = (A @ V.view(*at.shape, -1)).flatten(0, 1)
+        else:
+            V = V.index_copy(0, at.flatten(), (A @ V[at]).flatten(0, 1))
+        return V if s is None else s * V
 
     def among(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Return which sets of channels (k, m) the slot covers, bool (k,), and their rows."""
@@ -169,17 +179,23 @@ class Wire(Record):
         """Return the parameters that `act` changes, each once."""
         return tuple(dict.fromkeys((*(slot.name for slot in self.slots), *self.constants.names)))
 
-    @property
+    @cached_property
     def possible(self) -> Tensor:
-        """Return which entries of A - 1 may differ from 0, bool (n, n).
+        """Return which entries of A - 1 may differ from 0, bool (n, n); see `possible_on`."""
+        return self.possible_on(torch.arange(self.channels)[None])[0]
+
+    def possible_on(self, sets: Tensor) -> Tensor:
+        """Return which entries of blocks of A - 1 on sets of channels (k, m) may differ from 0, bool (k, m, m).
 
         What is written to channel j goes to channel i, too, if A_ij is not 0: all slots in which A acts that cover j
         must cover i, and all in which A^-T acts that cover i must cover j.
         """
-        mask = torch.ones(self.channels, self.channels, dtype=torch.bool)
+        mask = torch.ones(*sets.shape, sets.shape[1], dtype=torch.bool)
         for slot in self.slots:
-            covered = self._covered(slot)
-            mask &= ~(covered & ~covered[:, None]) if slot.covariant else ~(covered[:, None] & ~covered)
+            if len(slot.channels) < self.channels:
+                covered = self._covered(slot)[sets]
+                there, here = covered[:, None], covered[:, :, None]
+                mask &= ~(there & ~here) if slot.covariant else ~(here & ~there)
         return mask
 
     def on(self, channels: Tensor) -> Wire:
@@ -202,7 +218,8 @@ class Wire(Record):
     def move(self, draft: Draft, A: Tensor, sets: Tensor | None = None) -> None:
         """Act on the parameters in a draft by A (n, n), as `act` does, which says what is raised.
 
-        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time.
+        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. A may then be these
+        blocks (k, m, m) alone.
         """
         A, dual, sets = self._with_dual(A, sets)
 
@@ -295,10 +312,11 @@ class Wire(Record):
     def _with_dual(self, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return A and A^-T in float64, once A is what it must be, as blocks if A is 1 outside of those of sets."""
         n = self.channels
-        if tuple(A.shape) != (n, n) or A.is_complex():
+        alone = sets is not None and tuple(A.shape) == (*sets.shape, sets.shape[1])
+        if (not alone and tuple(A.shape) != (n, n)) or A.is_complex():
             raise ValueError(f"A must be a real matrix of shape {(n, n)}. Found {tuple(A.shape)}, {A.dtype}.")
         whole = A = A.double()
-        if sets is not None:
+        if sets is not None and not alone:
             at = sets[:, :, None], sets[:, None]
             rest = torch.eye(n, dtype=A.dtype, device=A.device).index_put(at, A.detach()[at])
             sets, A = (sets, A[at]) if torch.equal(rest, A.detach()) else (None, A)

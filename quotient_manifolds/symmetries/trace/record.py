@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.batches import mapped, tensors_in
-from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.replica import Cast, attention_by_formula, replica, unchanged
 from quotient_manifolds.symmetries.checks import ModelError, running
-from quotient_manifolds.symmetries.outputs import Evaluate, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 from quotient_manifolds.symmetries.trace.decompositions import DECOMPOSITIONS
 from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
 
@@ -43,11 +44,35 @@ class Recording:
     written: tuple[str, ...] = ()
 
 
+PRECISIONS: tuple[Cast, ...] = (unchanged, doubled)
+"""Casts with which a model is recorded: in its own precision, or in float64 if the batch is of another."""
+
+
+def recorded(
+    model: nn.Module, batch: Any, evaluate: Evaluate, casts: Sequence[Cast] = PRECISIONS
+) -> tuple[Recording, Cast]:
+    """Record a copy of a model, which may set what it computes with while it runs, with the first cast that it takes.
+
+    Return that cast, too. In its own precision the copy shares the model's parameters. Raises what `record` raises with
+    the first cast.
+    """
+    errors = []
+    for cast in casts:
+        try:
+            if cast is unchanged:
+                return record(replica(model, dict(model.named_parameters())), batch, evaluate), cast
+            return record(replica(model, {}, cast), mapped(cast, batch), evaluate), cast
+        except ModelError as error:
+            errors.append(error)
+    raise errors[0] from errors[0].__cause__
+
+
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Record `evaluate(model, batch)`, which must not compute gradients, in the model's own precision.
 
     A tensor that an operation takes is an input if no operation made it and it is part of the batch, is passed to the
-    model, or is taken outside of the model, as by a loss that closes over its data. All others that no operation made
+    model, or is taken outside of the model, as by a loss that closes over its data or draws it with a generator of its
+    own. All others that no operation made
     are constants of the model: buffers, attributes, and whatever a forward pass closes over. Parameters that share all
     their memory are one; a parameter that is no float of at least 16 bits is a constant. Attention is computed by its
     formula.
@@ -224,6 +249,8 @@ class _Recorder(TorchDispatchMode):
         operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
         drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
         if torch.Tag.nondeterministic_seeded in func.tags:
+            if len(self.modules) == 1 and kwargs.get("generator") is not None:
+                return func(*args, **kwargs)  # data of a loss, the same in each run
             drawn = f"{self.modules[-1] or 'its forward'} draws random numbers ({func.overloadpacket.__name__})"
         out = func(*args, **kwargs)
         if drawn is not None:
@@ -397,3 +424,18 @@ def plain_kernels() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+def digest(recording: Recording) -> str:
+    """Return what two recordings have in common that do the same with parameters of the same names.
+
+    That includes shapes and the values of constants, statistics of norms among them, but not those of inputs and
+    parameters.
+    """
+    program, digested = recording.program, hashlib.sha256()
+    operations = [(str(each.func), each.args, each.kwargs, each.outs) for each in program.operations]
+    digested.update(repr((operations, program.layouts, program.parameters, program.inputs, program.outputs)).encode())
+    for number, tensor in program.constants.items():
+        values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        digested.update(repr((number, values.detach().cpu().tolist())).encode())
+    return digested.hexdigest()

@@ -1,0 +1,184 @@
+"""Translations hold at all weights, and each says how it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.shifts import _parts_of
+from quotient_manifolds.symmetries.charges.wide import Wide
+from quotient_manifolds.symmetries.groups import Symmetry, Translation
+from quotient_manifolds.symmetries.trace.replay import Replay
+from tests.symmetries.finders import rank, weights
+from tests.symmetries.nets import WORDS, Computed, net
+from tests.symmetries.test_nets import shown
+
+
+def added(model: nn.Module, x: Tensor) -> int:
+    """Return how many dimensions translations have."""
+    found = find(model.double().eval(), x.double() if x.is_floating_point() else x)
+    return rank([each for each in found.symmetries if isinstance(each, Translation)], weights(model))
+
+
+def test_an_adapter_beside_its_base_gives_back_what_the_base_takes() -> None:
+    """W + 2 B A, with W (8, 6), A (2, 6) and B (8, 2): r (i + o) dimensions, both by gradients and by tokens."""
+    torch.manual_seed(0)
+    parts = {"w": nn.Linear(6, 8, bias=False), "a": nn.Linear(6, 2, bias=False), "b": nn.Linear(2, 8, bias=False)}
+    model = Computed(lambda s, x: torch.tanh(s.w(x) + 2 * s.b(s.a(x))), **parts)
+    assert added(model, torch.randn(12, 6)) == 2 * (6 + 8)
+
+
+def test_a_bias_that_two_maps_share_takes_nothing_back_alone() -> None:
+    """tanh(u + t + b) + tanh(u A + t A' + b): shifts of t need one bias each."""
+    torch.manual_seed(0)
+
+    def shared(s: Computed, x: Tensor) -> Tensor:
+        y = s.e(x)
+        return torch.tanh(F.linear(y, s.v) + s.p) + torch.tanh(F.linear(y, s.w) + s.p)
+
+    parts: dict[str, Any] = {"e": nn.Linear(6, 3), "p": nn.Parameter(torch.randn(4))}
+    parts |= {name: nn.Parameter(torch.randn(4, 3)) for name in "vw"}
+    assert added(Computed(shared, **parts), torch.randn(12, 6)) == 0
+
+
+def test_a_table_that_is_tied_to_the_head_has_no_direction_of_its_own() -> None:
+    torch.manual_seed(0)
+
+    def tied(s: Computed, x: Tensor) -> Tensor:
+        y = s.t(x)
+        return F.linear(torch.tanh(y - y.mean(-1, keepdim=True)), s.t.weight)
+
+    def alone(s: Computed, x: Tensor) -> Tensor:
+        y = s.t(x)
+        return torch.tanh(y - y.mean(-1, keepdim=True))
+
+    words = torch.randint(WORDS, (40, 3))
+    for function, expected in ((tied, 0), (alone, WORDS)):
+        assert added(Computed(function, t=nn.Embedding(WORDS, 6)), words) == expected
+
+
+def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.b(torch.relu(s.a(x))), a=nn.Linear(6, 5), b=nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model.a.weight[0] *= 1e-3  # type: ignore[union-attr,operator,index]
+        model.a.bias[0] = -0.1  # type: ignore[union-attr,operator,index]
+    assert added(model, torch.randn(12, 6)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dead", {"unread": 3 * 8 + 3 + 3 * 9, "unreached": 3 * 12, "shift": 8 + 8}),
+        ("fewer classes", {"unread": 5 * 8, "constant": 4 * 8, "shift": 5 * 8}),
+        ("ln", {"mean": 10, "constant": 8, "shift": 2 * 8}),
+        ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
+        ("attn ln", {"constant": 3 * 8, "shift": 4 * 8}),
+        ("bn relu", {"shift": 3 * 8}),
+    ],
+)
+def test_translations_say_how_they_were_read(name: str, expected: dict[str, int]) -> None:
+    model, x = net(name, True)
+    kinds: dict[str, list[Symmetry]] = {}
+    for each in find(model, shown(name, x)[:4]).symmetries:
+        if isinstance(each, Translation):
+            kinds.setdefault(each.kind, []).append(each)
+    assert {kind: rank(some, weights(model)) for kind, some in kinds.items()} == expected
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_a_bias_that_no_output_depends_on_is_shifted_at_whatever_value(size: float) -> None:
+    """A key bias: its log-scale moves it, too, but not from 0, and never past it."""
+    torch.manual_seed(0)
+
+    def attention(s: Computed, x: Tensor) -> Tensor:
+        return (s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x).tanh()
+
+    model = Computed(attention, **{name: nn.Linear(6, 4) for name in "qkv"})
+    with torch.no_grad():
+        model.k.bias *= size  # type: ignore[union-attr,operator]
+    assert added(model, torch.randn(4, 5, 6)) == 4
+
+
+def test_shifts_are_read_at_the_points_of_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two points and two fresh ones, each with weights of its own, are replayed once."""
+    model, x = net("attn ln", True)
+    finder = Wide(Points(model, shown("attn ln", x)[:4]), torch.Generator().manual_seed(1))
+    drawn, run = list[object](), Replay.run
+    monkeypatch.setattr(Replay, "run", lambda *given, **named: drawn.append(given[1]) or run(*given, **named))
+    found = finder.everywhere().symmetries
+    assert len(drawn) == 4
+    assert rank([each for each in found if isinstance(each, Translation)], weights(model)) == 7 * 8
+
+
+@pytest.mark.parametrize(("make", "gates"), [(nn.RNN, 1), (nn.LSTM, 4), (nn.GRU, 2)])
+def test_two_biases_of_one_sum_are_one(make: type[nn.RNNBase], gates: int) -> None:
+    """Those of the new state of a GRU are apart: one of them is multiplied."""
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.h(s.r(x)[0]), r=make(3, 4, batch_first=True), h=nn.Linear(4, 2))  # type: ignore[call-arg]
+    assert added(model, torch.randn(6, 5, 3)) == 4 * gates
+
+
+def test_biases_of_one_sum_may_have_factors() -> None:
+    torch.manual_seed(0)
+    parts = {name: nn.Parameter(torch.randn(4)) for name in "pqr"}
+    model = Computed(lambda s, x: torch.tanh(s.a(x) + s.p - 0.5 * s.q) + s.r, a=nn.Linear(3, 4), **parts)
+    assert added(model, torch.randn(12, 3)) == 2 * 4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("between", "expected"), [(torch.neg, 4 * 9), (torch.relu, 0)])
+def test_what_a_narrow_map_does_not_read_is_free_if_it_reads_that_alone(
+    between: Callable[[Tensor], Tensor], expected: int, bias: bool
+) -> None:
+    """Of A (6, 9), which V (2, 6) reads, 4 directions."""
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(9, 6, bias=bias), "v": nn.Linear(6, 2, bias=bias)}
+    model = Computed(lambda s, x: torch.tanh(s.v(between(s.a(x)))), **parts).double().eval()
+    found = find(model, torch.randn(12, 9).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    assert rank(unread, weights(model)) == expected
+    params = weights(model)
+    for each in unread:
+        moved = each.moved(params, torch.Generator().manual_seed(0))
+        change = moved["a.weight"] - params["a.weight"]
+        assert float(change.norm()) > 0.1
+        assert float((params["v.weight"] @ change).norm()) < 1e-12 * float(change.norm())
+
+
+def test_what_two_narrow_maps_do_not_read_is_free() -> None:
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(9, 6), "v": nn.Linear(6, 2), "w": nn.Linear(6, 1)}
+
+    def two(s: Computed, x: Tensor) -> Tensor:
+        y = s.a(x)
+        return torch.tanh(s.v(y)) * torch.sigmoid(s.w(y))
+
+    model = Computed(two, **parts).double().eval()
+    found = find(model, torch.randn(12, 9).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    assert rank(unread, weights(model)) == 3 * 9
+
+
+def test_a_constant_does_not_pass_a_padded_convolution() -> None:
+    torch.manual_seed(0)
+    counts = []
+    for padding in (0, 1):
+        parts = {"a": nn.Linear(4, 3), "c": nn.Conv1d(3, 3, 3, padding=padding)}
+        model = Computed(lambda s, x: torch.tanh(s.c(s.a(x).mT)), **parts)
+        counts.append(added(model, torch.randn(4, 6, 4)))
+    assert counts == [3, 0]
+
+
+def test_columns_that_one_sample_alone_has_are_no_parts_of_their_own() -> None:
+    """Of words that occur once it is not known at which other positions they may be."""
+    g = torch.ones(2, 3, 6)
+    g[0, :, [1, 4]] = g[1, :, [2, 4]] = 0
+    assert _parts_of(g).tolist() == [1, 1, 1, 2, 2, 3]
