@@ -41,7 +41,7 @@ def test_found_is_a_rank_and_false_what_changes_on_unseen_inputs(
     """GL(4) between maps of rank 2 at most moves 20 numbers less the 6 of their product."""
     module: Any = ModuleType(NEW)
     module.find = lambda model, batch, evaluate=None: SimpleNamespace(
-        every=symmetries, together=[symmetries], refused=["a"], largest=1e-14, smallest=0.1
+        symmetries=symmetries, refused=["a"], largest=1e-14, smallest=0.1
     )
     monkeypatch.setitem(sys.modules, NEW, module)
     row = new(two_maps())
