@@ -152,9 +152,10 @@ def _written(
     import torch
 
     from quotient_manifolds.cli.subject import write_moved
+    from quotient_manifolds.orbit.path import state
 
     # What rounding to the dtype of the weights changes is no matter of the function: it is compared before.
-    own = {name: w.detach() for name, w in network.named_parameters()}
+    own = state(network)
     record |= {"model": source, "version": VERSION, "command": common.command_line()}
     record |= {"condition": found.condition, "verified_on": list(given)}
     moved = found.element.apply(own, torch.float64)

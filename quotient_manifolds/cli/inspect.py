@@ -39,9 +39,9 @@ def inspect(
 
     MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function,
     a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit
-    of each symmetry, but not to a change of one side alone; random group elements must not change the output. Also
-    printed: how many parameters are redundant, and the singular values of G H^T in every pair. Inputs are made
-    from the model's configuration; a model without one needs --inputs.
+    of each symmetry, though the summands of these products are not 0; random group elements must not change the
+    output. Also printed: how many parameters are redundant, and the singular values of G H^T in every pair. Inputs are
+    made from the model's configuration; a model without one needs --inputs.
 
     With --certify, a small model of MODEL's class is created with random weights. The dimension of all parameters that
     compute its function needs no theory of symmetries: it is the number of parameters minus the rank of the Jacobian of

@@ -15,9 +15,9 @@ from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import ModelError, running
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
 from quotient_manifolds.symmetries.propose import did_not_run, proposals
-from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
+from quotient_manifolds.symmetries.wires.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.wires.run import Run
 
 Idle = Mapping[str, Tensor]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
+from quotient_manifolds.symmetries.groups import GL, Algebra, Complex, DirectSum, Gauge, Rows, Slot, Wire
 from quotient_manifolds.symmetries.strided_view import StridedView
 
 Params = dict[str, Tensor]
@@ -94,6 +96,25 @@ class SymmetricPair:
         """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
+    @cached_property
+    def gauge(self) -> Gauge:
+        """Return the group with its action on all heads: matrices with blocks A by (G A^-1, H A^T), head by head."""
+        channels = torch.arange(self.heads * self.h).view(self.heads, self.h)
+        slots = [
+            Slot(Rows.at(view.name, view.stored, view.places.mT.flatten(0, 1)), channels.flatten(), writes)
+            for factor, writes in ((self.G, False), (self.H, True))
+            for view in factor.views
+        ]
+        block: Algebra = Complex() if self.acts == "GL(1, C)" else GL(self.h)
+        algebra = DirectSum(channels.numel(), ((channels, block),))
+        signs = torch.ones(algebra.components, dtype=torch.bool) if self.acts == "GL(h)" else None
+        return Gauge(Wire(tuple(slots), channels.numel()), algebra, signs)
+
+    @property
+    def symmetry(self) -> Gauge:
+        """Return the group, as of a reparameterization."""
+        return self.gauge
+
     @property
     def families(self) -> dict[str, int]:
         """Return the dimension of the group by its kind."""
@@ -115,14 +136,14 @@ class SymmetricPair:
         """Return the parameters the pair touches, each once."""
         return tuple(dict.fromkeys(view.name for view in self.views))
 
-    def without(self, zeros: Mapping[str, Collection[int]]) -> SymmetricPair:
-        """Return the pair without rows that are 0; zeros: places of zeros by parameter."""
+    def without(self, zeros: Mapping[str, Tensor]) -> SymmetricPair:
+        """Return the pair without rows that are 0; zeros: by parameter the numbers of entries that are."""
 
-        def left(factor: Factor) -> Factor:
-            rows = ((view, zeros.get(view.name, ()) if view.rows == 1 else ()) for view in factor.views)
-            return Factor(tuple(v for v, gone in rows if not gone or not {*v.places.flatten().tolist()} <= {*gone}))
+        def stays(view: StridedView) -> bool:
+            return view.rows > 1 or view.name not in zeros or not bool(torch.isin(view.places, zeros[view.name]).all())
 
-        return replace(self, G=left(self.G), H=left(self.H))
+        G, H = (Factor(tuple(filter(stays, factor.views))) for factor in (self.G, self.H))
+        return replace(self, G=G, H=H)
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.sharpness.curvature import Hessian
-from quotient_manifolds.symmetries import declare_pair, propose_symmetries
+from quotient_manifolds.symmetries import declare_pair, find_symmetries
 
 Batch = tuple[Tensor, Tensor, Tensor]
 D = 6
@@ -86,7 +86,7 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     assert [each.base_loss for each in found.batches] == pytest.approx(
         [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
     )
-    geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
+    geometry = qm.Quotient("inv", symmetries=find_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
 

@@ -32,7 +32,8 @@ class Found:
     symmetries: groups that do at all weights. stacks: translations that do at the model's own. refused: what charges or
     a finite move spoke against, with numbers. held: what of the inputs could not be varied. largest: the largest charge
     over the sum of its absolute summands among what is kept; smallest: the smallest pivot among what is refused.
-    change: the largest relative change of an output under a joint random element.
+    change: the largest relative change of an output under a joint random element. finder: what found it, which names
+    are made by; none if there is nothing to be found.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -42,6 +43,7 @@ class Found:
     largest: float
     smallest: float
     change: float
+    finder: Finder | None = None
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
@@ -123,7 +125,8 @@ class Finder(ABC):
             change, _ = self.change(*kept)
         refused += [*read.refused, *stacks.refused]
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(tuple(kept[0]), tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+        refused = [*dict.fromkeys(refused)]
+        return Found(tuple(kept[0]), tuple(kept[1]), tuple(refused), self.points.held, *gap, change, self)
 
     def _read(self) -> tuple[Readings, Stacks]:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""

@@ -113,7 +113,7 @@ class Constants(Record):
         made = Draft(params)
         for each in self.every:
             made.write(each.bias, each.bias.read(made) + sign * each.read(params)[:, None])
-        return dict(made)
+        return {**params, **made}
 
     def pulled(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Params:
         """Return the cotangent in terms of `included`: gains move biases back. It may be a batch (k, *shape)."""

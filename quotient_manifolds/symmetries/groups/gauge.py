@@ -91,7 +91,7 @@ class Gauge(Symmetry):
         if max((float(each.max()) for each in norms), default=1.0) <= condition or self.condition(element) <= condition:
             return element
         parts = [torch.linalg.svd(block) for block in self._blocks(element)]
-        moved = self._each([U * s.clamp(min=s[:, :1] / condition)[:, None] @ Vh for U, s, Vh in parts])
+        moved = self._each([U * _within(s, condition)[:, None] @ Vh for U, s, Vh in parts])
         return moved if self.algebra.contains(moved) else self.identity
 
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
@@ -258,6 +258,12 @@ def _balancing(M: Tensor, N: Tensor) -> Tensor:
     eye = _REGULAR * size * torch.eye(M.shape[-1], dtype=M.dtype)
     root, inverse = (_power(M + eye, p) for p in (0.5, -0.5))
     return _power(inverse @ _power(root @ (N + eye) @ root, 0.5) @ inverse, 0.5)
+
+
+def _within(s: Tensor, condition: float) -> Tensor:
+    """Return singular values (k, m), descending, cut at both ends to a ratio of `condition`."""
+    middle = (s[:, :1] * s[:, -1:]).sqrt()
+    return torch.minimum(torch.maximum(s, middle / condition**0.5), middle * condition**0.5)
 
 
 def _power(P: Tensor, p: float) -> Tensor:

@@ -9,7 +9,7 @@ from math import ceil, prod
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, flattened, integers, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, flattened, integers, numbers, typical
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -112,6 +112,10 @@ class Linear(Symmetry):
         """Draw Gaussian coordinates of a field whose norm is `scale`."""
         z = torch.randn(self.size, generator=generator, dtype=torch.float64)
         return scale * z / max(self._norm(self._rates(z)), 1e-300)
+
+    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
+        size = typical(self._theta(params)) if self.local else 1.0
+        return self.act(params, self.element(generator, scale * size))
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute <y, M_j theta + c_j>, (k,), and the size of its summands."""

@@ -53,6 +53,12 @@ def numbers(value: Any) -> Tensor:
     return tensor.to("cpu").clone(memory_format=torch.contiguous_format)
 
 
+def typical(numbers: Tensor) -> float:
+    """Return the root mean square of numbers, and 1 if all of them are 0."""
+    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
+    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Rows(Record):
     r"""Number entries of a parameter as a matrix: entry (c, r) has number starts[c, r or 0] + steps[r].
@@ -260,11 +266,20 @@ def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -
 
 
 class Draft(dict[str, Tensor]):
-    """Hold parameters in float64 while a symmetry acts on them; nothing is copied that is not written."""
+    """Hold what a symmetry has written so far, in float64; all else is read where it was given, when it is asked for.
+
+    Nothing is copied that is not written, and of parameters that have to be gathered first only what is acted on.
+    """
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__(params)
+        super().__init__()
         self._given = params
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._given[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given
 
     def write(self, rows: Rows, values: Tensor) -> None:
         """Replace what `rows.read` returns."""
@@ -278,5 +293,4 @@ class Draft(dict[str, Tensor]):
 
     def finished(self) -> Params:
         """Return all parameters, those that were written cast to the dtype that they had."""
-        given = self._given
-        return {name: w if w is given[name] else w.to(given[name].dtype) for name, w in self.items()}
+        return {**self._given, **{name: w.to(self._given[name].dtype) for name, w in self.items()}}

@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers, typical
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -111,6 +111,10 @@ class Translation(Symmetry):
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
+
+    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
+        entries = torch.cat([part.rows.entries(params).reshape(-1).cpu() for part in self.parts])
+        return self.act(params, self.element(generator, scale * typical(entries)))
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the sum of left^T y right^T over parts, (a, b), and the size of its summands."""

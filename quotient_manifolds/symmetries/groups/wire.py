@@ -176,8 +176,8 @@ class Wire(Record):
     def act(self, params: Mapping[str, Tensor], A: Tensor, sets: Tensor | None = None) -> Params:
         """Return the parameters acted on by A (n, n), all of them, in their own dtypes; gains are unchanged.
 
-        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. Computed in float64,
-        cast once. Derivatives pass, with respect to the parameters and A.
+        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time.
+        Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
         ValueError for a matrix of another shape, a singular one, one that mixes channels that a slot covers with some
         that it does not, a missing parameter or one of another shape, a gain of 0, and uses of a tied entry that
         disagree on its value.

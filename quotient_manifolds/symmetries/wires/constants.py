@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.labels import UNREACHED
 from quotient_manifolds.symmetries.wires.linear_algebra import Array, kernel
 from quotient_manifolds.symmetries.wires.partners import Partners
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.shifts import Offsets, Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.blocks import Block, Copy, copies
 from quotient_manifolds.symmetries.wires.entries import CHUNK, Entries
 from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import RELATIVE, Array
 from quotient_manifolds.symmetries.wires.partners import Partners
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, gaussian
 from quotient_manifolds.symmetries.wires.scaling import Scaling
 from quotient_manifolds.symmetries.wires.walk import Walk
 

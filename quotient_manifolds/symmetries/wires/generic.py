@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.reparameterization import typical
+from quotient_manifolds.symmetries.wires.reparameterization import typical
 
 NOISE = 0.03  # relative to the typical size of a parameter
 PIECE = 1 << 15  # numbers that a processor keeps at hand

@@ -141,10 +141,10 @@ def _views(walk: Walk, parts: Sequence[Part], first: Array) -> list[StridedView]
     others = {id(each.rows): each.rows for each in parts if each.rows is not None}
     if rows is None or not all(np.array_equal(rows, each) for each in others.values()):
         return None
-    numel, behind = walk.shapes[part.name].numel(), torch.from_numpy(rows)
+    stored, behind = tuple(walk.shapes[part.name]), torch.from_numpy(rows)
 
     def view(some: Array) -> StridedView | None:
-        return StridedView.of(part.name, numel, torch.from_numpy(np.ascontiguousarray(some)), behind)
+        return StridedView.of(part.name, stored, torch.from_numpy(np.ascontiguousarray(some)), behind)
 
     whole = view(first)
     found = [whole] if whole is not None else [view(first[:, [g]]) for g in range(first.shape[1])]

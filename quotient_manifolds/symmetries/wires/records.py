@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from quotient_manifolds.symmetries.pair import SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.blocks import find_blocks
 from quotient_manifolds.symmetries.wires.channels import Bundle
 from quotient_manifolds.symmetries.wires.constants import Constants, FreeDirections, unreached_basis
@@ -19,6 +18,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.overlap import own_dimension
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import parts_of
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
 from quotient_manifolds.symmetries.wires.shifting import Solved, offset_channels, shifts_of, whole_biases
 from quotient_manifolds.symmetries.wires.uses import Linear, by_entries

@@ -17,13 +17,13 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import Constants
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.labels import Roles
 from quotient_manifolds.symmetries.wires.linear_algebra import Array
 from quotient_manifolds.symmetries.wires.partners import Partners
 from quotient_manifolds.symmetries.wires.relations import Component, alike
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.shifting import MakeUp
 from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 from quotient_manifolds.symmetries.wires.walk import Walk

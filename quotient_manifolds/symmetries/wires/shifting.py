@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.labels import SHIFTED
 from quotient_manifolds.symmetries.wires.linear_algebra import SURE, Array, reduced
 from quotient_manifolds.symmetries.wires.partners import ROWS, Owner
 from quotient_manifolds.symmetries.wires.relations import alike, alone, parts_of
+from quotient_manifolds.symmetries.wires.reparameterization import Reparameterization, gaussian, typical
 from quotient_manifolds.symmetries.wires.shifts import Answer, Offsets, Shifts
 from quotient_manifolds.symmetries.wires.uses import Linear, Vector
 from quotient_manifolds.symmetries.wires.walk import Walk
