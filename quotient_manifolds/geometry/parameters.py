@@ -186,6 +186,11 @@ def _lost(pair: SymmetricPair, point: Params, start: Params, frame: SingularFram
     return s <= torch.maximum(level, rank_floor(pair.n, pair.m) * largest)
 
 
+def of_full_rank(pairs: Iterable[SymmetricPair], params: Params) -> tuple[SymmetricPair, ...]:
+    """Return the pairs of full rank: the orbits of the others are not closed, and hold no balanced point."""
+    return tuple(pair for pair in pairs if not bool(_lost(pair, params, params).any()))
+
+
 def has_rank(factored: Factored, point: Params, metric: Metric, eps: float) -> bool:
     """Return whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from quotient_manifolds.symmetries import Symmetries, balance, zeros_of
+from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.symmetries.canonical import canonical
 
 TABLE = Path(__file__).parents[2] / "docs" / "models.csv"
 """A line for all types with the same symmetries: the groups of pairs of one small model each, and redundant biases."""
@@ -29,13 +29,10 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(count or 1) for count, _, name in items}
 
 
-def redundant(model: nn.Module, found: Symmetries, *, reached: bool = True) -> Counter[str]:
-    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values.
-
-    reached: whether the canonical point must have the zeros that are said of it.
-    """
-    point = balance(model, found) if reached else {name: torch.zeros_like(w) for name, w in model.named_parameters()}
-    zeros = zeros_of(found.reparameterizations, point)
+def redundant(model: nn.Module, found: Symmetries) -> Counter[str]:
+    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values."""
+    params = {name: w.detach() for name, w in model.named_parameters()}
+    zeros = canonical(found.groups, params).zeros
     less = [pair for pair in found.pairs if pair.without(zeros).views != pair.views]
     return Counter("key bias" if pair.kind == "query/key" else "value/output bias" for pair in less)
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.symmetries import fibre_dimension, find_symmetries, random_representative
+from quotient_manifolds.symmetries import fibre_dimension, random_representative
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
+from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.outputs import call, floating
 from tests.models import orbit_dimension

@@ -12,12 +12,8 @@ from torch.func import functional_call
 
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.sharpness import worst_case_sharpness
-from quotient_manifolds.symmetries import (
-    balance,
-    find_symmetries,
-    verify_symmetries,
-    zeros_of,
-)
+from quotient_manifolds.symmetries import find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.models import BY_NAME, claimed, noise
 from tests.symmetries.test_verify import attention, rotate
@@ -116,7 +112,7 @@ def test_sharpness_does_not_change_with_redundant_biases_unless_they_are_rows() 
 def test_redundant_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
     model = BY_NAME["BERT"].build()
     found = BY_NAME["BERT"].found(model)
-    zeros = zeros_of(found.reparameterizations, balance(model, found))
+    zeros = canonical(found.groups, {name: w.detach() for name, w in model.named_parameters()}).zeros
     assert [(pair.without(zeros).n, pair.without(zeros).m) for pair in found.pairs] == [(13, 12), (12, 12)] * 2
     space = Quotient(symmetries=found).at(model)
     moved = space.move(space.sample(torch.Generator().manual_seed(0)))

@@ -734,6 +734,42 @@ def test_tori_and_translations(name: str) -> None:
         assert_same(other.act(x, a), moved, 0.0)
 
 
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_what_is_added_grows_with_the_parameters(name: str) -> None:
+    network, shapes, symmetry_at = CONTINUOUS[name]
+    x, far = ({key: size * w for key, w in made(shapes).items()} for size in (1.0, 1e6))
+    inputs, changes = drawn(9, 5, D), list[float]()
+    for params in (x, far):
+        symmetry = symmetry_at(params)
+        moved = symmetry.moved(params, torch.Generator().manual_seed(0), 0.5)
+        torch.testing.assert_close(network(moved, inputs), network(params, inputs))
+        changes.append(max(float((moved[key] - w).abs().max() / w.abs().max()) for key, w in params.items()))
+    assert min(changes) > 1e-2
+    # what does not depend on the parameters is added to all of them alike
+    others = {key: drawn(k + 40, *w.shape) for k, (key, w) in enumerate(x.items())}
+    here, there = (symmetry.tangent(params, symmetry.project(drawn(3, *symmetry.shape))) for params in (x, others))
+    assert all(torch.equal(here[key], there[key]) for key in here) == symmetry.local
+
+
+class Asked(dict[str, Tensor]):
+    """Parameters that note which of them are read."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def test_only_what_is_acted_on_is_read() -> None:
+    x = Asked({**made(NETWORKS["rms norm"][2]), "far": drawn(0, 3)})
+    moved = Gauge(NORMED, SO(N)).moved(x, torch.Generator().manual_seed(0))
+    assert x.read <= {"W", "V", "g"}
+    assert moved["far"] is dict.__getitem__(x, "far")
+
+
 def random_fields(seed: int, k: int) -> tuple[Linear, Params]:
     """Sparse fields on parameters of three dtypes, of rank two in k coordinates."""
     shapes = {"b": (2,), "W": (2, 3), "unused": (2,), "s": ()}

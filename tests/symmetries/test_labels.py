@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from quotient_manifolds.symmetries import example_inputs, find_symmetries, propose_symmetries, verify_symmetries
-from quotient_manifolds.symmetries.wires.labels import meaning
+from quotient_manifolds.symmetries import example_inputs, find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries.names import meaning
 from studies.common import load
 from studies.invariance import Subject
 from tests.symmetries.nets import D
@@ -42,7 +42,7 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
 def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
     subject = Subject.of(row["name"])
     frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
-    found = propose_symmetries(subject.model, subject.batch)
+    found = find_symmetries(subject.model, subject.batch)
     found = found.without([each.name for each in found.reparameterizations if frozen.intersection(each.names)])
     assert found.families == row["found"]
     assert verify_symmetries(subject.model, subject.batch, found).failed == {}

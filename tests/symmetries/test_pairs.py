@@ -20,7 +20,7 @@ from tests.symmetries.nets import Computed, linear
 def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
     stored = torch.arange(60.0).view(12, 5)  # (heads, 4, 5), of which every other output
     first = (torch.arange(heads) * 20)[:, None, None] + torch.tensor([[0, 10]])
-    view = StridedView.of("w", 60, first, torch.arange(5))
+    view = StridedView.of("w", (12, 5), first, torch.arange(5))
     assert view is not None
     assert view.shape == (heads, 5, 2)
     params = {"w": stored.clone()}
@@ -35,7 +35,7 @@ def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
 
 
 def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
-    view = StridedView.of("w", 42, torch.arange(7)[None, None] * 6, torch.arange(6))
+    view = StridedView.of("w", (7, 6), torch.arange(7)[None, None] * 6, torch.arange(6))
     assert view is not None
     stored = torch.arange(84.0).view(7, 12)[:, ::2]  # a row of it, flat, is a view with a step of 2
     assert torch.equal(view.read({"w": stored}), stored.T[None])
@@ -48,7 +48,7 @@ def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
 
 
 def test_numbers_in_no_regular_order_have_no_strided_view() -> None:
-    assert StridedView.of("w", 60, torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
+    assert StridedView.of("w", (12, 5), torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
 
 
 # --- what makes two pairs of one, and none ----------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class Found:
     largest: float
     smallest: float
     change: float
+    finder: Finder | None = None
 
     @property
     def every(self) -> tuple[Symmetry, ...]:
@@ -142,7 +143,8 @@ class Finder(ABC):
             change, _ = self.change(*kept)
         refused += [*read.refused, *stacks.refused]
         gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(tuple(kept[0]), tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+        refused = [*dict.fromkeys(refused)]
+        return Found(tuple(kept[0]), tuple(kept[1]), tuple(refused), self.points.held, *gap, change, self)
 
     def _read(self) -> tuple[Readings, Stacks]:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""

@@ -75,18 +75,24 @@ class Recognition:
         return scales @ null_space(scales[first:])[0] if bool(scales[first:].any()) else scales
 
     def _independent(self, scales: Tensor) -> Tensor:
-        """Return sparse log-scales whose actions are independent, and of the diagonals of the gauges."""
-        if not scales.shape[1]:
-            return scales
-        scales = sparse(scales, scales)
-        F = self.unknowns.fields(self.point, scales) / self._size
-        rest, sizes = F, F.norm(dim=0)
-        if self._diagonals:
-            own = self.unknowns.fields(self.point, torch.stack(self._diagonals, 1)) / self._size
-            U, s, _ = torch.linalg.svd(own, full_matrices=False)
-            Q = U[:, s > _ZERO * s[0].clamp(min=_ZERO)]
-            rest = F - Q @ (Q.T @ F)
-        return scales[:, _pivots(rest, sizes)]
+        """Return sparse log-scales whose actions are independent, and of the diagonals of the gauges.
+
+        Those of channels come first: slices of a parameter have more than one sum for the same.
+        """
+        size, known = self._size, list(self._diagonals)
+        for some in (self._alone, scales) if scales.shape[1] else ():
+            some = sparse(some, some)
+            if not some.shape[1]:
+                continue
+            F = rest = self.unknowns.fields(self.point, some) / size
+            if known:
+                own = self.unknowns.fields(self.point, torch.stack(known, 1)) / size
+                U, s, _ = torch.linalg.svd(own, full_matrices=False)
+                Q = U[:, s > _ZERO * s[0].clamp(min=_ZERO)]
+                rest = F - Q @ (Q.T @ F)
+            known += some[:, _pivots(rest, F.norm(dim=0))].T
+        kept = known[len(self._diagonals) :]
+        return torch.stack(kept, 1) if kept else scales[:, :0]
 
     @property
     def _size(self) -> Tensor:

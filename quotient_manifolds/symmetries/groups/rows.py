@@ -54,6 +54,12 @@ def numbers(value: Any) -> Tensor:
     return tensor.to("cpu").clone(memory_format=torch.contiguous_format)
 
 
+def typical(numbers: Tensor) -> float:
+    """Return the root mean square of numbers, and 1 if all of them are 0."""
+    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
+    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Rows(Record):
     r"""Number entries of a parameter as a matrix: entry (c, r) has number starts[c, r or 0] + steps[r].

@@ -71,6 +71,13 @@ class Symmetry(Record, ABC):
             raise ValueError(f"a generator must be real, of shape {self.shape}. Found {tuple(X.shape)}, {X.dtype}.")
         return X.double()
 
+    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
+        """Return the parameters, acted on by a random element at a distance of about `scale` from the identity.
+
+        What is added is relative to the size of what it is added to.
+        """
+        return self.act(params, self.element(generator, scale))
+
     def flow(self, params: Mapping[str, Tensor], X: Tensor) -> Params:
         """Return act(params, exp(X))."""
         return self.act(params, self.exp(X))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.factors import Factor
-from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers
+from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers, typical
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -38,6 +38,11 @@ class Part(Record):
         wrong = self.left is not None and (len(left) != 2 or left[0] != rows)
         if wrong or (self.right is not None and (len(right) != 2 or right[1] != columns)):
             raise ValueError(f"left and right must have shapes ({rows}, a) and (b, {columns}). Found others.")
+
+    def ranks(self, params: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Return the ranks of left and right at these parameters."""
+        (a, b), (left, right) = self.shape, self.at(params)
+        return a if left is None else _rank(left), b if right is None else _rank(right)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,6 +82,8 @@ class Translation(Symmetry):
     """
 
     parts: tuple[Part, ...]
+    kind: str = ""
+    """How it was read: "unread", "unreached", "constant", "beside", "shift" or "mean"."""
 
     def __post_init__(self) -> None:
         self._store(parts=tuple(self.parts))
@@ -106,6 +113,10 @@ class Translation(Symmetry):
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
 
+    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
+        entries = torch.cat([part.rows.entries(params).reshape(-1).cpu() for part in self.parts])
+        return self.act(params, self.element(generator, scale * typical(entries)))
+
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the sum of left^T y right^T over parts, (a, b), and the size of its summands."""
         value = size = torch.zeros(self.shape, dtype=torch.float64)
@@ -120,7 +131,7 @@ class Translation(Symmetry):
     def dimension(self, params: Mapping[str, Tensor]) -> int:
         """Return the rank of z -> changes of all parts, at most a b."""
         (a, b), every = self.shape, [part.at(params) for part in self.parts]
-        ranks = [(a if left is None else _rank(left), b if right is None else _rank(right)) for left, right in every]
+        ranks = [part.ranks(params) for part in self.parts]
         if len(ranks) == 1 or (a, b) in ranks:
             return max(one * other for one, other in ranks)
         gram = torch.zeros(a * b, a * b, dtype=torch.float64)
