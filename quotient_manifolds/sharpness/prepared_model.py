@@ -30,7 +30,7 @@ from quotient_manifolds.sharpness.own_loss import checked_loss
 from quotient_manifolds.sharpness.start import Refuted, Start
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.symmetries.checks import check_eval, check_model
-from quotient_manifolds.symmetries.reparameterization import NoPlaceError
+from quotient_manifolds.symmetries.canonical import NoPlaceError
 
 Made = TypeVar("Made")
 

@@ -72,6 +72,10 @@ class Canonical:
         return dict(params)
 
 
+class NoPlaceError(ValueError):
+    """Say that an orbit has no canonical point, as that of a false symmetry may have none."""
+
+
 def canonical(
     symmetries: Sequence[Symmetry],
     params: Mapping[str, Tensor],
@@ -82,14 +86,14 @@ def canonical(
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters, and after one another: those of one set of `Found.together`. Found at w,
-    they hold at g w, g = steps of the groups, once `least_norm.carried(symmetries, steps, w)` has carried them along.
-
     changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
     out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
-    kind, before anything is computed.
+    kind, before anything is computed; NoPlaceError where there is no canonical point.
     """
-    found = _canonical(symmetries, params)
+    try:
+        found = _canonical(symmetries, params)
+    except torch.linalg.LinAlgError as error:
+        raise NoPlaceError(f"the orbit must have a canonical point. Found none: {error}") from error
     change = changed(found.params) if changed else 0.0
     if change <= _CHANGE:
         return found

@@ -128,7 +128,7 @@ def _by_axes(gauge: Gauge, params: Params, A: Tensor) -> tuple[list[Frame], bool
         elif not isinstance(algebra, (GL, SO, Complex)):
             continue
         r = E.shape[1]
-        if r > 1 and not isinstance(algebra, Complex):
+        if r > 1:
             R, found = _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
             A[channels[:, :, None], channels[:, None]] = R
             distinct &= found

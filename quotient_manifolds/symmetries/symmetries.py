@@ -227,9 +227,9 @@ def random_representative(
     All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
     First translations act: numbers are shifted by log_scale x Gaussian times their typical size. Then scales by
-    exp(log_scale x Gaussian), and matrices exp(log_scale X) with X random of spectral norm 1. Last (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex
-    numbers for rotary planes, scale x exp(Gaussian) where only positive numbers act. Computed in float64 and cast back
-    to each parameter's dtype.
+    exp(log_scale x Gaussian), and matrices exp(log_scale X) with X random of spectral norm 1. Last (G A^-1, H A^T) with
+    A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary planes,
+    scale x exp(Gaussian) where only positive numbers act. Computed in float64 and cast back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """

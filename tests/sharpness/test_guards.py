@@ -13,7 +13,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.geometry import TangentSpace
 from quotient_manifolds.sharpness.curvature import Hessian
 from quotient_manifolds.symmetries import declare_pair, propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import NoPlaceError
+from quotient_manifolds.symmetries.canonical import NoPlaceError
 from tests.counters import recorded_runs
 
 Batch = tuple[Tensor, Tensor, Tensor]

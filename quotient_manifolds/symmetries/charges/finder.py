@@ -167,16 +167,7 @@ class Finder(ABC):
             return replace(read, refused=(*read.refused, str(error))), stacks
 
     def _unable(self, symmetry: Symmetry) -> str:
-        """Return why a symmetry does not act at the model's own weights, or nothing."""
-        try:
-            for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
-                slot.units(self.own)
-            for part in symmetry.parts if isinstance(symmetry, Translation) else ():
-                if not all(w is None or bool(torch.isfinite(w).all()) for w in part.at(self.own)):
-                    return f"{_named(symmetry)}: gains must not be 0. Found some that are"
-        except ValueError as error:
-            return f"{_named(symmetry)}: {error}"
-        return ""
+        return unable(symmetry, self.own)
 
     def _rest(
         self, kept: tuple[Sequence[Symmetry], Sequence[Stack]], refused: list[str]
@@ -279,6 +270,19 @@ class Finder(ABC):
             return []
         half = len(flips) // 2
         return self._flips(gauges, flips[:half]) + self._flips(gauges, flips[half:])
+
+
+def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
+    """Return why a symmetry does not act at these parameters, or nothing."""
+    try:
+        for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
+            slot.units(params)
+        for part in symmetry.parts if isinstance(symmetry, Translation) else ():
+            if not all(w is None or bool(torch.isfinite(w).all()) for w in part.at(params)):
+                return f"{_named(symmetry)}: gains must not be 0. Found some that are"
+    except ValueError as error:
+        return f"{_named(symmetry)}: {error}"
+    return ""
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
