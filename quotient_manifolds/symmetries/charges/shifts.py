@@ -410,7 +410,8 @@ class Shifts:
         top = max(self._top(p, u) for p, u in zip(ports, units, strict=True))
         for v in self._combined(ways, top).T:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
-            yield from self._tried(self._moved(some))
+            if some:
+                yield from self._tried(self._moved(some))
 
     def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
         """Yield the ways of one port, one for each position if they are `apart`."""
