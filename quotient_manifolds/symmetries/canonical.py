@@ -86,6 +86,7 @@ def canonical(
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
+
     changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
     out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
     kind, before anything is computed; NoPlaceError where there is no canonical point.

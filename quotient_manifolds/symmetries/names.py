@@ -199,7 +199,7 @@ class Roles:
     def translating(self, translation: Translation) -> str:
         """Return how a translation is called, such as "redundant bias"."""
         if translation.kind != "mean":
-            return OF_TRANSLATIONS.get(translation.kind, BESIDE)
+            return OF_TRANSLATIONS[translation.kind]
         known = self.port(translation.parts[0].rows)
         return f"{'hidden' if known is None else self.role(known[1])} mean"
 
