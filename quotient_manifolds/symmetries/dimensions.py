@@ -10,8 +10,6 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Params, Symmetry, Torus, Translation
 
-_DENSE = 4e7
-"""Entries of all tangents, up to which dimensions that symmetries have in common are counted once."""
 _RANK = 1e-8
 
 
@@ -60,11 +58,7 @@ def _pivots(T: Tensor, known: Tensor) -> Tensor:
 
 
 def dimensions(pairs: Sequence[Gauge], others: Sequence[Symmetry], params: Params) -> list[int]:
-    """Return the dimension of each, without what pairs and earlier ones have of it, if that can be counted."""
-    size = sum(w.numel() for w in params.values())
-    count = sum(_generators(each) for each in (*pairs, *others))
-    if not pairs and count * size > _DENSE:
-        return [0 if _covered(each, others) else each.dimension(params) for each in others]
+    """Return the dimension of each, without what pairs and earlier ones have of it."""
     known = _spanned([t for pair in pairs for t in _tangents(pair, params)], params)
     found = []
     for each in others:
@@ -75,7 +69,7 @@ def dimensions(pairs: Sequence[Gauge], others: Sequence[Symmetry], params: Param
     return found
 
 
-def _covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
+def covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
     """Return whether a mean is nothing but outputs that nobody reads."""
     if (
         not isinstance(symmetry, Gauge)
@@ -85,12 +79,6 @@ def _covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
         return False
     free = {each.names[0] for each in others if isinstance(each, Translation) and len(each.parts) == 1}
     return free.issuperset(symmetry.names)
-
-
-def _generators(symmetry: Symmetry) -> int:
-    if isinstance(symmetry, Gauge):
-        return sum(len(channels) * algebra.n**2 for channels, algebra in symmetry.algebra.summands)
-    return int(torch.Size(symmetry.shape).numel())
 
 
 def _tangents(symmetry: Symmetry, params: Params) -> Iterator[Tensor]:

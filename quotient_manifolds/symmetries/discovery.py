@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges import find as charges
 from quotient_manifolds.symmetries.charges.finder import Found
 from quotient_manifolds.symmetries.checks import check_model, check_weights, named_if_empty
-from quotient_manifolds.symmetries.dimensions import dimensions, independent
+from quotient_manifolds.symmetries.dimensions import covered, dimensions, independent
 from quotient_manifolds.symmetries.groups import (
     Gauge,
     IntoMean,
@@ -146,7 +146,11 @@ def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | Non
     pairs = (*known, *(pair for pair in every.pairs if names.isdisjoint(pair.names)))
     called = {pair.name for pair in known}
     left = [*_translations(translations, roles), *_others(symmetries, scales, every, roles)]
-    sizes = dimensions([pair.gauge for pair in pairs] if small else (), [each.symmetry for each in left], own)
+    groups = [each.symmetry for each in left]
+    if small:
+        sizes = dimensions([pair.gauge for pair in pairs], groups, own)
+    else:  # what is read of wide nets has nothing in common
+        sizes = [0 if covered(each, groups) else each.dimension(own) for each in groups]
     free = _told_apart([replace(e, dimension=d) for e, d in zip(left, sizes, strict=True) if d])
     refused = (*(each for each in every.refused if each.name not in called), *_sentences(found))
     return Symmetries(pairs, _rest(params, pairs), refused, tuple(free), pairs[len(known) :], found.held)
