@@ -22,6 +22,9 @@ _REGULAR = 1e-12
 _ROUNDING = 1e-13
 """Below which a channel is rounding, relative to the largest."""
 
+_REGULAR = 1e-12
+"""Relative, of second moments: what is smaller has no inverse."""
+
 
 @dataclass(frozen=True, eq=False)
 class Gauge(Symmetry):
@@ -63,8 +66,19 @@ class Gauge(Symmetry):
         return (self.wire.channels, self.wire.channels)
 
     @property
+    def units(self) -> tuple[Rows, ...]:
+        return tuple(gain.entries for slot in self.wire.slots for gain in slot.gains)
+
+    @property
+    def mixes(self) -> bool:
+        return True
+
+    @property
     def identity(self) -> Tensor:
         return torch.eye(self.wire.channels, dtype=torch.float64)
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        return self._each([b @ a for a, b in zip(self._blocks(first), self._blocks(then), strict=True)])
 
     def inverse(self, element: Tensor) -> Tensor:
         return self._each([torch.linalg.inv(each) for each in self._blocks(element)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,37 @@ class Torus(Symmetry):
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw Gaussian log-scales of standard deviation `scale`."""
         return scale * torch.randn(self.size, generator=generator, dtype=torch.float64)
+
+    def gains(self, params: Mapping[str, Tensor]) -> tuple[Slices, ...]:
+        """Return slices of gains, one number each, that log-scales of their own bring to 1."""
+        single = torch.ones(2, self.size, dtype=torch.bool)
+        for each in self.slices:
+            if len(each.rows.shape) > 1:
+                single[(each.powers > 0).long(), each.index[1]] = False
+        found = []
+        for each in self.slices:
+            if len(each.rows.shape) == 1 and not each.rows.name.endswith("bias") and each.rows.columns == 1:
+                keep = single[(each.powers > 0).long(), each.index[1]]
+                keep &= torch.bincount(each.index[0], minlength=len(each.rows))[each.index[0]] == 1
+                if bool(keep.any()):
+                    found.append(Slices(each.rows, each.index[:, keep], each.powers[keep]))
+        return tuple(found)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the ratio of the largest scale and the smallest."""
+        return float((element.max() - element.min()).exp()) if element.numel() else 1.0
+
+    def balancing(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return log-scales that make each alone about the least of |w|^2, but those of gains."""
+        value, size = self.charge(params, params)
+        z = -0.5 * (value / size.clamp(min=1e-300)).clamp(-0.999, 0.999).atanh()
+        for each in self.gains(params):
+            z[each.index[1]] = 0.0
+        return z
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        most = math.log(condition) / 2
+        return element.clamp(-most, most)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
