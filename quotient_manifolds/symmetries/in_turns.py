@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Part, Rows, Sparse, Symmetry, Translation, Wire, blocks
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    Complex,
+    Gauge,
+    Part,
+    Rows,
+    Sparse,
+    Symmetry,
+    Translation,
+    Wire,
+    blocks,
+)
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
