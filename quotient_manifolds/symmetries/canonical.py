@@ -170,7 +170,7 @@ def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Poin
     point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
     if point.directions.shape[1] > SMALL:
         return point
-    D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
+    D = [directions(each, point.params, zero) for each in symmetries if isinstance(each, Translation)]
     flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
     return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
 
