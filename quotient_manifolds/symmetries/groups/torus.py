@@ -94,6 +94,10 @@ class Torus(Symmetry):
         return tuple(dict.fromkeys((*(s.rows.name for s in self.slices), *self.constants.names)))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *self.constants.reads)))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
 
