@@ -33,7 +33,7 @@ from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-EXACT = 1e-13
+EXACT, TRIES = 1e-13, 3
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 By: TypeAlias = Literal["activations", "weights"]
@@ -248,41 +248,54 @@ class _Aligner:
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
         self._units = [each for each in units if not each.exchanged]
-        self._seen, self._condition, self._steps = seen, condition, list[tuple[Symmetry | Permutation, Tensor]]()
+        self._seen, self._condition = seen, condition
         wide = {name for name, count in axes.items() if count > 1}
         self._compared = wide if any(name in wide for each in self._groups for name in each.names) else {*axes}
 
     def element(self, progress: Progress | None) -> GroupElement:
-        """Return the group element that brings the one nearest to the other."""
-        (self._here, first), (self._there, last) = (settled(self._groups, each) for each in (self._own, self._other))
-        self._moments = self._activations(first, last)
-        self._steps = [*first]
-        self._in_order()
+        """Return the group element that brings the one nearest to the other: permutations act last.
+
+        Symmetries were found with the model's own buffers, which permutations move; so they act between the model and
+        the other with its units in the order of the model's.
+        """
+        orders, there = GroupElement(), self._other
+        for number in range(TRIES + 1):
+            self._search(there, self._units if number < TRIES else ())
+            if progress is not None:
+                progress("alignment", number + 1, TRIES + 2)
+            if not self._orders:
+                break
+            orders = GroupElement((*self._orders, *orders.steps))
+            there = orders.inverse.apply(self._other)
+        size = sum(float(w.square().sum()) for w in there.values()) ** 0.5
+        steps = fitted(self._own, there, self._groups, tuple(self._steps), self._condition, EXACT * size)
         if progress is not None:
-            progress("alignment", 1, ROUNDS)
-        for number in range(1, ROUNDS):
-            before = self._distance()
-            changed = [self._assign(units, self._compared) for units in self._units]
+            progress("alignment", TRIES + 2, TRIES + 2)
+        return GroupElement((*steps, *orders.steps))
+
+    def _search(self, there: Params, several: Sequence[Units]) -> None:
+        """Find orders of units, and what brings parameters near to others that are in these orders."""
+        (self._here, first), (self._there, last) = (settled(self._groups, each) for each in (self._own, there))
+        self._moments = self._activations(first, last, there)
+        self._steps, self._orders = [*first], []
+        self._in_order(several)
+        for _ in range(1, ROUNDS):
+            before = distance(self._here, self._there)
+            changed = [self._assign(units, self._compared) for units in several]
             for k in range(len(self._groups)):
                 self._turn(k, self._compared)
-            if progress is not None:
-                progress("alignment", number + 1, ROUNDS)
-            if not any(changed) and not self._distance() < (1 - SETTLED) * before:
+            if not any(changed) and not distance(self._here, self._there) < (1 - SETTLED) * before:
                 break
-        back = [(each, each.bounded(value, self._condition)) for each, value in GroupElement(last).inverse.steps]  # type: ignore[union-attr]
-        size = sum(float(w.square().sum()) for w in self._other.values()) ** 0.5
-        steps = fitted(self._own, self._other, self._groups, (*self._steps, *back), self._condition, EXACT * size)
-        if progress is not None:
-            progress("alignment", ROUNDS, ROUNDS)
-        return GroupElement(steps)
+        back = GroupElement(last).inverse.steps
+        self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 
-    def _activations(self, first: Steps, last: Steps) -> list[Tensor | None]:
+    def _activations(self, first: Steps, last: Steps, there: Params) -> list[Tensor | None]:
         if self._seen is None:
             return [None] * len(self._groups)
-        here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, self._other)))
+        here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, there)))
         return self._seen([each if each.balancing(self._here) is None else None for each in self._groups], here, there)
 
-    def _in_order(self) -> None:
+    def _in_order(self, several: Sequence[Units]) -> None:
         """Turn and assign first what meets nothing that is not turned and assigned yet."""
         left: dict[int, Callable[[set[str]], object]] = {}
         moved: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
@@ -292,7 +305,7 @@ class _Aligner:
                 moved.append((each.names, ()))
             else:
                 moved.append(((), ()))
-        for units in self._units:
+        for units in several:
             left[len(moved)] = partial(self._assign, units)
             moved.append((units.permutation.names, units.inside))
         while left:
@@ -312,9 +325,6 @@ class _Aligner:
             k = max(left, key=share)
             left.pop(k)(usable[k] or self._compared)
 
-    def _distance(self) -> float:
-        return distance(self._here, self._there)
-
     def _turn(self, k: int, names: set[str]) -> None:
         symmetry, seen = self._groups[k], self._moments[k]
         M = symmetry.overlap(self._here, self._only(names))
@@ -332,7 +342,7 @@ class _Aligner:
         if torch.equal(order, torch.arange(len(order))):
             return False
         self._here = units.permutation.act(self._here, order)
-        self._steps.append((units.permutation, order))
+        self._orders.append((units.permutation, order))
         return True
 
     def _only(self, names: set[str]) -> Params:
