@@ -113,15 +113,15 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     point = _start(symmetries, params)
     wide = sum(each.numel() for each in point.zero.values()) > SMALL
     zeros: dict[str, Tensor] = {}
-    if wide:
-        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
     free = []
-    numbers = _gains(symmetries)
+    numbers = _gains(symmetries, params)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    if not wide:
+    if wide:
+        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
+    else:
         point, zeros = _without_constants(point)
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
@@ -150,7 +150,9 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
         elif isinstance(symmetry, Torus):
             yield from (each.rows for each in symmetry.slices)
         elif isinstance(symmetry, Translation):
-            yield from (part.rows for part in symmetry.parts)
+            for part in symmetry.parts:
+                yield part.rows
+                yield from part.read()
         elif isinstance(symmetry, Linear):
             yield from (Rows.along(name, shape, 0) for name, shape in symmetry.shapes)
 
@@ -182,14 +184,13 @@ def _orthonormal(D: Tensor) -> Tensor:
     return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
 
 
-def _gains(symmetries: Sequence[Symmetry]) -> dict[str, Rows]:
+def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
     """Return the entries that are gains between a wire and a slot, by name and number."""
-    found: dict[str, Rows] = {}
+    gains: dict[str, Rows] = {}
     for symmetry in symmetries:
-        for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
-            for gain in slot.gains:
-                found.setdefault(gain.entries.name, gain.entries)
-    return found
+        for rows in (*symmetry.units, *(each.rows for each in symmetry.gains(params))):
+            gains.setdefault(rows.name, rows)
+    return gains
 
 
 def _exponents(torus: Torus, rows: Rows) -> csr_matrix:

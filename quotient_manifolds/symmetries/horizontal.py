@@ -51,9 +51,7 @@ def _limit(grads: Mapping[str, Tensor | None]) -> float:
     return max((LIMIT.get(kind, LIMIT[torch.float32]) for kind in kinds), default=0.0)
 
 
-def _slope(
-    symmetry: groups.Symmetry, point: Mapping[str, Tensor], grads: Mapping[str, Tensor], limit: float
-) -> float:
+def _slope(symmetry: groups.Symmetry, point: Mapping[str, Tensor], grads: Mapping[str, Tensor], limit: float) -> float:
     charge = symmetry.charge(point, grads)
     value, size = float(charge.value.norm()), float(charge.size.norm())
     if not value <= limit * size:

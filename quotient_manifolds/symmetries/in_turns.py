@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups import GL, Complex, Gauge, Rows, Symmetry, Translation, Wire, blocks
+from quotient_manifolds.symmetries.groups import (
+    GL,
+    Complex,
+    Gauge,
+    Part,
+    Rows,
+    Sparse,
+    Symmetry,
+    Translation,
+    Wire,
+    blocks,
+)
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
 
 _SWEEPS = 30
@@ -126,7 +137,9 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         z = z if part.right is None else z @ torch.linalg.pinv(part.right)
     elif b == 1:
         columns = [torch.eye(a).double() if part.left is None else part.left for part in moved]
-        order = sorted(range(len(moved)), key=lambda k: list(point.params).index(moved[k].rows.name))
+        # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
+        names, direct = list(point.params), [_is_direct(part) for part in translation.parts]
+        order = sorted(range(len(moved)), key=lambda k: (not direct[k], names.index(moved[k].rows.name)))
         basis, z = torch.eye(a, dtype=torch.float64), torch.zeros(a, 1, dtype=torch.float64)
         for k in order:
             part = moved[k]
@@ -136,7 +149,7 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
                 z = wanted + z
                 break
             U, s, Vh = torch.linalg.svd(columns[k] @ basis)
-            rank = int((s > 1e-9 * s[:1]).sum())
+            rank = int((s > 1e-9 * columns[k].norm()).sum())
             z = z + basis @ (Vh[:rank].mT @ ((U[:, :rank].mT @ wanted) / s[:rank, None]))
             basis = basis @ Vh[rank:].mT
             if not basis.shape[1]:
@@ -149,8 +162,14 @@ def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
         )
     else:
         return point, 0.0
-    size = max(_length(part, z) / float(point.params[part.rows.name].norm().clamp(min=1e-300)) for part in moved)
+    norms = [float(point.params[part.rows.name].norm()) for part in moved]
+    size = max(_length(part, z) for part in moved) / max(*norms, 1e-300)
     return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
+
+
+def _is_direct(part: Part) -> bool:
+    """Return whether a part is moved by z in units, and not by what weights make of z."""
+    return part.left is None or isinstance(part.left, Sparse)
 
 
 def _length(part: Numbers, z: Tensor) -> float:
