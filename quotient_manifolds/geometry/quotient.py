@@ -146,10 +146,11 @@ class Quotient(Geometry):
         if not others:  # factors of pairs are balanced one by one
             return _Begin(pairs, (), start, ())
         held = {name: w.detach() for name, w in every.items()} | start
-        params = held if layouts is None else Whole(held, layouts)
+        whole = held if layouts is None else Whole(held, layouts)
         # With a relaxed metric the place of a pair in its orbit counts.
-        acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, params), reparameterizations=others)
-        found, moved = canonical(acting.groups, params), set(acting.moved)
+        acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, whole), reparameterizations=others)
+        read = dict.fromkeys(name for each in acting.groups for name in each.reads)
+        found, moved = canonical(acting.groups, {name: whole[name] for name in read}), set(acting.moved)
         point = {name: found.params[name] if name in moved else w for name, w in start.items()}
         if layouts is not None:
             point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}
@@ -241,12 +242,23 @@ class Quotient(Geometry):
         elif symmetries.declared:
             declared = partial(verify_on_batches, model, loss, batches[:1], Symmetries(symmetries.declared))
             kept = found.without(known.once(declared, "declared", model, loss, symmetries, batches[0]).failed, self)
-        if kept._known().every:
-            doubts = kept._known_begin(model, known).doubts
-            known.once(partial(_warn_of, doubts), "single", model, kept._known())
+        known.once(partial(kept._warn_of_doubts, model, known), "single", model, kept._known())
         if self.verify == "full":
             kept._check_begin(found._verification(model, loss, batches, known), model, loss, batches, known)
         return kept
+
+    def _warn_of_doubts(self, model: nn.Module, known: KnownSymmetries) -> None:
+        """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
+        try:
+            doubts = self._known_begin(model, known).doubts
+        except ValueError:  # said where the measure begins
+            return
+        if doubts:
+            warnings.warn(
+                f"measures of this model are not constant on the whole orbit, which has no unique canonical point: "
+                f"{doubts[0]}",
+                stacklevel=4,
+            )
 
     def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
         if self.verify != "gradient" or is_sharded(model):
@@ -356,16 +368,6 @@ def _measured(point: Params, start: Params, own: Params) -> Params:
     """Return the model's own parameters where a point has not moved from the start, and others as they are measured."""
     same = {name: own[name] if w is start[name] else w for name, w in point.items()}
     return stored(same, own)
-
-
-def _warn_of(doubts: Sequence[str]) -> None:
-    """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
-    if doubts:
-        warnings.warn(
-            f"measures of this model are not constant on the whole orbit, which has no unique canonical point: "
-            f"{doubts[0]}",
-            stacklevel=4,
-        )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 import torch
@@ -193,28 +192,13 @@ def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict
     return gains
 
 
-def _exponents(torus: Torus, rows: Rows) -> csr_matrix:
-    """Return the exponents (entries, k) of single entries of a parameter."""
-    at = rows.places[:, 0].numpy()
-    E = csr_matrix((len(at), torus.size))
-    for each in torus.slices:
-        if each.rows.name == rows.name:
-            row = np.full(prod(rows.shape), -1)
-            row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
-            own = csr_matrix((each.powers.numpy(), tuple(each.index.numpy())), shape=(len(each.rows), torus.size))
-            inside = np.flatnonzero(row[at] >= 0)
-            select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
-            E = E + select @ own
-    return E
-
-
 def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
     """Return the point where gains are 1, as nearly as they can be, and the log-scales that do not change gains."""
     E, logs = [csr_matrix((0, torus.size))], [np.zeros(0)]
     for name, rows in gains.items():
         if name in torus.names:
             values = rows.read(point.params)[:, 0].abs().numpy()
-            E.append(_exponents(torus, rows)[values > 0])
+            E.append(torus.exponents(rows)[values > 0])
             logs.append(np.log(values[values > 0]))
     matrix, log = vstack(E).tocsr(), np.concatenate(logs)
     touched = np.diff(matrix.tocsc().indptr)
@@ -303,7 +287,7 @@ def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str])
         at = torch.nonzero((point.params[name] - point.zero[name]).flatten().abs() > _ZERO)
         if len(at):
             rows = Rows.at(name, tuple(point.zero[name].shape), at)
-            own = (_exponents(torus, rows) @ basis.mT.numpy()).round(12)
+            own = (torus.exponents(rows) @ basis.mT.numpy()).round(12)
             exponents.append(np.concatenate([own, np.full((len(own), 1), float(name not in mixed))], 1))
     E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
     E, most = E[:, :-1], E[:, -1]

@@ -94,7 +94,12 @@ def some_rows(rows: Rows, some: Tensor) -> Rows:
 
 
 def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
-    """Yield the heads on which a gauge has all matrices, or all complex numbers; none if gains are between."""
+    """Yield the heads on which a gauge has all matrices, or all complex numbers; none if gains are between.
+
+    None, either, if constants count beside biases: no factor has the sum.
+    """
+    if any(bool(each.values.any()) for each in gauge.wire.constants.every):
+        return
     gauge = _unfolded(gauge)
     slots, summands = gauge.wire.slots, gauge.algebra.summands
     if not all(isinstance(algebra, (GL, Complex)) and algebra.n > 1 for _, algebra in summands):

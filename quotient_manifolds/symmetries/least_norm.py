@@ -9,7 +9,7 @@ unique up to rotations if the orbit is closed. Otherwise |w|^2 has no least valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -96,7 +96,7 @@ def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mappi
     result = []
     for each in symmetries:
         if isinstance(each, Translation):
-            w, D = {name: w.double() for name, w in params.items()}, directions(each, params)
+            w, D = {name: w.double() for name, w in params.items()}, directions(each, params, params)
             for symmetry, element in steps:
                 D, w = carry(symmetry, element, w, D), symmetry.act(w, element)
             each = along(D)
@@ -104,11 +104,11 @@ def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mappi
     return result
 
 
-def directions(translation: Translation, params: Mapping[str, Tensor]) -> Params:
-    """Return the directions (k, *shape) of a translation, of all parameters by name."""
+def directions(translation: Translation, params: Mapping[str, Tensor], names: Iterable[str]) -> Params:
+    """Return the directions (k, *shape) of a translation, of parameters of these names; it may read others, too."""
     k = translation.shape[0] * translation.shape[1]
     D = translation.tangent(params, torch.eye(k, dtype=torch.float64).view(k, *translation.shape))
-    zero = {name: torch.zeros(k, *w.shape, dtype=torch.float64) for name, w in params.items() if name not in D}
+    zero = {name: torch.zeros(k, *params[name].shape, dtype=torch.float64) for name in names if name not in D}
     return {**zero, **D}
 
 

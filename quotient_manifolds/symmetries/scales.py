@@ -40,7 +40,7 @@ class Scales:
     """Hold the log-scales of a torus in a basis in which as many as possible are of one channel, and change no gain."""
 
     def __init__(self, torus: Torus, number: int, roles: Roles) -> None:
-        self.number, self.roles = number, roles
+        self.number, self.roles, self.constants = number, roles, torus.constants
         self.rows = list[Rows]()
         of = [self._place(each.rows) for each in torus.slices]  # uses of the same entries are one
         self.starts = np.cumsum([0, *map(len, self.rows)])
@@ -140,8 +140,11 @@ class Scales:
 
     def heads(self) -> Iterator[Heads]:
         """Yield single channels that have nothing but rows and columns of weights, all to the same power."""
+        moving = self.part(torch.arange(self.size)).moving()
         for each in self.alike:
             if any(self.gains[k] for k in each.slices) or {abs(power) for power in each.powers} != {1.0}:
+                continue
+            if moving[each.scales.numpy()].any():  # of a bias and a statistic no factor has the sum
                 continue
             parts = []
             for k, power in dict.fromkeys(zip(each.slices, each.powers, strict=True)):
@@ -179,7 +182,7 @@ class Scales:
                 used, row = np.unique(own.row, return_inverse=True)
                 index = torch.from_numpy(np.stack([row, own.col]).astype(np.int64))
                 slices.append(Slices(some_rows(each, torch.from_numpy(used).long()), index, _tensor(own.data)))
-        return Torus(tuple(slices), len(scales))
+        return Torus(tuple(slices), len(scales), self.constants.of({each.rows.name for each in slices}))
 
 
 def _same(one: Rows, other: Rows) -> bool:

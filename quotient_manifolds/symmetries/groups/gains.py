@@ -101,6 +101,12 @@ class Constants(Record):
         """Return the parameters that are biases, each once."""
         return tuple(dict.fromkeys(each.bias.name for each in self.every))
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the parameters that constants are read from, biases included, each once."""
+        gains = (gain.entries.name for each in self.every for gain in each.gains)
+        return tuple(dict.fromkeys((*self.names, *gains)))
+
     def included(self, params: Mapping[str, Tensor]) -> Draft:
         """Return parameters with what counts in place of biases, these in float64."""
         draft = Draft(params)

@@ -64,6 +64,11 @@ class Gauge(Symmetry):
         return self.wire.names
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        units = (rows.name for rows in self.units)
+        return tuple(dict.fromkeys((*self.names, *units, *self.wire.constants.reads)))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.wire.channels, self.wire.channels)
 

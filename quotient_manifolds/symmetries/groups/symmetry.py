@@ -25,6 +25,11 @@ class Symmetry(Record, ABC):
         """Return the parameters that `act` changes, each once."""
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the parameters that `act` reads, each once: those that it changes first."""
+        return self.names
+
+    @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Return the shape of generators."""

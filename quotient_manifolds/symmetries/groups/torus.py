@@ -94,6 +94,10 @@ class Torus(Symmetry):
         return tuple(dict.fromkeys((*(s.rows.name for s in self.slices), *self.constants.names)))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *self.constants.reads)))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
 
@@ -176,6 +180,32 @@ class Torus(Symmetry):
             eigenvalues = np.linalg.eigvalsh(gram[part][:, part].toarray())
             rank += int((eigenvalues > _RANK * eigenvalues[-1]).sum())
         return rank
+
+    def exponents(self, rows: Rows) -> csr_matrix:
+        """Return the exponents (entries, k) of single entries of a parameter, rows (entries, 1)."""
+        at = rows.places[:, 0].numpy()
+        E = csr_matrix((len(at), self.size))
+        for each in self.slices:
+            if each.rows.name == rows.name:
+                row = np.full(prod(rows.shape), -1)
+                row[each.rows.places.flatten().numpy()] = np.repeat(np.arange(len(each.rows)), each.rows.columns)
+                inside = np.flatnonzero(row[at] >= 0)
+                select = csr_matrix((np.ones(len(inside)), (inside, row[at[inside]])), shape=(len(at), len(each.rows)))
+                E = E + select @ self._exponents(each)
+        return E
+
+    def moving(self) -> np.ndarray:
+        """Return which log-scales move constants, bool (k,): others multiply what biases are without them, too."""
+        found = np.zeros(self.size, dtype=bool)
+        for each in self.constants.every:
+            E = self.exponents(each.bias)
+            for gain in each.gains:
+                own = np.flatnonzero(gain.at.numpy() >= 0)
+                at = own, gain.at.numpy()[own]
+                select = csr_matrix((np.full(len(own), gain.power), at), shape=(E.shape[0], len(gain.entries)))
+                E = E - select @ self.exponents(gain.entries)
+            found |= np.asarray(abs(E[each.values.numpy() != 0]).sum(0))[0] > _RANK
+        return found
 
     def _exponents(self, each: Slices) -> csr_matrix:
         shape = (len(each.rows), self.size)

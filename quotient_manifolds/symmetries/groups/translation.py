@@ -106,6 +106,10 @@ class Translation(Symmetry):
         return tuple(dict.fromkeys(part.rows.name for part in self.parts))
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.names, *(rows.name for part in self.parts for rows in part.read()))))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
