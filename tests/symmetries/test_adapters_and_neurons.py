@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries import (
     Verification,
     example_inputs,
     find_symmetries,
+    propose_symmetries,
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
@@ -28,7 +29,7 @@ NEURONS = (RELU, GATED, "neurons")
 
 def found_of(model: nn.Module, inputs: Any, *kinds: str) -> Symmetries:
     """The pairs of these kinds that a measure has, whatever adapters are idle, and what is refused of them."""
-    found = find_symmetries(model.eval(), inputs)
+    found = propose_symmetries(model.eval(), inputs)
     return Symmetries(
         tuple(pair for pair in found.pairs if pair.kind in kinds),
         refused=tuple(each for each in found.refused if each.kind in kinds),
