@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import (
+    Draft,
     FromSum,
     Gauge,
     IntoMean,
@@ -61,15 +62,17 @@ class Canonical:
 
     def applied(self, params: Mapping[str, Tensor]) -> Params:
         """Return parameters (in float64) after the same element."""
+        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
         for symmetry, element in self.element:
-            params = symmetry.act(params, element)
-        return dict(params)
+            symmetry.move(draft, element)
+        return {**draft}
 
     def undone(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters after the inverse element."""
+        """Return parameters (in float64) after the inverse element."""
+        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
         for symmetry, element in reversed(self.element):
-            params = symmetry.act(params, symmetry.inverse(element))
-        return dict(params)
+            symmetry.move(draft, symmetry.inverse(element))
+        return {**draft}
 
 
 class NoPlaceError(ValueError):
@@ -107,27 +110,25 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    shapes = {rows.name: rows.shape for rows in _every_rows(symmetries)}
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     symmetries = joined(symmetries)
-    point = _start(symmetries, params)
-    wide = sum(each.numel() for each in point.zero.values()) > SMALL
-    zeros: dict[str, Tensor] = {}
+    point = _start(symmetries, {**Draft(params).own(shapes)}, [])
     free = []
     numbers = _gains(symmetries, params)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    if wide:
-        point, zeros = without_constants(point, [each for each in symmetries if isinstance(each, Translation)])
-    else:
-        point, zeros = _without_constants(point)
+    draft = Draft(point.params).own(shapes)
+    steps, zeros = without_constants(draft, [each for each in symmetries if isinstance(each, Translation)])
+    point = replace(point, params={**draft}, steps=(*point.steps, *steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
-    if wide:
+    if sum(map(prod, shapes.values())) > SMALL:
         point, left = in_turns(point, others, free)
     else:
         mixed = {name for each in others for name in each.names}
@@ -157,23 +158,22 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
             yield from (Rows.along(name, shape, 0) for name, shape in symmetry.shapes)
 
 
-def _start(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Point:
-    """Return the point in float64, with what translations there are."""
+def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
+    """Return the point at parameters that symmetries may move, with the directions of translations."""
+    none = torch.zeros((), dtype=torch.float64)
     every = list(_every_rows(symmetries))
-    moved = {rows.name for rows in every}
-    w = {name: each.detach().double() for name, each in params.items() if name in moved}
-    zero = {name: torch.zeros_like(each).flatten() for name, each in w.items()}
+    moved = {rows.name: rows.shape for rows in every}
+    zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in every:
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
         if bool(at.any()):
-            zero[rows.name][rows.places] = at.double().expand(rows.places.shape)
-    zero = {name: each.view(w[name].shape) for name, each in zero.items()}
-    point = Point({**params, **w}, zero, torch.zeros(0, sum(each.numel() for each in w.values()), dtype=torch.float64))
-    if point.directions.shape[1] > SMALL:
-        return point
-    D = [directions(each, w) for each in symmetries if isinstance(each, Translation)]
+            flat = zero[rows.name].flatten().clone()
+            flat[rows.places] = at.double().expand(rows.places.shape)
+            zero[rows.name] = flat.view(rows.shape)
+    size = sum(each.numel() for each in zero.values())
+    D = [directions(each, params) for each in translations]
     flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
-    return replace(point, directions=_orthonormal(torch.cat([point.directions, *flat])))
+    return Point(params, zero, _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *flat])))
 
 
 def _orthonormal(D: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
+    Draft,
     Gauge,
     Part,
     Rows,
@@ -22,42 +23,41 @@ from quotient_manifolds.symmetries.groups import (
     Wire,
     blocks,
 )
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, moments
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
 """Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
 _STEPS = 40
+_RANK, _ORTHOGONAL = 1e-9, 1e-12
+"""Singular values that count as 0, and cosines, relative to the largest squared length."""
 _ZERO = 1e-12
 
 
-class Numbers(NamedTuple):
-    """Hold a part of a translation as it is at some parameters."""
+def without_constants(draft: Draft, translations: Sequence[Translation]) -> tuple[list[Step], dict[str, Tensor]]:
+    """Move a draft along translations until constants are 0, those of earlier parameters first.
 
-    rows: Rows
-    left: Tensor | None
-    right: Tensor | None
-
-
-def without_constants(point: Point, translations: Sequence[Translation]) -> tuple[Point, dict[str, Tensor]]:
-    """Return the point after translations, in turns, before anything else moves the weights they hold at.
-
-    Also which entries are 0 there, by parameter.
+    Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
+    turn it has another one only if one of these has changed. Return the steps, and which entries are 0, by parameter.
     """
-    names = [{*each.names} for each in translations]
-    todo, visits = dict.fromkeys(range(len(translations))), 0
+    place = {name: k for k, name in enumerate(draft)}
+    order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
+    todo, read, steps, visits = dict.fromkeys(order), dict[int, set[str]](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        point, change = _projected(point, translations[k])
-        if change > DONE:
-            todo |= dict.fromkeys(j for j in range(len(names)) if j != k and names[j] & names[k])
+        z, read[k] = _projected(draft, translations[k], place)
+        if z is not None:
+            translations[k].move(draft, z)
+            steps.append((translations[k], z))
+            moved = {*translations[k].names}
+            todo |= dict.fromkeys(j for j in order if j != k and j in read and moved & read[j])
     zeros: dict[str, Tensor] = {}
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
-        if float((point.params[name].flatten()[at]).abs().max()) <= _ZERO:
+        if float(draft[name].flatten()[at].abs().max()) <= _ZERO:
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
-    return point, zeros
+    return steps, zeros
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
@@ -127,44 +127,82 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
-def _projected(point: Point, translation: Translation) -> tuple[Point, float]:
-    """Return the point of least |w| along a translation: where constants are 0 as far as they can be, by parameter."""
-    (a, b), moved = translation.shape, [Numbers(part.rows, *part.at(point.params)) for part in translation.parts]
-    if len(moved) == 1:
-        part = moved[0]
-        z = -part.rows.read(point.params)
-        z = z if part.left is None else torch.linalg.pinv(part.left) @ z
-        z = z if part.right is None else z @ torch.linalg.pinv(part.right)
-    elif b == 1:
-        columns = [torch.eye(a).double() if part.left is None else part.left for part in moved]
-        # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
-        names, direct = list(point.params), [_is_direct(part) for part in translation.parts]
-        order = sorted(range(len(moved)), key=lambda k: (not direct[k], names.index(moved[k].rows.name)))
-        basis, z = torch.eye(a, dtype=torch.float64), torch.zeros(a, 1, dtype=torch.float64)
-        for k in order:
-            part = moved[k]
-            right = torch.ones(1, part.rows.columns, dtype=torch.float64) if part.right is None else part.right
-            wanted = -(part.rows.read(point.params) @ right.mT / right.square().sum() + columns[k] @ z)
-            if part.left is None and len(basis) == basis.shape[1]:
-                z = wanted + z
-                break
-            U, s, Vh = torch.linalg.svd(columns[k] @ basis)
-            rank = int((s > 1e-9 * columns[k].norm()).sum())
-            z = z + basis @ (Vh[:rank].mT @ ((U[:, :rank].mT @ wanted) / s[:rank, None]))
-            basis = basis @ Vh[rank:].mT
-            if not basis.shape[1]:
-                break
-    elif all(part.right is None for part in moved):
-        columns = [torch.eye(a).double() if part.left is None else part.left for part in moved]
-        gram = sum((c.mT @ c for c in columns), torch.zeros(a, a, dtype=torch.float64))
-        z = -torch.linalg.pinv(gram, hermitian=True) @ sum(
-            (c.mT @ p.rows.read(point.params) for c, p in zip(columns, moved, strict=True)), torch.zeros(a, b).double()
-        )
-    else:
-        return point, 0.0
-    norms = [float(point.params[part.rows.name].norm()) for part in moved]
-    size = max(_length(part, z) for part in moved) / max(*norms, 1e-300)
-    return (point, 0.0) if size <= DONE else (point.acted(translation, z), size)
+def _projected(
+    params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
+) -> tuple[Tensor | None, set[str]]:
+    """Return z that takes the first parameters of a translation to their least |w|, and which parameters z depends on.
+
+    None where they are there already.
+    """
+    # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
+    parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+    a, b = translation.shape
+    if len(parts) > 1 and b > 1:
+        return _jointly(params, parts, (a, b)) if all(part.right is None for part in parts) else (None, set())
+    z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
+    read, far = set[str](), 0.0
+    for part in parts:
+        left, right = part.at(params)
+        read |= {part.rows.name, *(rows.name for rows in part.read())}
+        wanted = -_against(part.rows, params, right)
+        if basis is None and left is None:
+            step, null = wanted, None
+        elif basis is None:
+            assert left is not None
+            step, null = _solved(left, wanted, float(left.norm()))
+        else:
+            L, size = (basis, 1.0) if left is None else (left @ basis, float(left.norm()))
+            step, null = _solved(L, wanted - (z if left is None else left @ z), size)
+            step = basis @ step
+        far = max(far, _length(step if left is None else left @ step, right))
+        z = z + step
+        if null is None:
+            break
+        basis = null if basis is None else basis @ null
+    size = max(float(torch.linalg.vector_norm(params[part.rows.name])) for part in parts)
+    return (z if far > DONE * size else None), read
+
+
+def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
+    """Return the rows' coordinates in the rows of `right`: values with values @ right as near to them as it can be."""
+    if right is None:
+        return rows.read(params)
+    inverse = right.mT / right.square().sum() if len(right) == 1 else torch.linalg.pinv(right)
+    return rows.times(params, inverse)
+
+
+def _jointly(
+    params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
+) -> tuple[Tensor | None, set[str]]:
+    """Return z of least |w| of several parts of several columns, that nothing multiplies from the right."""
+    (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
+    gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
+    columns = [torch.eye(a, dtype=torch.float64) if (left := part.at(params)[0]) is None else left for part in parts]
+    for left, part in zip(columns, parts, strict=True):
+        gram, value = gram + left.mT @ left, value + left.mT @ part.rows.read(params)
+    z = -torch.linalg.pinv(gram, hermitian=True) @ value
+    for left, part in zip(columns, parts, strict=True):
+        far = max(far, float((left @ z).norm()) / float(params[part.rows.name].norm().clamp(min=1e-300)))
+    return (z if far > DONE else None), read
+
+
+def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
+    """Return the shortest Y with L Y nearest to V, and a basis of what L takes to 0, None if there is nothing.
+
+    size: of what L was computed from: singular values that are 0 beside it are rounding.
+
+    Columns that are orthogonal, as of one entry per row, take no decomposition.
+    """
+    gram = None if bool((L.count_nonzero(1) <= 1).all()) else L.mT @ L
+    square = L.square().sum(0) if gram is None else gram.diagonal()
+    alive = square > (_RANK * size) ** 2
+    if gram is None or float((gram - square.diag()).abs().max()) <= _ORTHOGONAL * float(square.max()):
+        step = torch.where(alive[:, None], (L.mT @ V) / square.where(alive, 1.0)[:, None], 0.0)
+        return step, None if bool(alive.all()) else torch.eye(len(alive), dtype=torch.float64)[:, ~alive]
+    U, s, Vh = torch.linalg.svd(L, full_matrices=len(L) < L.shape[1])
+    rank = int((s > _RANK * size).sum())
+    step = Vh[:rank].mT @ ((U[:, :rank].mT @ V) / s[:rank, None])
+    return step, Vh[rank:].mT if rank < len(Vh) else None
 
 
 def _is_direct(part: Part) -> bool:
@@ -172,30 +210,34 @@ def _is_direct(part: Part) -> bool:
     return part.left is None or isinstance(part.left, Sparse)
 
 
-def _length(part: Numbers, z: Tensor) -> float:
-    """Return the length of left @ z @ right, which is not formed."""
-    z = z if part.left is None else part.left @ z
-    return float(z.norm() if part.right is None else (torch.linalg.qr(part.right.mT, mode="r")[1] @ z.mT).norm())
+def _length(change: Tensor, right: Tensor | None) -> float:
+    """Return the length of change @ right, which is not formed."""
+    if right is None:
+        return float(change.norm())
+    side = right.norm()[None, None] if len(right) == 1 else torch.linalg.qr(right.mT, mode="r")[1]
+    return float((side @ change.mT).norm())
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     """Return the point where second moments of writers and readers agree by blocks, and how far apart they were."""
-    A, far = torch.eye(gauge.wire.channels, dtype=torch.float64), 0.0
+    blocks, far = [], 0.0
     for channels, algebra in gauge.algebra.summands:
+        k, m = channels.shape
+        blocks.append(torch.eye(m, dtype=torch.float64).repeat(k, 1, 1))
         if not isinstance(algebra, (GL, Complex)):
             continue
         M, N = moments(point.params, gauge, channels)
-        m = channels.shape[1]
-        if isinstance(algebra, Complex):
-            M, N = (torch.eye(2).double() * each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
-        sizes = M.flatten(1).norm(dim=1) + N.flatten(1).norm(dim=1)
-        alive = (M.flatten(1).norm(dim=1) > 0) & (N.flatten(1).norm(dim=1) > 0)
+        scalar = m == 1 or isinstance(algebra, Complex)
+        if scalar:
+            M, N = (each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
+        one, other = M.flatten(1).norm(dim=1), N.flatten(1).norm(dim=1)
+        alive = (one > 0) & (other > 0)
         if not bool(alive.any()):
             continue
-        channels, M, N = channels[alive], M[alive], N[alive]
-        far = max(far, float(((M - N).flatten(1).norm(dim=1) / sizes[alive]).max()))
-        A[channels[:, :, None], channels[:, None]] = _between(M, N, m)
-    return (point, 0.0) if far <= DONE else (point.acted(gauge, A), far)
+        M, N = M[alive], N[alive]
+        far = max(far, float(((M - N).flatten(1).norm(dim=1) / (one + other)[alive]).max()))
+        blocks[-1][alive] = (N / M).pow(0.25) * blocks[-1][alive] if scalar else _between(M, N, m)
+    return (point, 0.0) if far <= DONE else (point.acted(gauge, gauge.composed(blocks)), far)
 
 
 def _between(M: Tensor, N: Tensor, m: int) -> Tensor:

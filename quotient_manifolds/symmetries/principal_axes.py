@@ -20,7 +20,6 @@ from quotient_manifolds.symmetries.groups import (
     Algebra,
     CenteredSO,
     Complex,
-    DirectSum,
     FromSum,
     Gauge,
     IntoMean,
@@ -40,15 +39,17 @@ _SMALL = 1e-8
 _CLEAR, _LEAST = 1e-3, 1e-6
 """Of the sum of absolute cubes: a sum of cubes whose sign is clear, and one whose sign is rounding."""
 _STARTS, _STEPS = 12, 60
+_TURNING = (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)
+"""Algebras whose rotations, if they have any, go to the axes of the second moment."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Hold orthonormal vectors (n, r) along which the channels of a wire stand, and which signs are open.
+    """Hold orthonormal vectors along which the channels of a wire stand, and which signs are open.
 
-    axis: (r,), of which axis each vector is; those of one axis change their signs together. turns: which axes change
-    their signs at once, bool (t, axes), a row for each of the elements of order two that generate all; or bool (axes,)
-    if each of them may on its own.
+    vectors: (n, r), or int64 (r,) if each is along a channel. axis: (r,), ascending, of which axis each vector is;
+    those of one axis change their signs together. turns: which axes change their signs at once, bool (t, axes), a row
+    for each of the elements of order two that generate all; or bool (axes,) if each of them may on its own.
     """
 
     gauge: Gauge
@@ -63,15 +64,42 @@ class Frame:
 
     def along(self, slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
         """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
-        V, U = in_units(slot, params), self.vectors[slot.channels]
+        V = in_units(slot, params)
+        if self.vectors.ndim == 1:
+            V = torch.cat([V, V.new_zeros(1, V.shape[1])])[self._rows(slot)]
+            several = len(self.axis) // len(self.open)
+            return V.view(len(self.open), several, -1)
+        U = self.vectors[slot.channels]
         if len(self.axis) == len(self.open):
-            first = U.abs().argmax(0)
-            single = bool((self.vectors.count_nonzero(0) == 1).all())
-            values = V[first] * U[first, torch.arange(U.shape[1])][:, None] if single else U.mT @ V
-            return values[:, None]
+            return (U.mT @ V)[:, None]
         every = torch.zeros(len(self.open), len(self.axis), dtype=torch.float64)
         every[self.axis, torch.arange(len(self.axis))] = 1.0
         return torch.einsum("ar,ir,jr,jc->aic", every, U, U, V)
+
+    def changed(self, slot: Slot, params: Mapping[str, Tensor], factors: Tensor) -> Tensor:
+        """Return the rows of a slot with 1 - factors (axes,) times what is along each axis."""
+        V, x = slot.rows.read(params), factors[self.axis]
+        if self.vectors.ndim == 1:
+            rows = self._rows(slot)
+            return V.index_put((rows[rows >= 0],), (1 - x)[rows >= 0][:, None] * V[rows[rows >= 0]])
+        u = slot.units(params)[:, None]
+        u, U = u if slot.writes else 1 / u, self.vectors[slot.channels]
+        return V - u * ((U * x) @ (U.mT @ (V / u)))
+
+    def flipped(self, axes: Tensor) -> Tensor:
+        """Return the element that changes the signs of axes, bool (axes,)."""
+        some = axes[self.axis]
+        if self.vectors.ndim == 2:
+            U = self.vectors[:, some]
+            return _exact(self.gauge, torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT)
+        signs = torch.ones(self.gauge.wire.channels, dtype=torch.float64)
+        signs[self.vectors[some]] = -1.0
+        return self.gauge.composed([signs[channels].diag_embed() for channels, _ in self.gauge.algebra.summands])
+
+    def _rows(self, slot: Slot) -> Tensor:
+        """Return the row of each vector's channel in a slot, -1 where it has none."""
+        rows = torch.full((self.gauge.wire.channels,), -1)
+        return rows.index_copy(0, slot.channels, torch.arange(len(slot.channels)))[self.vectors]
 
     def settled(self, cubes: Tensor, margin: Tensor, least: float) -> tuple[Tensor, Frame]:
         """Return the axes that change sign so that clear sums of cubes are positive, and what is open then."""
@@ -94,16 +122,24 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
     frames: list[Frame] = []
     point = replace(point, directions=point.directions[:0])
     for gauge in gauges:
-        A = torch.eye(gauge.wire.channels, dtype=torch.float64)
-        found, distinct = _by_axes(gauge, point.params, A)
-        found += _by_half_turns(gauge, point.params, A)
+        turns, found, distinct = _axes(gauge, point.params)
         if not distinct:
             named = ", ".join(gauge.names)
             doubts.append(f"Principal axes must be distinct. Found some that coincide, of the wire of {named}.")
-        if found and not bool((A.diagonal() == 1).all()):
-            point = point.acted(gauge, _exact(gauge, A))
+        if any(each is not None for each in turns):
+            point = point.acted(gauge, _composed(gauge, turns))
         frames += found
     return _signed(point, frames, doubts)
+
+
+def _composed(gauge: Gauge, turns: Sequence[Tensor | None]) -> Tensor:
+    """Return the element with these blocks (k, m, m) of summands, 1 for None, without rounding where it must be 0."""
+    blocks = []
+    for (channels, _), turn in zip(gauge.algebra.summands, turns, strict=True):
+        eye = torch.eye(channels.shape[1], dtype=torch.float64)
+        whole = eye.expand(len(channels), -1, -1) if turn is None else turn
+        blocks.append(whole.where(gauge.wire.possible_on(channels) | (eye > 0), 0.0))
+    return gauge.composed(blocks)
 
 
 def _exact(gauge: Gauge, A: Tensor) -> Tensor:
@@ -111,52 +147,87 @@ def _exact(gauge: Gauge, A: Tensor) -> Tensor:
     return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
 
 
-def _by_axes(gauge: Gauge, params: Params, A: Tensor) -> tuple[list[Frame], bool]:
-    """Write to A what turns sets of channels to their axes; return frames of these, and whether they are distinct."""
+def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame], bool]:
+    """Return what turns each summand of an algebra to its axes, frames, and whether axes are distinct.
+
+    A turn is (k, m, m), None if there is nothing to turn.
+    """
     bits = gauge.reflections
     bits = torch.zeros(gauge.algebra.components, dtype=torch.bool) if bits is None else bits
-    n, distinct = gauge.wire.channels, True
-    single: list[tuple[Tensor, Tensor]] = []
-    frames = []
-    for channels, algebra, free in _blocks(gauge.algebra, torch.arange(n)[None], bits[None]):
-        k, m = channels.shape
-        E = torch.eye(m, dtype=torch.float64)
-        if isinstance(algebra, (IntoMean, FromSum)):
-            E, channels, free = E.sum(1, keepdim=True) / m**0.5, channels[free], free[free]
-        elif isinstance(algebra, CenteredSO):
-            E = centred(m)
-        elif not isinstance(algebra, (GL, SO, Complex)):
-            continue
-        r = E.shape[1]
-        if r > 1:
-            R, found = _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
-            A[channels[:, :, None], channels[:, None]] = R
+    turns: list[Tensor | None] = []
+    frames: list[Frame] = []
+    alone: list[tuple[Tensor, int]] = []
+    distinct = True
+    for channels, algebra in gauge.algebra.summands:
+        count = len(channels) * algebra.components
+        own, bits = bits[:count].view(len(channels), -1), bits[count:]
+        turn = None
+        for some, part, free in _blocks(algebra, channels, own):
+            R, found = _by_axes(gauge, params, some, part)
             distinct &= found
-        whole = torch.zeros(len(channels), n, r, dtype=torch.float64)
-        whole[torch.arange(len(channels))[:, None], channels] = E
-        if isinstance(algebra, Complex):
-            free = torch.ones(k, dtype=torch.bool)
-        axes = torch.zeros(r, dtype=torch.int64) if isinstance(algebra, Complex) else torch.arange(r)
-        single += [(each, axes) for each in whole[free]]
-        pairs = torch.eye(r, dtype=torch.bool)
-        frames += [Frame(gauge, each, axes, pairs[:-1] | pairs[1:]) for each in whole[~free] if r > 1]
-    if single:
-        counts = torch.tensor([int(axes[-1]) + 1 for _, axes in single])
-        starts = counts.cumsum(0) - counts
-        axis = torch.cat([axes + start for (_, axes), start in zip(single, starts, strict=True)])
-        vectors = torch.cat([each for each, _ in single], 1)
-        frames.append(Frame(gauge, vectors, axis, torch.ones(int(counts.sum()), dtype=torch.bool)))
-    return frames, distinct
+            frames += _framed(gauge, some, part, free, alone)
+            if R is not None and some.shape == channels.shape:
+                turn = R
+            elif R is not None:  # of a flag
+                turn = torch.eye(channels.shape[1]).double().repeat(len(channels), 1, 1) if turn is None else turn
+                at = torch.nonzero(torch.isin(channels[0], some[0]))[:, 0]
+                turn[:, at[:, None], at] = R
+        if turn is None and not isinstance(algebra, _TURNING):
+            turn = _by_half_turns(gauge, params, channels, algebra, frames)
+        turns.append(turn)
+    for several in (1, 2):
+        if some := [channels.flatten() for channels, count in alone if count == several]:
+            vectors = torch.cat(some)
+            axes = len(vectors) // several
+            axis = torch.arange(axes).repeat_interleave(several)
+            frames.append(Frame(gauge, vectors, axis, torch.ones(axes, dtype=torch.bool)))
+    return turns, frames, distinct
+
+
+def _by_axes(gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra) -> tuple[Tensor | None, bool]:
+    """Return rotations (k, m, m) of sets of channels to their axes, and whether these are distinct."""
+    m = channels.shape[1]
+    if m == 1 or not isinstance(algebra, (GL, SO, CenteredSO, Complex)):
+        return None, True
+    E = centred(m) if isinstance(algebra, CenteredSO) else torch.eye(m, dtype=torch.float64)
+    if E.shape[1] < 2:
+        return None, True
+    return _turns(E, torch.stack(moments(params, gauge, channels)).sum(0))
+
+
+def _framed(
+    gauge: Gauge, channels: Tensor, algebra: Algebra, free: Tensor, alone: list[tuple[Tensor, int]]
+) -> Iterator[Frame]:
+    """Yield frames of sets of channels (k, m); append to `alone` those whose vectors are along channels, by axis.
+
+    free: which have a reflection, bool (k,); of the others axes change their signs in pairs.
+    """
+    m = channels.shape[1]
+    if isinstance(algebra, Complex):
+        alone.append((channels, 2))
+        return
+    if isinstance(algebra, (GL, SO)):
+        if bool(free.any()):
+            alone.append((channels[free], 1))
+        E, channels, free = torch.eye(m, dtype=torch.float64), channels[~free], free[~free]
+    elif isinstance(algebra, (IntoMean, FromSum)):
+        E = torch.full((m, 1), m**-0.5, dtype=torch.float64)
+    elif isinstance(algebra, CenteredSO):
+        E = centred(m)
+    else:
+        return
+    if (r := E.shape[1]) < 2:
+        channels, free = channels[free], free[free]
+    pairs = torch.eye(r, dtype=torch.bool)
+    for each, reflected in zip(channels, free.tolist(), strict=True):
+        whole = torch.zeros(gauge.wire.channels, r, dtype=torch.float64)
+        whole[each] = E
+        yield Frame(gauge, whole, torch.arange(r), torch.ones(r).bool() if reflected else pairs[:-1] | pairs[1:])
 
 
 def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, Tensor]]:
-    """Yield sets of channels (k, m) with the algebra on each, and which have a reflection, bool (k,)."""
-    if isinstance(algebra, DirectSum):
-        for sets, part in algebra.parts:
-            count = len(sets) * part.components
-            own, bits = bits[:, :count].reshape(len(bits) * len(sets), part.components), bits[:, count:]
-            yield from _blocks(part, channels[:, sets].flatten(0, 1), own)
-    elif isinstance(algebra, Pattern):
+    """Yield sets of channels (k, m) of a summand with the algebra on each, and which have a reflection, bool (k,)."""
+    if isinstance(algebra, Pattern):
         mixed = algebra.mask & algebra.mask.mT
         firsts = torch.nonzero(algebra.mask.diagonal() & (mixed.int().argmax(1) == torch.arange(algebra.n)))[:, 0]
         for first, bit in zip(firsts.tolist(), bits.mT, strict=True):
@@ -187,22 +258,23 @@ def _turns(U: Tensor, M: Tensor) -> tuple[Tensor, bool]:
 # Groups of fewer rotations
 
 
-def _by_half_turns(gauge: Gauge, params: Params, A: Tensor) -> list[Frame]:
-    """Write to A the rotations to the largest <R M R^T, L> of groups of fewer rotations; return frames of these."""
-    frames = []
-    for channels, algebra in gauge.algebra.summands:
-        if isinstance(algebra, (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)):
-            continue
-        K = _skew(algebra)
-        if not len(K):
-            continue
-        P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
-        for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
-            own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
-            R = _largest(K, own, order)
-            A[c[:, None], c] = R
-            frames.append(_half_turned(gauge, K, R @ own @ R.mT, torch.eye(len(A), dtype=torch.float64)[:, c]))
-    return frames
+def _by_half_turns(
+    gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra, frames: list[Frame]
+) -> Tensor | None:
+    """Return the rotations (k, m, m) to the largest <R M R^T, L> of a group of fewer rotations; append its frames."""
+    K = _skew(algebra)
+    if not len(K):
+        return None
+    P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
+    found = []
+    for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
+        own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
+        R = _largest(K, own, order)
+        found.append(R)
+        E = torch.zeros(gauge.wire.channels, len(c), dtype=torch.float64)
+        E[c, torch.arange(len(c))] = 1.0
+        frames.append(_half_turned(gauge, K, R @ own @ R.mT, E))
+    return torch.stack(found)
 
 
 def _skew(algebra: Algebra) -> Tensor:
@@ -275,7 +347,7 @@ def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
 
 def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point, list[str]]:
     """Return the point with positive sums of cubes, of those first that no open sign changes."""
-    small = _SMALL * max((float(w.abs().max()) for name, w in point.params.items() if name in point.zero), default=0.0)
+    small = _SMALL * max((_largest_entry(w) for name, w in point.params.items() if name in point.zero), default=0.0)
     frames = [_alive(frame, point.params, small) for frame in frames]
     while any(bool(frame.turns.any()) for frame in frames):
         found = [_cubes(point.params, k, frames, small) for k in range(len(frames))]
@@ -285,11 +357,14 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
         for k, (cubes, margin) in enumerate(found):
             flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR else _LEAST)
             if bool(flips.any()):
-                U = frames[k].vectors[:, flips[frames[k].axis]]
-                A = torch.eye(len(U), dtype=torch.float64) - 2 * U @ U.mT
-                point = point.acted(frames[k].gauge, _exact(frames[k].gauge, A))
+                point = point.acted(frames[k].gauge, frames[k].flipped(flips))
     left = sum(int(frame.open.sum()) for frame in frames)
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
+
+
+def _largest_entry(w: Tensor) -> float:
+    low, high = w.aminmax()
+    return max(-float(low), float(high))
 
 
 def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
@@ -324,9 +399,7 @@ def _beside(params: Mapping[str, Tensor], k: int, slot: Slot, frames: list[Frame
         for each in frame.gauge.wire.slots if bool(frame.turns.any()) else ():
             tied = j == k and (each is slot or each.use != slot.use)
             if each.name == slot.name and not tied:
-                U = frame.vectors[each.channels][:, frame.open[frame.axis]]
-                x = 0.5 + torch.rand(U.shape[1], generator=generator, dtype=torch.float64)
-                A = torch.eye(len(U), dtype=torch.float64) - (U * x) @ U.mT
+                x = 0.5 + torch.rand(len(frame.open), generator=generator, dtype=torch.float64)
                 draft = Draft(params) if draft is None else draft
-                draft.write(each.rows, each.moved(draft, A[None], each.channels[None]))
+                draft.write(each.rows, frame.changed(each, draft, x.where(frame.open, 0.0)))
     return draft

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.symmetries.canonical import canonical
@@ -26,6 +28,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
     Wire,
     blocks,
+    diagonal,
     planes,
 )
 from quotient_manifolds.symmetries.least_norm import carried
@@ -146,6 +149,63 @@ def test_several_heads_are_each_balanced_whatever_the_width() -> None:
     torch.testing.assert_close(
         R.mT.reshape(4, -1, 8) @ W, params["R"].mT.reshape(4, 8, -1).mT @ params["W"].view(4, 8, -1)
     )
+
+
+class Largest(TorchDispatchMode):
+    """Note the number of entries of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else (made,):
+            self.numel = max(self.numel, each.numel()) if isinstance(each, Tensor) else self.numel
+        return made
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test_of_many_small_blocks_no_matrix_of_all_channels_is_made(planar: bool) -> None:
+    n, generator = 2000, torch.Generator().manual_seed(0)
+    slots = tuple(
+        Slot(Rows.along(key, shape, axis), torch.arange(n), writes=key == "W")
+        for key, shape, axis in (("W", (n, 3), 0), ("R", (2, n), 1))
+    )
+    params = {each.name: torch.randn(each.rows.shape, generator=generator).double() for each in slots}
+    algebra = planes(n, torch.arange(n).view(-1, 2)) if planar else diagonal(n)
+    with Largest() as seen:
+        signs = torch.ones(algebra.components, dtype=torch.bool)
+        gauge = Gauge(Wire(slots, n), algebra, signs)
+        point = canonical([gauge], params)
+        undone = point.undone(point.params)
+    assert seen.numel < n * n / 100
+    squares = (point.params["W"].square().sum(1), point.params["R"].square().sum(0))
+    m = 2 if planar else 1
+    torch.testing.assert_close(*(each.view(-1, m).sum(1) for each in squares))
+    assert apart(params, undone) < SAME
+    z = torch.randn(n // m, 2, generator=generator).double()
+    turn = torch.stack([z, torch.stack([-z[:, 1], z[:, 0]], 1)], 2) if planar else z[:, :1, None]
+    W = (turn @ params["W"].view(-1, m, 3)).reshape(n, 3)
+    R = (torch.linalg.inv(turn).mT @ params["R"].mT.reshape(-1, m, 2)).reshape(n, 2).mT
+    assert apart(point.params, canonical([gauge], {"W": W, "R": R}).params) < PLACE
+
+
+def test_each_constant_of_a_chain_is_taken_once() -> None:
+    """In whatever order: what is read off earlier parameters is not changed by what later ones take back."""
+    n, generator = 900, torch.Generator().manual_seed(0)
+    rows = [Rows.along(f"b{k}", (n,), 0) for k in range(6)]
+    maps = [torch.randn(n, n, generator=generator).double() / n**0.5 for _ in rows]
+    chain = [Translation((Part(rows[k]), Part(rows[k + 1], -maps[k]))) for k in range(5)]
+    params = {each.name: torch.randn(n, generator=generator) for each in rows}
+    point = canonical(chain[::-1], params)
+    assert len(point.element) == len(chain)
+    value = torch.zeros(n, dtype=torch.float64)
+    for k in range(5):
+        value = maps[k] @ (value + params[f"b{k}"])
+        assert not point.params[f"b{k}"].any()
+    torch.testing.assert_close(point.params["b5"], value + params["b5"])
+    assert [*point.zeros] == [f"b{k}" for k in range(5)]
 
 
 @pytest.mark.parametrize("algebra", [None, GL(4), planes(4, torch.tensor([[0, 2], [1, 3]]))])

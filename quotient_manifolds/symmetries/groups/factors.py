@@ -24,6 +24,9 @@ class Factor(Protocol):
     def at(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return its numbers at these parameters, float64."""
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        """Return at(params) @ Z, of columns Z, without its numbers."""
+
     def read(self) -> Iterator[Rows]:
         """Yield the entries that it is made of."""
 
@@ -58,6 +61,16 @@ class Matrix(Record):
         found = self.rows.read(params)
         return made.to(found.device) * (found.mT if self.turned else found)
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        above, beside = (
+            _times(each, gains, params) for each, gains in zip((self.above, self.beside), self.gains, strict=True)
+        )
+        Z = beside[:, None] * Z.to(beside.device)
+        if self.rows is None:
+            return above[:, None] * Z.sum(0).to(above.device)
+        found = self.rows.read(params)
+        return above.to(found.device)[:, None] * ((found.mT if self.turned else found) @ Z.to(found.device))
+
     def read(self) -> Iterator[Rows]:
         yield from (self.rows,) if self.rows is not None else ()
         yield from (gain.entries for gains in self.gains for gain in gains)
@@ -90,6 +103,14 @@ class Sparse(Record):
             made = made.to(rates.device).index_put((index[0], index[1]), rates, accumulate=True)
         return made
 
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        made = Z.new_zeros(self.shape[0], Z.shape[1])
+        for each in self.terms:
+            rates = _times(each.values, each.gains, params)
+            row, column = each.index.to(rates.device)
+            made = made.to(rates.device).index_add(0, row, rates[:, None] * Z.to(rates.device)[column])
+        return made
+
     def read(self) -> Iterator[Rows]:
         yield from (gain.entries for each in self.terms for gain in each.gains)
 
@@ -110,6 +131,11 @@ class Product(Record):
     def at(self, params: Mapping[str, Tensor]) -> Tensor:
         matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
         return reduce(lambda A, B: A @ B.to(A.device), matrices)
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        for each in reversed(self.factors):
+            Z = each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z)
+        return Z
 
     def read(self) -> Iterator[Rows]:
         for each in self.factors:

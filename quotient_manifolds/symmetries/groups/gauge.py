@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,11 +45,13 @@ class Gauge(Symmetry):
         if self.algebra.n != self.wire.channels:
             found = f"{self.algebra.n} and {self.wire.channels}"
             raise ValueError(f"an algebra and its wire must have the same number of channels. Found {found}.")
-        mixed = self.algebra.bound(torch.ones(self.shape, dtype=torch.float64)) > 1e-9
-        if bool((mixed & ~self.wire.possible).fill_diagonal_(False).any()):
-            raise ValueError(
-                "an algebra must not mix channels that a slot covers with others. Take one in wire.possible."
-            )
+        for channels, algebra in self.algebra.summands:
+            m = channels.shape[1]
+            mixed = (algebra.bound(torch.ones(m, m, dtype=torch.float64)) > 1e-9).fill_diagonal_(False)
+            if bool((mixed & ~self.wire.possible_on(channels)).any()):
+                raise ValueError(
+                    "an algebra must not mix channels that a slot covers with others. Take one in wire.possible."
+                )
         if self.reflections is not None:
             flips = self.reflections.detach().to("cpu", torch.bool).clone()
             if flips.shape != (self.algebra.components,):
@@ -78,10 +80,16 @@ class Gauge(Symmetry):
         return torch.eye(self.wire.channels, dtype=torch.float64)
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
-        return self._each([b @ a for a, b in zip(self._blocks(first), self._blocks(then), strict=True)])
+        made = [b @ a for a, b in zip(self._blocks(first), self._blocks(then), strict=True)]
+        return made[0] if 3 in (first.ndim, then.ndim) else self._each(made)
 
     def inverse(self, element: Tensor) -> Tensor:
-        return self._each([torch.linalg.inv(each) for each in self._blocks(element)])
+        inverses = [torch.linalg.inv(each) for each in self._blocks(element)]
+        return inverses[0] if element.ndim == 3 else self._each(inverses)
+
+    def composed(self, blocks: Sequence[Tensor]) -> Tensor:
+        """Return the element with blocks (k, m, m), a batch for each summand: these alone if there is one batch."""
+        return blocks[0] if self._sets is not None else self._each(blocks)
 
     def condition(self, element: Tensor) -> float:
         """Return the largest ratio of singular values among the blocks that the algebra is a sum of."""
@@ -154,6 +162,8 @@ class Gauge(Symmetry):
     def _blocks(self, element: Tensor) -> list[Tensor]:
         """Return the blocks (k, m, m) of an element, a batch for each summand of the algebra."""
         element = element.detach().cpu()
+        if element.ndim == 3:
+            return [element]
         return [element[channels[:, :, None], channels[:, None]] for channels, _ in self.algebra.summands]
 
     def _each(self, blocks: Iterable[Tensor]) -> Tensor:
@@ -170,7 +180,10 @@ class Gauge(Symmetry):
         return tuple(Gauge(self.wire.on(each), algebra) for each, algebra in every)
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Act as wire.move(draft, element); algebra.contains says whether a matrix is an element."""
+        """Act as wire.move(draft, element); algebra.contains says whether a matrix is an element.
+
+        element: (n, n), or its blocks (k, m, m) if all of them are of one size.
+        """
         self.wire.move(draft, element, self._sets)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
@@ -178,6 +178,13 @@ class Rows(Record):
             return entries
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
+    def times(self, params: Mapping[str, Tensor], M: Tensor) -> Tensor:
+        """Return read(params) @ M, of columns M; float64 entries that are a window are not copied."""
+        flat = flattened(params, self.name, self.shape)
+        if self._window is None or not self.plain or flat.dtype != torch.float64:
+            return self.read(params) @ M
+        return self._within(flat) @ M
+
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
         """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w."""
         return self.entries(cotangent) / self._constant(self.scale, cotangent)
@@ -201,8 +208,15 @@ class Rows(Record):
         else:
             self._within(flat).copy_(values)
 
-    def add(self, flat: Tensor, change: Tensor) -> None:
-        """Add numbers (rows, columns) to what `read` returns of a parameter, flattened in float64."""
+    def add(self, flat: Tensor, change: Tensor, right: Tensor | None = None) -> None:
+        """Add numbers (rows, columns), or the product of two matrices, to what `read` returns of a parameter.
+
+        flat: the parameter in one row, in float64.
+        """
+        if right is not None and self.plain and self._window is not None:
+            self._within(flat).addmm_(change, right)
+            return
+        change = change if right is None else change @ right
         if not self.plain:
             change = change / torch.as_tensor(self.scale, dtype=torch.float64, device=flat.device)
         if self._window is None:
@@ -274,14 +288,21 @@ class Draft(ChainMap[str, Tensor]):
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__({}, params)  # type: ignore[arg-type]  # of the last nothing is written
 
+    def own(self, names: Iterable[str]) -> Draft:
+        """Copy parameters, in float64, before anything is written to them."""
+        for name in names:
+            if name not in self.maps[0]:
+                self[name] = self[name].detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+        return self
+
     def write(self, rows: Rows, values: Tensor) -> None:
         """Replace what `rows.read` returns."""
         rows.write(self._own(rows), values)
 
-    def add(self, rows: Rows, change: Tensor) -> None:
-        """Add to what `rows.read` returns."""
+    def add(self, rows: Rows, change: Tensor, right: Tensor | None = None) -> None:
+        """Add numbers, or the product of two matrices, to what `rows.read` returns."""
         flat = self._own(rows)
-        rows.add(flat, change.to(flat.device))
+        rows.add(flat, change.to(flat.device), None if right is None else right.to(flat.device))
 
     def _own(self, rows: Rows) -> Tensor:
         """Return a parameter in one row, which may be written to."""

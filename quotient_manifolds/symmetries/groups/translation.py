@@ -57,10 +57,15 @@ class Part(Record):
 
     def at(self, params: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return the numbers of left and right at these parameters."""
-        left, right = (
-            each if each is None or isinstance(each, Tensor) else each.at(params) for each in (self.left, self.right)
-        )
-        return left, right
+        return _numbers(self.left, params), _numbers(self.right, params)
+
+    def change(self, params: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return left @ z and right at these parameters, whose product is added."""
+        if isinstance(self.left, Tensor):
+            z = self.left.to(z.device) @ z
+        elif self.left is not None:
+            z = self.left.times(params, z)
+        return z, _numbers(self.right, params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +112,9 @@ class Translation(Symmetry):
     def move(self, draft: Draft, element: Tensor) -> None:
         """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
         z = self.generator(element)
-        factors = [part.at(draft) for part in self.parts]  # before any part moves what another one reads
-        for part, (left, right) in zip(self.parts, factors, strict=True):
-            change = z if left is None else left @ z.to(left.device)
-            draft.add(part.rows, change if right is None else change.to(right.device) @ right)
+        changes = [part.change(draft, z) for part in self.parts]  # before any part moves what another one reads
+        for part, (change, right) in zip(self.parts, changes, strict=True):
+            draft.add(part.rows, change, right)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
@@ -145,6 +149,10 @@ class Translation(Symmetry):
             gram += each / each.diagonal().amax().clamp(min=1e-300)
         eigenvalues = torch.linalg.eigvalsh(gram)
         return int((eigenvalues > _RANK * eigenvalues[-1]).sum())
+
+
+def _numbers(factor: Tensor | Factor | None, params: Mapping[str, Tensor]) -> Tensor | None:
+    return factor if factor is None or isinstance(factor, Tensor) else factor.at(params)
 
 
 def _pulled(y: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

@@ -169,17 +169,23 @@ class Wire(Record):
         """Return the parameters that `act` changes, each once."""
         return tuple(dict.fromkeys((*(slot.name for slot in self.slots), *self.constants.names)))
 
-    @property
+    @cached_property
     def possible(self) -> Tensor:
-        """Return which entries of A - 1 may differ from 0, bool (n, n).
+        """Return which entries of A - 1 may differ from 0, bool (n, n); see `possible_on`."""
+        return self.possible_on(torch.arange(self.channels)[None])[0]
+
+    def possible_on(self, sets: Tensor) -> Tensor:
+        """Return which entries of blocks of A - 1 on sets of channels (k, m) may differ from 0, bool (k, m, m).
 
         What is written to channel j goes to channel i, too, if A_ij is not 0: all slots in which A acts that cover j
         must cover i, and all in which A^-T acts that cover i must cover j.
         """
-        mask = torch.ones(self.channels, self.channels, dtype=torch.bool)
+        mask = torch.ones(*sets.shape, sets.shape[1], dtype=torch.bool)
         for slot in self.slots:
-            covered = self._covered(slot)
-            mask &= ~(covered & ~covered[:, None]) if slot.covariant else ~(covered[:, None] & ~covered)
+            if len(slot.channels) < self.channels:
+                covered = self._covered(slot)[sets]
+                there, here = covered[:, None], covered[:, :, None]
+                mask &= ~(there & ~here) if slot.covariant else ~(here & ~there)
         return mask
 
     def on(self, channels: Tensor) -> Wire:
@@ -202,7 +208,8 @@ class Wire(Record):
     def move(self, draft: Draft, A: Tensor, sets: Tensor | None = None) -> None:
         """Act on the parameters in a draft by A (n, n), as `act` does, which says what is raised.
 
-        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time.
+        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. A may then be these
+        blocks (k, m, m) alone.
         """
         A, dual, sets = self._with_dual(A, sets)
 
@@ -295,10 +302,11 @@ class Wire(Record):
     def _with_dual(self, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return A and A^-T in float64, once A is what it must be, as blocks if A is 1 outside of those of sets."""
         n = self.channels
-        if tuple(A.shape) != (n, n) or A.is_complex():
+        alone = sets is not None and tuple(A.shape) == (*sets.shape, sets.shape[1])
+        if (not alone and tuple(A.shape) != (n, n)) or A.is_complex():
             raise ValueError(f"A must be a real matrix of shape {(n, n)}. Found {tuple(A.shape)}, {A.dtype}.")
         whole = A = A.double()
-        if sets is not None:
+        if sets is not None and not alone:
             at = sets[:, :, None], sets[:, None]
             rest = torch.eye(n, dtype=A.dtype, device=A.device).index_put(at, A.detach()[at])
             sets, A = (sets, A[at]) if torch.equal(rest, A.detach()) else (None, A)
