@@ -60,7 +60,7 @@ FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
     ("between", "groups"),
     [
         (lambda x: -3 * x, ["GL(4)^1"]),
-        (lambda x: x * FACTORS, ["GL(4)"]),  # no pair, as numbers stand between both, but a change of basis
+        (lambda x: x * FACTORS, []),  # all matrices, but no pair: numbers stand between both
         (lambda x: x * torch.arange(1, 6, dtype=x.dtype)[:, None], ["GL(4)^1"]),  # a factor for each token
         (lambda x: torch.cat([x[..., :2].roll(1, 1), x[..., 2:]], -1), ["GL(2)^2"]),  # of the token before
         (lambda x: x[..., [1, 0, 3, 2]].flip(-1).roll(2, -1), ["GL(4)^1"]),  # the order it was in
@@ -77,5 +77,5 @@ def test_what_comes_between_says_which_group_is_left(between: Callable[[Tensor],
     model = Computed(lambda s, x: between(s.q(x)) @ s.k(x).mT, **linear("qk", 6, 4, bias=False)).eval()
     inputs = torch.randn(2, 5, 6, dtype=torch.float64)
     found = find_symmetries(model, inputs)
-    assert sorted(each.group for each in found.every) == sorted(groups)
+    assert sorted(pair.group for pair in found.pairs) == sorted(groups)
     assert verify_symmetries(model, inputs, found).all_hold or not groups
