@@ -75,9 +75,7 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (
-            each for each in kept.reparameterizations if each.kind == REDUNDANT and set(each.names) & {*kept.names}
-        )
+        biases = (each for each in kept.reparameterizations if each.kind == REDUNDANT and each.names[0] in kept.names)
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:

@@ -539,7 +539,7 @@ class Shifts:
             z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
             z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
-        for way, c in _merged(some):
+        for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # first what is added
             constant, gains = self.frame.ratio((way.port.nodes,), ())
             rows = self._rows(way.port)
             if rows is None:
