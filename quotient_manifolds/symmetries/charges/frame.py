@@ -273,6 +273,11 @@ class Frame:
                 holders[one].append(number)
         return kind, holders
 
+    def holding(self, channel: int) -> list[Port]:
+        """Return the ports that have a channel."""
+        kind, holders = self._holders
+        return [self.ports[number] for number in holders[int(kind[channel])]]
+
     @property
     def kinds(self) -> Tensor:
         """Return a number for each channel, the same for channels with the same ports."""
