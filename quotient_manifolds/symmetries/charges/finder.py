@@ -137,8 +137,9 @@ class Finder(ABC):
             read = self.everywhere()
         except Undecided as error:
             read = Readings((), (str(error),), 0.0, float("inf"))
-        parted = ((each,) if not self._unable(each) else _parts(each) for each in read.symmetries)
-        unable = [(each, self._unable(each)) for some in parted for each in some]
+        whole = [(each, self._unable(each)) for each in read.symmetries]
+        parted = ([(part, self._unable(part)) for part in _parts(each)] if why else [(each, why)] for each, why in whole)
+        unable = [pair for some in parted for pair in some]
         acting = tuple(each for each, why in unable if not why)
         failed = tuple(why for _, why in unable if why)
         read = replace(read, symmetries=acting, refused=(*read.refused, *failed))

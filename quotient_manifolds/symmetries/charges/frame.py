@@ -124,6 +124,7 @@ class Frame:
         self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
         touched = [p.nodes for p in self.ports] + [n[n > 0] for g in walk.gains for n in (g.before, g.after)]
         self.scales = self.nodes.scales[torch.cat(touched)].unique() if touched else torch.zeros(0).long()
+        self._known_steps: dict[bytes, tuple[Tensor, list[Step]]] = {}
 
     def _wholes(self) -> Iterator[Port]:
         """Yield each side of each use, and each parameter that is an activation, by nodes."""
@@ -420,11 +421,17 @@ class Frame:
             steps += [(which, number, power * p) for which, number, p in some]
         return constant, self.gained(without_common(steps))
 
-    def _steps(self, nodes: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    def _steps(self, nodes: Tensor) -> tuple[Tensor, list[Step]]:
         """Return the units of nodes as a constant and steps: (which use of a gain or -1, number of the gain, power)."""
+        key = nodes.numpy().tobytes()
+        if key not in self._known_steps:
+            self._known_steps[key] = self._stepped(nodes)
+        return self._known_steps[key]
+
+    def _stepped(self, nodes: Tensor) -> tuple[Tensor, list[Step]]:
         step, up, at = self.nodes.step, self.nodes.up, nodes
         constant, sign = torch.ones(len(nodes), dtype=torch.float64), torch.ones(len(nodes))
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        steps: list[Step] = []
         while bool((at > 0).any()):
             constant = constant * step.const[at] ** sign
             gain = step.gain[at]

@@ -193,8 +193,7 @@ class Points:
 
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
-        wanted = _names(program)
-        return [k for k, each in enumerate(self.recordings) if _names(each.program) == wanted]
+        return [k for k, each in enumerate(self.recordings) if each.program.names == program.names]
 
     def shorter(self, recording: Recording) -> list[Recording]:
         """Return recordings with the same operations in which an axis, not of examples, has few entries."""
@@ -206,7 +205,7 @@ class Points:
                     made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
                     continue
-                found += [made] if _names(made.program) == _names(recording.program) else []
+                found += [made] if made.program.names == recording.program.names else []
         return found
 
     def places(self, program: Program) -> list[int]:
@@ -332,14 +331,6 @@ class Points:
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
-
-
-def _names(program: Program) -> list[Any]:
-    """Return what programs with the same operations but for views have in common, at whatever sizes."""
-    views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
-    memory = [layout.memory for layout in program.layouts]
-    computing = [program.operations[place] for place in program.computing]
-    return [views, *((each.func, *([memory[n] for n in some] for some in (each.ins, each.outs))) for each in computing)]
 
 
 def _entries(recording: Recording) -> int:

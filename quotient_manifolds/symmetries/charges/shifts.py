@@ -611,8 +611,11 @@ def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
         nodes = tuple(port.nodes.tolist()) if port.writes else ()
         same.setdefault((port.use, port.writes, port.dual, c, nodes), []).append((way, c))
     for pairs in same.values():
-        ways, c = [way for way, _ in pairs], pairs[0][1]
-        ports, axis = [way.port for way in ways], int(ways[0].port.writes)
+        (way, c), *others = pairs
+        if not others:
+            yield way, c
+            continue
+        ports, axis = [way.port for way, _ in pairs], int(way.port.writes)
         theta, spots = (
             Table.of(torch.cat(each, axis)) for each in ([p.entries for p in ports], [p.places for p in ports])
         )
@@ -621,7 +624,7 @@ def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
             every = zip(*((p.rows, p.nodes, p.channels) for p in ports), strict=True)
             rows, at, channels = (torch.cat(each) for each in every)
             port = replace(port, rows=rows, nodes=at, channels=channels)
-        yield ways[0] if len(ways) == 1 else replace(ways[0], port=port), c
+        yield replace(way, port=port), c
 
 
 def _diagonal(constant: Tensor, gains: Sequence[object]) -> Sparse | None:
