@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -57,7 +57,6 @@ class Finder(ABC):
         self.answers = points.answers()
         known, parameters = self.answers.own, self.recording.parameters
         self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
-        self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []
         """The last points, from which shifts are read, too."""
@@ -190,7 +189,8 @@ class Finder(ABC):
     @cached_property
     def _sizes(self) -> dict[str, float]:
         """Return the root mean square of each parameter, at least 0.001."""
-        return {name: max(float(w.norm()) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
+        norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
+        return {name: max(float(norm(w)) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
     def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, list[int]]:
         """Return the largest relative change of an output under joint random elements, and on which batches."""

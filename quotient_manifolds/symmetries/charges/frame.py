@@ -124,6 +124,7 @@ class Frame:
         self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
         touched = [p.nodes for p in self.ports] + [n[n > 0] for g in walk.gains for n in (g.before, g.after)]
         self.scales = self.nodes.scales[torch.cat(touched)].unique() if touched else torch.zeros(0).long()
+        self._known_gains: dict[bytes, Gain] = {}
         self._known_steps: dict[bytes, tuple[Tensor, list[Step]]] = {}
 
     def _wholes(self) -> Iterator[Port]:
@@ -387,6 +388,12 @@ class Frame:
         return tuple(found)
 
     def _gain(self, gains: Tensor, power: float) -> Gain:
+        key = gains.numpy().tobytes()
+        if key not in self._known_gains:
+            self._known_gains[key] = self._gain_of(gains)
+        return replace(self._known_gains[key], power=power)
+
+    def _gain_of(self, gains: Tensor) -> Gain:
         """Return the gain of rows by the numbers of gains."""
         which = torch.bucketize(gains.contiguous(), self._first_gain, right=True) - 1
         of = self.walk.gains[int(which[0])]
@@ -405,7 +412,7 @@ class Frame:
             key: value[first][:, None] if isinstance(value, Tensor) else value
             for key, value in self._function(of.memory, places).items()
         }
-        return Gain(Rows.at(name, tuple(self.entries.shapes[name]), unique[:, None], **affine), inverse, power)
+        return Gain(Rows.at(name, tuple(self.entries.shapes[name]), unique[:, None], **affine), inverse)
 
     @cached_property
     def _first_gain(self) -> Tensor:

@@ -20,7 +20,7 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import Recording, movable, record
-from quotient_manifolds.symmetries.trace.replay import HELD, wide
+from quotient_manifolds.symmetries.trace.replay import wide
 
 OTHERS = 3
 """How many recordings of variations are enough."""
@@ -30,7 +30,7 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SPREAD = 8
+_SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""
@@ -42,6 +42,8 @@ _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
+_HELD = 1 << 16
+"""Entries of a parameter up to which other ones are held."""
 
 
 class Point(NamedTuple):
@@ -55,12 +57,12 @@ class Point(NamedTuple):
 class Drawn(Mapping[str, Tensor]):
     """Give other weights: each plus noise, uniform, as large as 0.3 of it and a tenth of the parameter's size.
 
-    Those of a large model are drawn again, from a seed, each time one is asked for, and never held.
+    Large ones are drawn again, from a seed, each time they are asked for, and never held.
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
         self._own, self._seed, self._signed = own, seed, signed
-        self._kept: dict[str, Tensor] | None = {} if sum(w.numel() for w in own.values()) <= HELD else None
+        self._kept: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._own)
@@ -71,15 +73,11 @@ class Drawn(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if not movable(w := self._own[name]):
             return w
-        if self._kept is None:
+        if w.numel() > _HELD:
             return self._drawn(name, w)
         if name not in self._kept:
             self._kept[name] = self._drawn(name, w)
         return self._kept[name]
-
-    def forget(self) -> None:
-        """Drop what is held: it is drawn again where it is asked for."""
-        self._kept = None if self._kept is None else {}
 
     def _drawn(self, name: str, w: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
@@ -307,8 +305,6 @@ class Points:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
                 continue
-            if self._large and isinstance(point.weights, Drawn):
-                point.weights.forget()
             if len(made) == losses:
                 return point, made
             self.left_out += 1
