@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
-from quotient_manifolds.symmetries.trace.replay import HELD
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
 """How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
@@ -24,6 +23,8 @@ _SHORT = 8
 """Of at most so many tokens all smaller numbers are tried."""
 _LEAST = 1e-12
 """Outputs that are all smaller than this are compared with it."""
+_HELD = 3e6
+"""Up to so many entries parameters are held in float64."""
 
 
 class Answers:
@@ -78,7 +79,7 @@ class Answers:
         if not self.batches:
             self.batches.append(batch)
             self._known.append(self._at({}, 0))
-        if sum(w.numel() for w in self.own.values()) > HELD:
+        if sum(w.numel() for w in self.own.values()) > _HELD:
             self.own = {name: w.detach() for name, w in model.named_parameters()}
         self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
 

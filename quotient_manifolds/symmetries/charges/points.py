@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -61,8 +62,11 @@ class Drawn(Mapping[str, Tensor]):
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
-        self._own, self._seed, self._signed = own, seed, signed
+        self._own, self._signed = own, signed
+        chunks = (-(-w.numel() // self._chunk(w)) for w in own.values())
+        self._seeds = dict(zip(own, accumulate(chunks, initial=seed), strict=False))
         self._kept: dict[str, Tensor] = {}
+        self._sizes: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._own)
@@ -79,17 +83,35 @@ class Drawn(Mapping[str, Tensor]):
             self._kept[name] = self._drawn(name, w)
         return self._kept[name]
 
-    def _drawn(self, name: str, w: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
-        w = w.detach().contiguous()
-        made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
-        size = torch.linalg.vector_norm(w, dtype=made.dtype) / max(1, w.numel()) ** 0.5
-        size = size.clamp(_LEAST)
-        parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
-        for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
+    def rows(self, name: str, index: Tensor) -> Tensor | None:
+        """Return the rows of a large table at an index, of which no others are drawn; None of any other parameter."""
+        w = self._own[name]
+        if w.numel() <= _HELD or not movable(w):
+            return None
+        wanted, at = index.unique(return_inverse=True)
+        many = self._chunk(w) // w[0].numel()
+        parts = ((k, wanted[wanted // many == k] % many) for k in (wanted // many).unique().tolist())
+        return torch.cat([self._drawn(name, w, k).view(-1, *w.shape[1:])[rows] for k, rows in parts])[at]
+
+    @staticmethod
+    def _chunk(w: Tensor) -> int:
+        """Return how many entries have one seed: whole rows that a processor's cache holds."""
+        row = max(1, w[0].numel()) if w.ndim else 1
+        return max(1, _CHUNK // row) * row
+
+    def _drawn(self, name: str, w: Tensor, only: int | None = None) -> Tensor:
+        """Return other numbers of a parameter, or of one of its chunks, in one row."""
+        if name not in self._sizes:
+            norm = torch.linalg.vector_norm(w.detach(), dtype=torch.float32)
+            self._sizes[name] = max(float(norm) / w.numel() ** 0.5, _LEAST)
+        chunks = w.detach().reshape(-1).split(self._chunk(w))
+        like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
+        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+        for k, new in zip(places, made.view(-1).split(self._chunk(w)), strict=True):
+            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k]
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
-            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * size)
+            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * self._sizes[name])
             torch.addcmul(known.to(new.dtype), noise, drawn, out=new)
             if self._signed:
                 new *= 2 * torch.randint(2, known.shape, generator=generator).to(new) - 1

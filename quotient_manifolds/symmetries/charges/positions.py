@@ -224,20 +224,21 @@ class Positions:
     def drawn(self, samples: Iterable[tuple[Mapping[str, Tensor], Sample]]) -> list[Vectors]:
         """Return the token vectors of samples."""
         made: list[Vectors] = []
-        last: tuple[Any, Any, Any] = (None, None, None)
+        last: tuple[Any, ...] = (None,)
         for weights, sample in samples:
             if last[0] is not weights:
                 reading = self.frame.entries.read(weights.__getitem__)
-                last = weights, reading, self.frame.units(reading)
-            made.append(self._vectors(weights, sample, last[1], last[2]))
+                last = weights, self._row(weights), reading, self.frame.units(reading)
+            made.append(self._vectors(sample, *last[1:]))
         return made
 
-    def _vectors(self, weights: Mapping[str, Tensor], sample: Sample, reading: Reading, units: Tensor) -> Vectors:
-        frame, ports = self.frame, []
-        w, g = (
-            torch.cat([each[name].reshape(-1).double() for name in self.names]) if self.names else units[:0]
-            for each in (weights, sample.gradients)
-        )
+    def _row(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers of these parameters, in one row."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return torch.cat([none, *(numbers[name].reshape(-1).double() for name in self.names)])
+
+    def _vectors(self, sample: Sample, w: Tensor, reading: Reading, units: Tensor) -> Vectors:
+        frame, ports, g = self.frame, [], self._row(sample.gradients)
         for port, at in zip(self.ports, self._leaves, strict=True):
             if at is not None:
                 values, slopes = w[at].T, g[at].T

@@ -638,8 +638,7 @@ def _diagonal(constant: Tensor, gains: Sequence[object]) -> Sparse | None:
 def _of_channels(port: Port, channels: Tensor) -> Port:
     """Return the rows of a port that have these channels, in their order."""
     order = torch.argsort(port.channels)
-    rows = order[torch.searchsorted(port.channels[order], channels)]
-    return port if torch.equal(rows, torch.arange(len(port.rows))) else port.at(rows)
+    return port.at(order[torch.searchsorted(port.channels[order], channels)])
 
 
 def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -53,6 +54,12 @@ class Layout:
     def expanded(self) -> bool:
         """Return whether several entries of the value are one of its memory."""
         return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the entries of the value are all of its memory, in order."""
+        steps = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
+        return self.dense and all(size == 1 or s == t for size, s, t in zip(self.shape, self.stride, steps, strict=True))
 
     @cached_property
     def dense(self) -> bool:
