@@ -57,6 +57,7 @@ class Finder(ABC):
         self.answers = points.answers()
         known, parameters = self.answers.own, self.recording.parameters
         self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
+        self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []
         """The last points, from which shifts are read, too."""
