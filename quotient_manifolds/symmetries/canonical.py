@@ -110,6 +110,8 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    if not symmetries:
+        return Canonical(dict(params), (), {}, (), ())
     shapes = {rows.name: rows.shape for rows in _every_rows(symmetries)}
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
