@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import prod
 
 import numpy as np
@@ -14,6 +15,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import (
+    GL,
+    Complex,
     Draft,
     FromSum,
     Gauge,
@@ -27,7 +30,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
 )
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -39,6 +42,7 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
+_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
@@ -109,25 +113,22 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     symmetries = joined(symmetries)
-    translations = [each for each in symmetries if isinstance(each, Translation)]
+    translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
-    zeros: dict[str, Tensor] = {}
-    draft, steps = Draft(params).own(shapes), list[Step]()
-    if wide:
-        steps, zeros = without_constants(draft, translations)
-    point = _start(symmetries, {**draft}, [] if wide else translations)
-    point = replace(point, steps=tuple(steps))
+    draft = Draft(params).own(shapes)
+    steps, zeros, unsettled = without_constants(draft, translations)
+    point = replace(_start(symmetries, {**draft}, [] if wide else unsettled), steps=tuple(steps))
     free = []
     numbers = _gains(symmetries)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    if not wide:
-        point, zeros = _without_constants(point)
+    idle = False
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
-            point = _without_mean(point, symmetry)
+            point, some = _without_idle(_without_mean(point, symmetry), symmetry)
+            idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     if wide:
         point, left = in_turns(point, others, free)
@@ -135,10 +136,11 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         mixed = {name for each in others for name in each.names}
         free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
         free += [Free.of(each) for each in others]
-        point, left = least(point, [each for each in free if len(each.basis)])
-    doubts = (
-        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
-    )
+        free = [each for each in free if len(each.basis)]
+        point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
+    doubts = [_IDLE] if idle else []
+    if left > 1e3 * DONE:
+        doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
 
@@ -245,23 +247,59 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
 
 
-def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
-    """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
-    zeros: dict[str, Tensor] = {}
-    for name in point.zero:
-        D = point.split(point.directions)[name].flatten(1)
-        moved = D.norm(dim=0) > _TINY
-        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
+def _without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
+    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
+    channels on which nothing is both written and read stays as it is.
+    """
+    wire, changed = gauge.wire, False
+    if wire.sides or wire.constants.every or _tied(gauge):
+        return point, False
+    for channels, algebra in gauge.algebra.summands:
+        if not isinstance(algebra, (GL, Complex)):
             continue
-        U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
-        rank = int((s > _TINY).sum())
-        if rank < int(moved.sum()):
-            continue
-        at = (point.params[name] - point.zero[name]).flatten()[moved]
-        point = point.added(-((Vh[:rank] @ at) / s[:rank]) @ (U[:, :rank].mT @ point.directions))
-        point = replace(point, directions=U[:, rank:].mT @ point.directions)
-        zeros[name] = torch.nonzero(moved)[:, 0]
-    return point, zeros
+        for covariant in (True, False):
+            P = _onto(point, gauge, channels, covariant)
+            if P is None:
+                continue
+            for slot in wire.slots:
+                if slot.covariant == covariant:
+                    continue
+                covered, at = slot.among(channels)
+                V, u = slot.rows.read(point.params), slot.units(point.params)[:, None]
+                s = u if slot.writes else 1 / u
+                change = torch.zeros_like(V)
+                change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
+                if float(change.abs().max()) > _ZERO * float(V.abs().max()):
+                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
+    return point, changed
+
+
+def _tied(gauge: Gauge) -> bool:
+    """Return whether entries are in several slots."""
+    return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
+
+
+def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
+    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
+    k, m = channels.shape
+    found = [torch.zeros(k, m, 1, dtype=torch.float64)]
+    for slot in gauge.wire.slots:
+        if slot.covariant == covariant:
+            covered, at = slot.among(channels)
+            V = in_units(slot, point.params)
+            rows = torch.zeros(k, m, V.shape[1], dtype=torch.float64)
+            rows[covered] = V[at]
+            found.append(rows)
+    U, s, _ = torch.linalg.svd(torch.cat(found, 2), full_matrices=False)
+    alive = s > _RANK * s[:, :1]
+    count = alive.sum(1)
+    some = (count > 0) & (count < m)
+    if not bool(some.any()):
+        return None
+    U = U * alive[:, None]
+    return torch.where(some[:, None, None], U @ U.mT, torch.eye(m, dtype=torch.float64))
 
 
 def _without_mean(point: Point, gauge: Gauge) -> Point:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +15,15 @@ from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
     Draft,
+    FromSum,
     Gauge,
+    Matrix,
     Part,
     Rows,
+    Slot,
+    Sparse,
     Symmetry,
+    Terms,
     Translation,
     Wire,
     blocks,
@@ -33,30 +39,81 @@ _RANK, _ORTHOGONAL = 1e-9, 1e-12
 _ZERO = 1e-12
 
 
-def without_constants(draft: Draft, translations: Sequence[Translation]) -> tuple[list[Step], dict[str, Tensor]]:
+class Settled(NamedTuple):
+    """Hold steps along translations, which entries are 0 then by parameter, and translations that are not used up."""
+
+    steps: list[Step]
+    zeros: dict[str, Tensor]
+    left: list[Translation]
+
+
+def without_constants(draft: Draft, translations: Sequence[Translation]) -> Settled:
     """Move a draft along translations until constants are 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
-    turn it has another one only if one of these has changed. Return the steps, and which entries are 0, by parameter.
+    turn it has another one only if what these or their factors are has changed.
     """
     place = {name: k for k, name in enumerate(draft)}
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
-    todo, read, steps, visits = dict.fromkeys(order), dict[int, set[str]](), list[Step](), 0
+    todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        z, read[k] = _projected(draft, translations[k], place)
-        if z is not None:
-            translations[k].move(draft, z)
-            steps.append((translations[k], z))
+        turns[k] = turn = _projected(draft, translations[k], place)
+        if turn.z is not None:
+            translations[k].move(draft, turn.z)
+            steps.append((translations[k], turn.z))
             moved = {*translations[k].names}
-            todo |= dict.fromkeys(j for j in order if j != k and j in read and moved & read[j])
+            todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
         if float(draft[name].flatten()[at].abs().max()) <= _ZERO:
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
-    return steps, zeros
+    return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
+    """Return translations of constants that are written to channels of a constant sum, which readers' biases take back.
+
+    t 1^T takes constants to multiples of t, and a limit of it takes them to 0, once biases take up means of weights.
+    """
+    taking: dict[str, list[Translation]] = {}
+    for each in symmetries:
+        if isinstance(each, Translation) and len(each.parts) == 2 and each.parts[1].rows.columns == 1:
+            taking.setdefault(each.parts[0].rows.name, []).append(each)
+    found = []
+    for gauge in symmetries:
+        if not isinstance(gauge, Gauge) or not isinstance(gauge.algebra, FromSum):
+            continue
+        n = gauge.wire.channels
+        writers = [slot for slot in gauge.wire.slots if slot.covariant]
+        readers = [slot for slot in gauge.wire.slots if not slot.covariant]
+        biases = [_bias(slot, taking.get(slot.name, [])) for slot in readers]
+        whole = all(torch.equal(slot.channels, torch.arange(n)) for slot in gauge.wire.slots)
+        single = all(slot.writes and slot.rows.columns == 1 for slot in writers) and not any(s.writes for s in readers)
+        if not writers or not whole or not single or None in biases or gauge.wire.constants.every:
+            continue
+        ones, index = torch.ones(n, dtype=torch.float64), torch.arange(n).repeat(2, 1)
+        terms = [Terms(index, ones if each.constant is None else each.constant, each.gains) for each in writers]
+        parts = [Part(each.rows, Sparse((n, n), (own,))) for each, own in zip(writers, terms, strict=True)]
+        for slot, rows in zip(readers, biases, strict=True):
+            assert rows is not None
+            beside = ones if slot.constant is None else slot.constant
+            above = -torch.ones(len(rows), dtype=torch.float64)
+            parts.append(Part(rows, Matrix(above, beside, slot.rows, True, ((), slot.gains))))
+        if all(not one.rows.meets(other.rows) for one, other in combinations(parts, 2)):
+            found.append(Translation(tuple(parts)))
+    return found
+
+
+def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
+    """Return the biases that are added to what a slot reads: those that take up means of its weights."""
+    for each in translations:
+        weight, bias = (part.rows for part in each.parts)
+        if weight.shape == slot.rows.shape and torch.equal(weight.places.mT, slot.places):
+            return bias
+    return None
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
@@ -126,38 +183,51 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
-def _projected(
-    params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
-) -> tuple[Tensor | None, set[str]]:
-    """Return z that takes the first parameters of a translation to their least |w|, and which parameters z depends on.
+class Turn(NamedTuple):
+    """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
 
-    None where they are there already.
+    z: Tensor | None
+    read: set[str]
+    exact: bool
+
+
+def _projected(params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]) -> Turn:
+    """Return the turn of a translation: the first of its parameters go to their least |w|.
+
+    First are those that no weights multiply, in order: the others take back what these lose.
     """
-    parts = sorted(translation.parts, key=lambda part: place[part.rows.name])
+    parts = sorted(translation.parts, key=lambda part: (_taking(part), place[part.rows.name]))
     a, b = translation.shape
-    if len(parts) > 1 and b > 1:
-        return _jointly(params, parts, (a, b)) if all(part.right is None for part in parts) else (None, set())
+    if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
+        jointly = all(part.right is None for part in parts)
+        return _jointly(params, parts, (a, b)) if jointly else Turn(None, set(), False)
     z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
-    read, far = set[str](), 0.0
+    read, far, exact = set[str](), 0.0, True
     for part in parts:
         left, right = part.at(params)
         read |= {part.rows.name, *(rows.name for rows in part.read())}
         wanted = -_against(part.rows, params, right)
         if basis is None and left is None:
             step, null = wanted, None
-        elif basis is None:
-            assert left is not None
-            step, null = _solved(left, wanted)
         else:
-            step, null = _solved(basis if left is None else left @ basis, wanted - (z if left is None else left @ z))
-            step = basis @ step
+            wanted = wanted if basis is None else wanted - (z if left is None else left @ z)
+            L = left if basis is None else basis if left is None else left @ basis
+            assert L is not None
+            step, null = _solved(L, wanted)
+            exact &= float((L @ step - wanted).norm()) <= _RANK * float(wanted.norm())
+            step = step if basis is None else basis @ step
         change = _length(step if left is None else left @ step, right)
         far = max(far, change / float(torch.linalg.vector_norm(params[part.rows.name]).clamp(min=1e-300)))
         z = z + step
         if null is None:
             break
         basis = null if basis is None else basis @ null
-    return (z if far > DONE else None), read
+    return Turn(z if far > DONE else None, read, exact)
+
+
+def _taking(part: Part) -> bool:
+    """Return whether weights multiply a part, which takes back what others lose."""
+    return part.right is not None or any(each.columns > 1 for each in part.read())
 
 
 def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
@@ -168,9 +238,7 @@ def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> 
     return rows.times(params, inverse)
 
 
-def _jointly(
-    params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
-) -> tuple[Tensor | None, set[str]]:
+def _jointly(params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]) -> Turn:
     """Return z of least |w| of several parts of several columns, that nothing multiplies from the right."""
     (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
     gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
@@ -180,7 +248,7 @@ def _jointly(
     z = -torch.linalg.pinv(gram, hermitian=True) @ value
     for left, part in zip(columns, parts, strict=True):
         far = max(far, float((left @ z).norm()) / float(params[part.rows.name].norm().clamp(min=1e-300)))
-    return (z if far > DONE else None), read
+    return Turn(z if far > DONE else None, read, False)
 
 
 def _solved(L: Tensor, V: Tensor) -> tuple[Tensor, Tensor | None]:
