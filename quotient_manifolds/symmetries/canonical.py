@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import prod
 
 import numpy as np
@@ -15,8 +14,6 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import (
-    GL,
-    Complex,
     Draft,
     FromSum,
     Gauge,
@@ -30,7 +27,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
 )
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -124,10 +121,13 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            point = _without_mean(point, symmetry)
     idle = False
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
-            point, some = _without_idle(_without_mean(point, symmetry), symmetry)
+            point, some = without_idle(point, symmetry)
             idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     if wide:
@@ -245,61 +245,6 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))
     return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
-
-
-def _without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
-    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
-
-    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
-    channels on which nothing is both written and read stays as it is.
-    """
-    wire, changed = gauge.wire, False
-    if wire.sides or wire.constants.every or _tied(gauge):
-        return point, False
-    for channels, algebra in gauge.algebra.summands:
-        if not isinstance(algebra, (GL, Complex)):
-            continue
-        for covariant in (True, False):
-            P = _onto(point, gauge, channels, covariant)
-            if P is None:
-                continue
-            for slot in wire.slots:
-                if slot.covariant == covariant:
-                    continue
-                covered, at = slot.among(channels)
-                V, u = slot.rows.read(point.params), slot.units(point.params)[:, None]
-                s = u if slot.writes else 1 / u
-                change = torch.zeros_like(V)
-                change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
-                if float(change.abs().max()) > _ZERO * float(V.abs().max()):
-                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
-    return point, changed
-
-
-def _tied(gauge: Gauge) -> bool:
-    """Return whether entries are in several slots."""
-    return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
-
-
-def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
-    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
-    k, m = channels.shape
-    found = [torch.zeros(k, m, 1, dtype=torch.float64)]
-    for slot in gauge.wire.slots:
-        if slot.covariant == covariant:
-            covered, at = slot.among(channels)
-            V = in_units(slot, point.params)
-            rows = torch.zeros(k, m, V.shape[1], dtype=torch.float64)
-            rows[covered] = V[at]
-            found.append(rows)
-    U, s, _ = torch.linalg.svd(torch.cat(found, 2), full_matrices=False)
-    alive = s > _RANK * s[:, :1]
-    count = alive.sum(1)
-    some = (count > 0) & (count < m)
-    if not bool(some.any()):
-        return None
-    U = U * alive[:, None]
-    return torch.where(some[:, None, None], U @ U.mT, torch.eye(m, dtype=torch.float64))
 
 
 def _without_mean(point: Point, gauge: Gauge) -> Point:

@@ -28,7 +28,7 @@ from quotient_manifolds.symmetries.groups import (
     Wire,
     blocks,
 )
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, moments
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, in_units, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
@@ -36,6 +36,8 @@ _REGULAR = 1e-15
 _STEPS = 40
 _RANK, _ORTHOGONAL = 1e-9, 1e-12
 """Singular values that count as 0, and cosines, relative to the largest squared length."""
+_FULL = 1e-4
+"""Pivots of a second moment, relative to the largest, from which it is sure to have full rank."""
 _ZERO = 1e-12
 
 
@@ -160,6 +162,66 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
     flips = [gauge.reflections for gauge in gauges if gauge.reflections is not None]
     algebra = blocks(n * count, torch.arange(n * count).view(count, n))
     return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
+
+
+def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
+    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
+    channels on which nothing is both written and read stays as it is.
+    """
+    wire, changed = gauge.wire, False
+    if wire.sides or wire.constants.every or _tied(gauge):
+        return point, False
+    for channels, algebra in gauge.algebra.summands:
+        if not isinstance(algebra, GL) or algebra.n == 1:
+            continue
+        for covariant in (True, False):
+            P = _onto(point, gauge, channels, covariant)
+            if P is None:
+                continue
+            for slot in wire.slots:
+                if slot.covariant == covariant:
+                    continue
+                covered, at = slot.among(channels)
+                V, u = slot.rows.read(point.params), slot.units(point.params)[:, None]
+                s = u if slot.writes else 1 / u
+                change = torch.zeros_like(V)
+                change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
+                if float(change.abs().max()) > _ZERO * float(V.abs().max()):
+                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
+    return point, changed
+
+
+def _tied(gauge: Gauge) -> bool:
+    """Return whether entries are in several slots."""
+    return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
+
+
+def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
+    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
+    k, m = channels.shape
+    found = [torch.zeros(k, m, 1, dtype=torch.float64)]
+    for slot in gauge.wire.slots:
+        if slot.covariant == covariant:
+            covered, at = slot.among(channels)
+            V = in_units(slot, point.params)
+            rows = torch.zeros(k, m, V.shape[1], dtype=torch.float64)
+            rows[covered] = V[at]
+            found.append(rows)
+    rows = torch.cat(found, 2)
+    pivots, info = torch.linalg.cholesky_ex(rows @ rows.mT)
+    d = pivots.diagonal(dim1=1, dim2=2)
+    if not bool(info.any()) and bool((d.amin(1) > _FULL * d.amax(1)).all()):
+        return None
+    U, s, _ = torch.linalg.svd(rows, full_matrices=False)
+    alive = s > _RANK * s[:, :1]
+    count = alive.sum(1)
+    some = (count > 0) & (count < m)
+    if not bool(some.any()):
+        return None
+    U = U * alive[:, None]
+    return torch.where(some[:, None, None], U @ U.mT, torch.eye(m, dtype=torch.float64))
 
 
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:

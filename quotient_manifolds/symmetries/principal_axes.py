@@ -162,7 +162,7 @@ def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame
     for channels, algebra in gauge.algebra.summands:
         count = len(channels) * algebra.components
         own, bits = bits[:count].view(len(channels), -1), bits[count:]
-        turn = None
+        turn: Tensor | None = None
         for some, part, free in _blocks(algebra, channels, own):
             R, found = _by_axes(gauge, params, some, part)
             distinct &= found
