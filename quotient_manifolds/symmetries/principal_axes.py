@@ -177,8 +177,8 @@ def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame
             turn = _by_half_turns(gauge, params, channels, algebra, frames)
         turns.append(turn)
     for several in (1, 2):
-        if some := [channels.flatten() for channels, count in alone if count == several]:
-            vectors = torch.cat(some)
+        if sets := [channels.flatten() for channels, count in alone if count == several]:
+            vectors = torch.cat(sets)
             axes = len(vectors) // several
             axis = torch.arange(axes).repeat_interleave(several)
             frames.append(Frame(gauge, vectors, axis, torch.ones(axes, dtype=torch.bool)))
