@@ -147,7 +147,7 @@ def test_with_the_groups_of_the_kernel_they_fill_most_kernels_of_the_jacobian() 
         G = torch.cat([made.gradients(made.weights) for _ in range(10 + len(theta) // 40)])
         point = Point(theta, made.walk.entries.read(made.weights.__getitem__), G)
         kernel = solve(Unknowns(made.frame), made.point)
-        fields = kernel.unknowns.fields(point, kernel.basis).T
+        fields = (kernel.unknowns.fields(point) @ kernel.basis).T
         free, together = len(theta) - rank(G), rank(*map(made.tangents, found.found), fields)
         assert together <= free, name
         complete += together == free

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
-_LOSSES = 16
+_LOSSES = 32
 """Random losses at a point, if there are as many outputs."""
 _ALONG, _NEW = 1e-8, 1e-6
 """Of unit vectors: parts below are rounding; above, they are directions of their own."""

@@ -142,14 +142,16 @@ class Points:
         return self._recorded(batch), batch
 
     def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
-        """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""
+        """Record variations of other sizes, each axis, with few examples, then all together. Return the sizes of both."""
         varied: dict[Axes, int] = {}
+        few: dict[Axes, int] = {}
         for axes in variations.axes:
             if set(axes.places) <= {place for other in varied for place in other.places}:
                 continue
-            for size in other_sizes(axes, self._large):
-                if self._try(variations, {axes: size}, None):
+            for size in other_sizes(axes, self._large or axes.leads):
+                if self._try(variations, {**few, axes: size}, None):
                     varied[axes] = size
+                    few = few or ({axes: size} if axes.leads else {})
                     break
         apart: dict[Axes, int] = {}
         for axes, size in varied.items():
