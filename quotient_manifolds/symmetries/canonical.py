@@ -82,7 +82,7 @@ def canonical(
     First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
     map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
     are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
-    Translations must hold at these parameters, and after one another: those of one set of `Found.together`. Found at w,
+    Translations must hold at these parameters, and after one another: those of `Found.symmetries`. Found at w,
     they hold at g w, g = steps of the groups, once `least_norm.carried(symmetries, steps, w)` has carried them along.
 
     changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left

@@ -91,7 +91,7 @@ def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], cha
 def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mapping[str, Tensor]) -> list[Symmetry]:
     """Return symmetries that hold at params (float64) as they hold after steps: translations are carried along.
 
-    steps: elements of the groups among the symmetries, or of translations of one set (see `Stack`).
+    steps: elements of the groups among the symmetries, or of translations.
     """
     result = []
     for each in symmetries:

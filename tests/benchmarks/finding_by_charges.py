@@ -88,8 +88,6 @@ def main(name: str) -> None:
     for symmetry in found.symmetries:
         kind = type(symmetry.algebra if isinstance(symmetry, Gauge) else symmetry).__name__
         kinds[kind] += symmetry.dimension(params)
-    for stack in found.stacks:
-        kinds[stack.family] += stack.translation.dimension(params)
     result = {
         "passes": round(seconds / one, 1),
         "parts": {part: round(each / one, 2) for part, each in spent.items()},

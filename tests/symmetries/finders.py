@@ -56,16 +56,12 @@ def new(example: Example) -> Row:
     params = weights(example.model)
     small = sum(w.numel() for w in params.values()) <= DENSE
     return {
-        "found": rank(found.every, params) if small else sum(each.dimension(params) for each in found.every),
+        "found": rank(found.symmetries, params) if small else sum(each.dimension(params) for each in found.symmetries),
         "seconds": seconds,
         "refused": len(found.refused),
         "passes": seconds / seconds_of_a_pass(example),
         "gap": f"{found.largest:.1e} | {found.smallest:.1e}",
-        **max(
-            (falsity(example, moved_by(each, params)) for each in found.together),
-            key=lambda row: row["false"],
-            default={"false": 0.0, "worst": ""},
-        ),
+        **falsity(example, moved_by(found.symmetries, params)),
     }
 
 

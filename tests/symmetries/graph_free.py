@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.charges.kernel import null_space
 from quotient_manifolds.symmetries.charges.points import Points
-from quotient_manifolds.symmetries.charges.samples import Uses, samples
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry
 from quotient_manifolds.symmetries.trace.record import movable
 from tests.symmetries.finders import kernel
@@ -89,8 +88,7 @@ def unfoldings(shapes: Sequence[torch.Size], most: int = MOST) -> Iterator[Unfol
 class GraphFree:
     """Hold symmetries as tangents at the model's weights, columns (P, k).
 
-    linear, affine: fields whose charges vanish at generic points, without and with constants; here: directions along
-    which nothing changes from the model's own weights on.
+    linear, affine: fields whose charges vanish at generic points, without and with constants.
     """
 
     def __init__(
@@ -104,26 +102,16 @@ class GraphFree:
         self.count = len(self.theta) + sum(len(each.pairs[0]) for each in self.classes)
         if self.count > largest:
             raise ValueError(f"a model must have at most {largest} unknowns. Found {self.count}; allow more")
-        self.touched = torch.zeros(len(self.theta), dtype=torch.bool)
         unknowns = self._solved()
         linear = unknowns @ null_space(unknowns[: len(self.theta)], SAME, 1.0)[0]
         self.linear, self.affine = (spanned(self.field(self.theta, u) / self.theta.norm()) for u in (linear, unknowns))
-        self.here = independent(self._directions())
-
-    @property
-    def tangents(self) -> Tensor:
-        """Return all tangents at the model's weights (P, k)."""
-        return torch.cat([self.affine, self.here], 1)
 
     def _row(self, weights: Any) -> Tensor:
         return torch.cat([weights[name].reshape(-1) for name in self.own])
 
-    # At generic points
-
     def _point(self) -> tuple[Tensor, Tensor]:
         at, drawn = self.points.samples(LOSSES, vectors=self.own)
         gradients = torch.stack([self._row(sample.gradients) for sample in drawn])
-        self.touched |= (gradients != 0).any(0)
         return self._row(at.weights), gradients
 
     def charges(self, theta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,59 +159,6 @@ class GraphFree:
             scale = scale.clamp(FLOOR * float(scale.max()))
             basis = null_space(rows / scale)[0]
 
-    # At the model's weights
-
-    def _gradients(self, theta: Tensor, count: int) -> Tensor:
-        """Return gradients (count, P) at given weights and fresh inputs, of length 1."""
-        made: list[Tensor] = []
-        weights = dict(zip(self.own, theta.split([w.numel() for w in self.own.values()]), strict=True))
-        weights = {name: each.view_as(self.own[name]) for name, each in weights.items()}
-        places = self.points.exercised()
-        for turn in range(300):
-            recording = self.points.recordings[places[turn % len(places)]]
-            every = {name: w.double() if w.is_floating_point() else w for name, w in recording.parameters.items()}
-            inputs, uses = self.points.inputs(recording), Uses(recording.program)
-            drawn = samples(uses, every | weights, inputs, LOSSES, self.generator, vectors=self.own, generic=False)
-            made += [self._row(sample.gradients) for sample in drawn]
-            if len(made) >= count:
-                break
-        g = torch.stack(made)
-        self.touched |= (g != 0).any(0)
-        return g / g.norm(dim=1, keepdim=True).clamp(1e-300)
-
-    def _directions(self) -> Tensor:
-        """Return directions in which combinations of rows may be moved at will: left null spaces of gradients.
-
-        Those that are flat at the model's weights alone are sorted out beside them.
-        """
-        first, found = self._gradients(self.theta, 160), [torch.zeros(len(self.theta), 0, dtype=torch.float64)]
-        for each in self.classes:
-            n, r = each.entries.shape
-            seen = [first]
-            left = self._left(each.entries, seen)
-            calm = 0
-            while left.shape[1] and calm < 2:
-                step = left @ torch.randn(left.shape[1], r, generator=self.generator, dtype=torch.float64)
-                step = torch.zeros_like(self.theta).index_add(0, each.entries.reshape(-1), step.reshape(-1))
-                size = 0.5 * (self.theta[each.entries].norm() + 0.1) / step.norm().clamp(1e-300)
-                seen.append(self._gradients(self.theta + size * step, 24 + n // r))
-                before, left = left, self._left(each.entries, seen)
-                calm = calm + 1 if left.shape == before.shape else 0
-            for column in left.T:
-                D = torch.zeros(len(self.theta), r, dtype=torch.float64)
-                D.index_put_(
-                    (each.entries, torch.arange(r).expand(n, r)), column[:, None].expand(n, r), accumulate=True
-                )
-                found.append(D)
-        return torch.cat(found, 1)
-
-    @staticmethod
-    def _left(entries: Tensor, seen: Sequence[Tensor]) -> Tensor:
-        rows = torch.cat(seen)[:, entries].permute(0, 2, 1).reshape(-1, len(entries))
-        scale = rows.norm(dim=0)
-        scale = scale.clamp(FLOOR * float(scale.max().clamp(1e-300)))
-        return null_space(rows / scale)[0] / scale[:, None]
-
 
 # ---- comparison
 
@@ -264,12 +199,11 @@ def outside(of: Tensor, span: Tensor) -> Tensor:
 class Comparison:
     """Hold what `find` finds, and what it or the oracle alone does, as orthonormal columns (P, k).
 
-    here, linear, affine: what it misses of the oracle's, each without those before; more: what the oracle has not.
+    linear, affine: what it misses of the oracle's, each without those before; more: what the oracle has not.
     """
 
     oracle: GraphFree
     found: Tensor
-    here: Tensor
     linear: Tensor
     affine: Tensor
     more: Tensor
@@ -278,12 +212,12 @@ class Comparison:
 def compared(model: nn.Module, batch: Any, evaluate: Any = None, most: int = MOST) -> Comparison:
     """Compare `find` and the finder without a graph."""
     oracle = GraphFree(model, batch, evaluate, most=most)
-    found = independent(tangents(find(model, batch, evaluate).every, oracle.own))
+    found = independent(tangents(find(model, batch, evaluate).symmetries, oracle.own))
     missing, span = [], found
-    for part in (oracle.here, oracle.linear, oracle.affine):
+    for part in (oracle.linear, oracle.affine):
         missing.append(outside(part, span))
         span = torch.cat([span, missing[-1]], 1)
-    return Comparison(oracle, found, *missing, outside(found, oracle.tangents))
+    return Comparison(oracle, found, *missing, outside(found, oracle.affine))
 
 
 # ---- the table
@@ -305,18 +239,18 @@ def row_of(each: str, name: str, most: int) -> dict[str, Any]:
         row["seconds"] = round(time.perf_counter() - began, 1)
         own = made.oracle.own
         row |= {"parameters": len(made.oracle.theta), "kernel": kernel(example), "unknowns": made.oracle.count}
-        row |= {key: getattr(made.oracle, key).shape[1] for key in ("here", "linear", "affine")}
-        row |= {"graph_free": independent(made.oracle.tangents).shape[1], "found": made.found.shape[1]}
-        for key, share in zip(("here", "linear", "affine", "more"), SHARES, strict=True):
+        row |= {key: getattr(made.oracle, key).shape[1] for key in ("linear", "affine")}
+        row |= {"graph_free": independent(made.oracle.affine).shape[1], "found": made.found.shape[1]}
+        for key, share in zip(("linear", "affine", "more"), SHARES, strict=True):
             row |= {share: getattr(made, key).shape[1], f"{share}_moves": moved(getattr(made, key), own)}
     except Exception as error:  # of any model
         row["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return row
 
 
-SHARES = ("less_here", "less_linear", "less_affine", "more")
+SHARES = ("less_linear", "less_affine", "more")
 COLUMNS = (
-    *("set", "name", "parameters", "kernel", "unknowns", "here", "linear", "affine", "graph_free", "found", *SHARES),
+    *("set", "name", "parameters", "kernel", "unknowns", "linear", "affine", "graph_free", "found", *SHARES),
     *("seconds", *(f"{share}_moves" for share in SHARES), "error"),
 )
 

@@ -44,13 +44,11 @@ def line(name: str, bias: bool, found: Found | None = None) -> str:
     """Return the largest relative distance of canonical points, and the largest change of outputs."""
     model, x = net(name, bias)
     found = found or find(model, shown(name, x)[:4])
-    several = [each.translation for each in found.stacks if each.outputs]
-    symmetries = [*(several or (each.translation for each in found.stacks)), *found.symmetries]
     params = {key: w.detach() for key, w in model.named_parameters()}
-    here, place = canonical(symmetries, params), 0.0
+    here, place = canonical(found.symmetries, params), 0.0
     same, size = change(model, x, here.params), max(float(at.abs().max()) for at in here.params.values())
     for seed, scale in enumerate(SCALES):
-        w, every = moved(symmetries, params, seed, scale)
+        w, every = moved(found.symmetries, params, seed, scale)
         there = canonical(every, w)
         same = max(same, change(model, x, there.params))
         for key, at in here.params.items():

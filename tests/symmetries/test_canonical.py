@@ -40,7 +40,7 @@ NAMES = ["cumsum", "glu", "ln res"]
 def found(name: str) -> tuple[nn.Module, Tensor, tuple[Symmetry, ...], dict[str, Tensor]]:
     model, x = net(name, False)
     params = {key: w.detach() for key, w in model.named_parameters()}
-    return model, x, find(model, shown(name, x)[:4]).every, params
+    return model, x, find(model, shown(name, x)[:4]).symmetries, params
 
 
 def moved(symmetries: tuple[Symmetry, ...], params: dict[str, Tensor], seed: int, scale: float) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def test_the_element_leads_there_and_back(name: str) -> None:
 def test_constants_that_a_later_map_can_take_are_zero() -> None:
     model, x = net("linear", True)
     params = {key: w.detach() for key, w in model.named_parameters()}
-    point = canonical(find(model, x[:4]).every, params)
+    point = canonical(find(model, x[:4]).symmetries, params)
     assert "embed.bias" in point.zeros
     assert "z_8_12.bias" not in point.zeros
     for key, at in point.zeros.items():

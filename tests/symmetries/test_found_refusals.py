@@ -35,13 +35,12 @@ def test_nothing_false_is_found_in_nets_that_compute_something_else_on_rare_inpu
     model = deceptive(name)
     found = find(model, X)
     with torch.no_grad():
-        for symmetries in found.together:
-            params = moved(model, symmetries)
-            for x in unseen():
-                if x.shape[-1] != 4:
-                    continue
-                before, after = model(x), torch.func.functional_call(model, params, (x,))
-                assert float((after - before).abs().max()) < 1e-8 * float(before.abs().max().clamp(1e-6)), x.shape
+        params = moved(model, found.symmetries)
+        for x in unseen():
+            if x.shape[-1] != 4:
+                continue
+            before, after = model(x), torch.func.functional_call(model, params, (x,))
+            assert float((after - before).abs().max()) < 1e-8 * float(before.abs().max().clamp(1e-6)), x.shape
 
 
 def test_what_a_model_counts_in_a_buffer_is_named() -> None:
@@ -148,6 +147,5 @@ def test_a_model_that_runs_has_an_answer(name: str) -> None:
     model = NOTHING[name]().double().eval()
     found = find(model, X)
     with torch.no_grad():
-        for symmetries in found.together:
-            before, after = model(X), torch.func.functional_call(model, moved(model, symmetries), (X,))
-            assert torch.allclose(before, after, rtol=1e-9, atol=1e-12)
+        before, after = model(X), torch.func.functional_call(model, moved(model, found.symmetries), (X,))
+        assert torch.allclose(before, after, rtol=1e-9, atol=1e-12)

@@ -37,7 +37,7 @@ def find(model: nn.Module, batch: Any, evaluate: Evaluate | None = None, *, seed
     points = _points(model, batch, evaluate, seed)
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
     if not size:
-        return Found((), (), ("No parameter is of floating point",), points.held, 0.0, float("inf"), 0.0)
+        return Found((), ("No parameter is of floating point",), points.held, 0.0, float("inf"), 0.0)
     finder = (Narrow if size <= SMALL else Wide)(points, torch.Generator().manual_seed(seed + 1))
     return finder.found()
 

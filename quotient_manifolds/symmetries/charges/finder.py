@@ -16,7 +16,6 @@ from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
-from quotient_manifolds.symmetries.charges.stacks import Stack, Stacks, sets_of
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -31,32 +30,21 @@ _POINTS, _LOSSES = 4, 2
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Hold what leaves the outputs of a model as they are, on all inputs that were tried.
+    """Hold what leaves the outputs of a model as they are, at all weights, on all inputs that were tried.
 
-    symmetries: groups that do at all weights. stacks: of small nets, translations that do at the model's own alone.
     refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
     largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
-    among what is refused. change: the largest relative change of an output under a joint random element.
+    among what is refused. change: the largest relative change of an output under a joint random element. finder: what
+    found them, None where nothing was looked for.
     """
 
     symmetries: tuple[Symmetry, ...]
-    stacks: tuple[Stack, ...]
     refused: tuple[str, ...]
     held: tuple[str, ...]
     largest: float
     smallest: float
     change: float
-
-    @property
-    def every(self) -> tuple[Symmetry, ...]:
-        """Return all symmetries, first those that hold only at the weights where they were found."""
-        return (*(stack.translation for stack in self.stacks), *self.symmetries)
-
-    @property
-    def together(self) -> tuple[tuple[Symmetry, ...], ...]:
-        """Return sets of symmetries that may act one after another (see `Stack`), which together are all."""
-        parts = [tuple(stack.translation for stack in some) for some in sets_of(self.stacks)] or [()]
-        return tuple(each for part in parts if (each := (*part, *self.symmetries)))
+    finder: Finder | None = None
 
 
 class Finder(ABC):
@@ -82,13 +70,9 @@ class Finder(ABC):
     def everywhere(self) -> Readings:
         """Return what holds at all weights."""
 
-    @abstractmethod
-    def here(self) -> Stacks:
-        """Return what holds at the model's own weights."""
-
-    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
-        """Return both with what neither has found, where that can be looked for."""
-        return read, stacks
+    def completed(self, read: Readings) -> Readings:
+        """Return this with what was not found, where that can be looked for."""
+        return read
 
     def which(self) -> list[int] | None:
         """Return where the next point is: after a failed move every other one is where it failed."""
@@ -123,46 +107,41 @@ class Finder(ABC):
         """Solve, move, and solve again with what the move has taught."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
-            read, stacks = self._read()
-            kept: tuple[Sequence[Symmetry], Sequence[Stack]] = tuple(map(_reflected, read.symmetries)), stacks.found
-            change, where = self.change(*kept)
+            read = self._read()
+            kept = tuple(map(_reflected, read.symmetries))
+            change, where = self.change(kept)
             if change < CHANGE:
                 break
-            if any(each is not own for each, own in zip(kept[0], read.symmetries, strict=True)):
-                change, where = self.change(read.symmetries, stacks.found)
+            if any(each is not own for each, own in zip(kept, read.symmetries, strict=True)):
+                change, where = self.change(read.symmetries)
             if change < CHANGE:
-                kept = tuple(self._with_reflections(read.symmetries)), stacks.found
+                kept = tuple(self._with_reflections(read.symmetries))
                 break
             refused = [f"a finite move changed outputs by {change:.1e} on inputs that then became points"]
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            groups, directions = self._rest((read.symmetries, stacks.found), refused)
-            kept = tuple(self._with_reflections(groups)), directions
-            change, _ = self.change(*kept)
-        refused += [*read.refused, *stacks.refused]
-        gap = max(read.largest, stacks.largest), min(read.smallest, stacks.smallest)
-        return Found(tuple(kept[0]), tuple(kept[1]), tuple(dict.fromkeys(refused)), self.points.held, *gap, change)
+            good = self._bisected([*_atoms(read.symmetries)], (), refused)
+            kept = tuple(self._with_reflections(good))
+            change, _ = self.change(kept)
+        why = tuple(dict.fromkeys([*refused, *read.refused]))
+        return Found(kept, why, self.points.held, read.largest, read.smallest, change, self)
 
-    def _read(self) -> tuple[Readings, Stacks]:
+    def _read(self) -> Readings:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
         try:
             read = self.everywhere()
         except Undecided as error:
             read = Readings((), (str(error),), 0.0, float("inf"))
-        try:
-            stacks = self.here()
-        except Undecided as error:
-            stacks = Stacks((), (str(error),), 0.0, float("inf"))
         parted = ((each,) if not self._unable(each) else _parts(each) for each in read.symmetries)
         unable = [(each, self._unable(each)) for some in parted for each in some]
         acting = tuple(each for each, why in unable if not why)
         failed = tuple(why for _, why in unable if why)
-        read, stacks = replace(read, symmetries=acting, refused=(*read.refused, *failed)), self.apart(acting, stacks)
+        read = replace(read, symmetries=acting, refused=(*read.refused, *failed))
         try:
-            return self.completed(read, stacks)
+            return self.completed(read)
         except Undecided as error:
-            return replace(read, refused=(*read.refused, str(error))), stacks
+            return replace(read, refused=(*read.refused, str(error)))
 
     def _unable(self, symmetry: Symmetry) -> str:
         """Return why a symmetry does not act at the model's own weights, or nothing."""
@@ -175,17 +154,6 @@ class Finder(ABC):
         except ValueError as error:
             return f"{_named(symmetry)}: {error}"
         return ""
-
-    def _rest(
-        self, kept: tuple[Sequence[Symmetry], Sequence[Stack]], refused: list[str]
-    ) -> tuple[Sequence[Symmetry], Sequence[Stack]]:
-        """Return those of which a finite element changes nothing; name the others."""
-        groups = self._bisected(list(_atoms(kept[0])), (), refused)
-        stacks = []
-        for some in sets_of(kept[1]):
-            good = self._bisected([stack.translation for stack in some], groups, refused)
-            stacks += [stack for stack in some if any(stack.translation is each for each in good)]
-        return groups, stacks
 
     def _learned(self, index: int) -> bool:
         """Make a batch a source of points. Return whether that is possible."""
@@ -219,16 +187,10 @@ class Finder(ABC):
         """Return the root mean square of each parameter, at least 0.001."""
         return {name: max(float(w.norm()) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
-    def change(self, symmetries: Sequence[Symmetry], stacks: Sequence[Stack]) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches.
-
-        Groups act at weights that the first directions have moved; where else they act does not matter to them.
-        """
-        first, *others = ([stack.translation for stack in some] for some in sets_of(stacks) or [()])
-        changes = [self._change(each) for each in ((*first, *symmetries), *others) if each]
-        return max(changes, key=lambda each: each[0], default=(0.0, []))
-
-    def _change(self, symmetries: Iterable[Symmetry]) -> tuple[float, list[int]]:
+    def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output under joint random elements, and on which batches."""
+        if not symmetries:
+            return 0.0, []
         try:
             moved = self._moved(symmetries)
         except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
@@ -236,8 +198,11 @@ class Finder(ABC):
         return self.answers.change(self.own, moved)
 
     def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
-        """Return those of which a finite element, with one of all that are kept beside, changes nothing."""
-        change = self._change((*atoms, *beside))[0] if atoms else 0.0
+        """Return those of which a finite element, with one of all that are kept beside, changes nothing.
+
+        Name the others.
+        """
+        change = self.change((*atoms, *beside))[0] if atoms else 0.0
         if change < CHANGE:
             return [*atoms]
         if len(atoms) == 1:
@@ -248,10 +213,6 @@ class Finder(ABC):
         return first + self._bisected(atoms[half:], (*first, *beside), refused)
 
     # Components
-
-    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
-        """Return the stacks without single directions along which a group moves: a scale is a ray, and no line."""
-        return stacks
 
     def _with_reflections(self, symmetries: Sequence[Symmetry]) -> Iterator[Symmetry]:
         """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""

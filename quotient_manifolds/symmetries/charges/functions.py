@@ -194,11 +194,11 @@ def read_charted(
     charting, params = Charting(chart, shapes), _split(theta, shapes)
     for _ in range(_TRIED):
         charting.point(draw())
-    count, rest = chart.across.shape[1], Rest((), (), missing, 0.0, float("inf"))
+    count, rest = chart.across.shape[1], Rest((), missing, 0.0, float("inf"))
     constants = torch.cat([torch.zeros(count, count, count), torch.eye(count)[:, :, None]], 2).double()
     alone = tangents([Charted(Linear.of({chart.rest: (count,)}, constants), chart)], params)
     if len(new := beyond(alone, known)):
-        rest = rest.with_((Charted(Linear.of({chart.rest: (count,)}, constants[new]), chart),), (), known, params)
+        rest = rest.with_((Charted(Linear.of({chart.rest: (count,)}, constants[new]), chart),), known, params)
         known = torch.cat([known, alone[:, new]], 1)
     if rest.missing:
         unknowns = Unfoldings(charting.shapes)
@@ -207,7 +207,7 @@ def read_charted(
         names = dict(chart.made)
         linear = [each for each in by_parameters(unknowns.shapes, X) if names.keys() & {*each.names}]
         made = tuple(Charted(each, chart) for each in linear)
-        rest = replace(rest.with_(made, (), known, params), largest=largest, smallest=smallest)
+        rest = replace(rest.with_(made, known, params), largest=largest, smallest=smallest)
     return rest
 
 

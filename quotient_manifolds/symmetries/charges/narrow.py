@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,17 +16,16 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Undecided
-from quotient_manifolds.symmetries.charges.stacks import Stacks, read_stacks
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
-from quotient_manifolds.symmetries.groups import Params, Part, Symmetry, Translation
+from quotient_manifolds.symmetries.groups import Params, Part, Rows, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 32
 """Random losses at a point, if there are as many outputs."""
-_ALONG, _NEW = 1e-8, 1e-6
-"""Of unit vectors: parts below are rounding; above, they are directions of their own."""
+_NEW = 1e-6
+"""Of unit vectors: parts above are directions of their own."""
 
 
 class Narrow(Finder):
@@ -55,7 +54,7 @@ class Narrow(Finder):
         shifts, symmetries = self.shifts(), [*known.symmetries, *wide.symmetries]
         able, params = [each for each in symmetries if not self._unable(each)], self._ordered
         every = spanned(tangents(able, params))
-        for each in (*sums(self.frame, self.tokens), *shifts.symmetries):
+        for each in (*sums(self.frame, self.tokens), *shifts.symmetries, *self._erased()):
             T = tangents([] if self._unable(each) else [each], params)
             rest = T / T.norm(dim=0).clamp(1e-300)
             for _ in range(2):
@@ -70,33 +69,42 @@ class Narrow(Finder):
             min(kernel.smallest, wide.smallest, shifts.smallest),
         )
 
-    def completed(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+    def _erased(self) -> Iterator[Translation]:
+        """Yield entries of parameters that are multiplied by 0, as of a weight that is pruned."""
+        entries = self.frame.entries
+        free = torch.zeros_like(self.touched).index_fill_(0, entries.erased, True) & ~self.touched
+        for name, flags in self._split(free).items():
+            if bool(flags.any()):
+                rows = Rows.at(name, tuple(flags.shape), torch.nonzero(flags.reshape(-1)))
+                yield Translation((Part(rows),), "unread")
+
+    def completed(self, read: Readings) -> Readings:
         size, shapes = len(self.theta), self.frame.entries.shapes
         of_functions = [*charts(self.walk, self._ordered)] if size <= FEW_MORE else []
         if (size > FEW and not of_functions) or len(self._ordered) < len(shapes):
-            return read, stacks
-        known = tangents([*(stack.translation for stack in stacks.found), *read.symmetries], self._ordered)
+            return read
+        known = tangents(read.symmetries, self._ordered)
         missing, idle = self._missing(known)
         if not missing:
-            return read, stacks
-        rest = Rest((), (), missing, 0.0, float("inf"))
+            return read
+        rest = Rest((), missing, 0.0, float("inf"))
         for chart in of_functions:
             try:
                 more = read_charted(chart, shapes, self.point, self.theta, rest.missing, known, self.generator)
             except Undecided as error:
                 read = replace(read, refused=(*read.refused, str(error)))
                 continue
-            rest, known = rest.and_(more), torch.cat([known, tangents(more.every, self._ordered)], 1)
+            rest, known = rest.and_(more), torch.cat([known, tangents(more.symmetries, self._ordered)], 1)
         if rest.missing and size <= FEW:
             every = Unfoldings(shapes)
-            more = read_rest(every, self.point, self._flat, self.theta, rest.missing, known, self.generator)
+            more = read_rest(every, self.point, self.theta, rest.missing, known, self.generator)
             rest = rest.and_(more)
         held = tuple(name for name, flags in self._split(idle).items() if bool(flags.any()) and not bool(flags.all()))
         kept = tuple(each for each in rest.symmetries if not {*each.names} & {*held})
         if len(kept) < len(rest.symmetries):  # other lengths may exercise the other entries, in another way
             why = f"fields that move {', '.join(held)}: some of its entries have no gradient here"
             read = replace(read, refused=(*read.refused, why))
-        return replace(rest, symmetries=kept).beside(read, stacks)
+        return replace(rest, symmetries=kept).beside(read)
 
     def _missing(self, known: Tensor) -> tuple[int, Tensor]:
         """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here.
@@ -124,33 +132,6 @@ class Narrow(Finder):
         shapes = self.frame.entries.shapes
         parts = zip(shapes.items(), theta.split([shape.numel() for shape in shapes.values()]), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
-
-    def here(self) -> Stacks:
-        def at(weights: Mapping[str, Tensor]) -> Tensor:
-            return self._gradients(weights, generic=False)[1]
-
-        def elsewhere(weights: Mapping[str, Tensor]) -> Tensor:
-            return torch.cat([self._gradients(None)[1], self.touched[None].double()])
-
-        return read_stacks(self.frame, at, elsewhere, self.all_own, self.generator)
-
-    def apart(self, symmetries: Sequence[Symmetry], stacks: Stacks) -> Stacks:
-        known, found = spanned(tangents(symmetries, self._ordered)), []
-        for stack in stacks.found:
-            T = tangents([stack.translation], self._ordered)
-            rest = T / T.norm(dim=0).max().clamp(1e-300)
-            rest = rest - known @ (known.T @ rest)
-            if len(stack.translation.shape) == 2:
-                left, right = (_alive(rest.view(len(T), *stack.translation.shape).movedim(axis, 2)) for axis in (1, 2))
-                if right.shape[1] < len(right):
-                    left = torch.eye(len(left), dtype=torch.float64) if right.shape[1] else left[:, :0]
-                if not left.shape[1]:
-                    continue
-                parts = (_within(part, left, right) for part in stack.translation.parts)  # type: ignore[union-attr]
-                stack = replace(stack, translation=Translation(tuple(parts)))
-            found.append(stack)
-            known = torch.cat([known, spanned(rest[:, rest.norm(dim=0) > _ALONG])], 1)
-        return replace(stacks, found=tuple(found))
 
     @property
     def _ordered(self) -> Params:
@@ -188,19 +169,3 @@ class Narrow(Finder):
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
         return at.weights, gradients
-
-
-def _alive(rest: Tensor) -> Tensor:
-    """Return orthonormal combinations of the last axis that are orthogonal to those of which nothing is left."""
-    _, s, Vh = torch.linalg.svd(rest.reshape(-1, rest.shape[2]), full_matrices=False)
-    return Vh[s > _ALONG].T
-
-
-def _within(part: Part, left: Tensor, right: Tensor) -> Part:
-    """Return a part with z = left @ z' @ right^T."""
-    own, other = part.left, part.right
-    if left.shape[1] < len(left):
-        own = left if own is None else own @ left  # type: ignore[operator]
-    if right.shape[1] < len(right):
-        other = right.T if other is None else right.T @ other  # type: ignore[operator]
-    return replace(part, left=own, right=other)

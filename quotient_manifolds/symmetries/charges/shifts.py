@@ -15,7 +15,7 @@ Combinations of ways with sum of c g = 0 are shifts, for any z. Of single uses y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -108,10 +108,10 @@ class Shifts:
             self.smallest = min(self.smallest, worst)
         return worst <= NOISE
 
-    def _made(self, *parts: Part) -> Iterator[Translation]:
+    def _made(self, kind: str, *parts: Part) -> Iterator[Translation]:
         """Yield a translation of parts, unless groups cannot act on what they are."""
         try:
-            yield Translation(parts)
+            yield Translation(parts, kind)
         except ValueError as error:
             self.refused.append(f"a translation of {parts[0].rows.name}: {error}")
 
@@ -182,13 +182,13 @@ class Shifts:
                 continue
             if (rows := self._rows(self._side(n, False))) is not None:
                 one = torch.ones(1)
-                yield from self._made(Part(rows, None, Matrix(one, equal[0], gains=((), equal[1]))))
+                yield from self._made("mean", Part(rows, None, Matrix(one, equal[0], gains=((), equal[1]))))
         for port in self.frame.ports:
             g = self._gradients(port) if port.use >= len(self.walk.uses) and self._alone(port.entries) else None
             if g is None or len(port.rows) < 2 or (equal := self._equal(port.nodes, [d.mT for d in g])) is None:
                 continue
             if (rows := self._rows(port)) is not None:
-                yield from self._made(Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
+                yield from self._made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
 
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
         """Return u in which slopes (tokens, nodes) have u . slopes = 0: those of nodes over others on the same wire."""
@@ -225,7 +225,7 @@ class Shifts:
             if len(own) and (writes or len(other)):
                 port = self._side(n, writes).at(own, None if writes else other)
                 if (rows := self._rows(port)) is not None:
-                    yield from self._made(Part(rows))
+                    yield from self._made("unread" if writes else "unreached", Part(rows))
 
     def _constants(self) -> Iterator[Translation]:
         """Yield W += z / g and c -= z (sum of b / g) behind norms."""
@@ -252,7 +252,7 @@ class Shifts:
                 if n in self.biases:
                     total = Product((torch.full((1, 1), -1.0), self.known.pop(n).sum))
                     parts.append(Part(self._entries(self.biases[n]), None, total))
-            yield from self._made(*parts) if n not in self.known else ()
+            yield from self._made("constant", *parts) if n not in self.known else ()
             return
 
     def _sums(self, values: Sequence[Tensor], eldest: Tensor, bias: Port | None, by: Port | None) -> bool:
@@ -333,7 +333,7 @@ class Shifts:
             one, other = self._rows(self._side(a, True).at(at)), self._rows(self._side(m, True))
             if one is not None and other is not None:
                 constant, gains = self.frame.ratio((A.out[at],), (M.out,))
-                yield from self._made(Part(other), Part(one, _diagonal(-constant, gains)))
+                yield from self._made("beside", Part(other), Part(one, _diagonal(-constant, gains)))
 
     def _of_three(self, a: int, b: int, m: int) -> Iterator[Translation]:
         """Yield A += z, W -= B z and B += z, W -= z A, for W beside B A."""
@@ -360,7 +360,7 @@ class Shifts:
             M = Matrix(-above, beside, V, gains=(gains_above, gains_beside))
             order = self._rows(self._side(a, True).at(k))
             if order is not None:
-                yield from self._made(Part(order), Part(rows_m, M))
+                yield from self._made("beside", Part(order), Part(rows_m, M))
         dB = [s.written[b].slopes[:, j] for s in self.drawn]
         read = [s.read[b].values for s in self.drawn]
         made = [s.written[a].values[:, k] * u for s, u in zip(self.drawn, inner, strict=True)]
@@ -376,19 +376,29 @@ class Shifts:
             )
             moved = self._rows(self._side(b, True).at(j))
             if moved is not None:
-                yield from self._made(Part(moved), Part(rows_m, _diagonal(-above, gains_above), M))
+                yield from self._made("beside", Part(moved), Part(rows_m, _diagonal(-above, gains_above), M))
 
     # Constants along wires
 
     def _along_wires(self) -> Iterator[Translation]:
-        """Yield shifts of all sets of channels that the same ports have."""
+        """Yield shifts of all sets of channels that the same ports have, and of what is left of several of these.
+
+        A maximum over tokens, for example, passes constants on, though what is behind it is a wire of its own.
+        """
         for dual in (False, True):
             ports = [p for p in self.frame.ports if p.dual == dual]
+            left = dict[int, list[tuple[list[Way], float]]]()
             for some, channels in self._sets(ports):
                 own = [_of_channels(p, channels) for p in some]
                 every = [torch.stack([u[p.nodes] for u in self.units]) for p in own]
                 if all(bool(torch.isfinite(u).all() and (u != 0).all()) for u in every):
-                    yield from self._of_wire(own, every)
+                    ways, top = self._of_wire(own, every), max(map(self._top, own, every))
+                    rest = yield from self._shifts(ways, top)
+                    left.setdefault(len(channels), []).append((rest, top))
+            for wires in left.values():
+                ways = [way for rest, _ in wires for way in rest if way.known is None]
+                if len(wires) > 1 and self._enough(ways):
+                    yield from self._shifts(ways, max(top for _, top in wires))
 
     def _sets(self, ports: Sequence[Port]) -> Iterator[tuple[list[Port], Tensor]]:
         """Yield channels that the same ports have, and these."""
@@ -400,17 +410,25 @@ class Shifts:
             channels = torch.nonzero(pattern == each)[:, 0]
             yield [p for p in ports if bool((p.channels == channels[0]).any())], channels
 
-    def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> Iterator[Translation]:
+    def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> list[Way]:
+        """Return the ways of some ports, those of single positions if there are enough samples for these."""
         for apart in (True, False):
             ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, apart)]
-            if ways and len(self.drawn) * units[0].shape[1] >= len(ways) + _SPARE:
-                break
-        else:
-            return
-        top = max(self._top(p, u) for p, u in zip(ports, units, strict=True))
-        for v in self._combined(ways, top).T:
+            if self._enough(ways):
+                return ways
+        return []
+
+    def _enough(self, ways: Sequence[Way]) -> bool:
+        """Return whether samples can tell which combinations of ways are free."""
+        return bool(ways) and ways[0].g.numel() >= len(ways) + _SPARE
+
+    def _shifts(self, ways: Sequence[Way], top: float) -> Generator[Translation, None, list[Way]]:
+        """Yield what combinations of ways leave free. Return the ways that are in none."""
+        free = self._combined(ways, top) if ways else torch.zeros(0, 0)
+        for v in free.T:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
             yield from self._tried(self._moved(some))
+        return [way for way, row in zip(ways, free, strict=True) if not bool(row.any())]
 
     def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
         """Yield the ways of one port, one for each position if they are `apart`."""
@@ -543,7 +561,11 @@ class Shifts:
             if rows.columns > 1 and by is not None:
                 right = Product((by, torch.ones(1, rows.columns)))
             parts.append(Part(rows, left, right if way.known is None else way.known.right))
-        yield from self._made(*parts)
+        if all(way.known is not None for way, _ in some):
+            kind = "constant"
+        else:
+            kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
+        yield from self._made(kind, *parts)
 
     def _taken(self, way: Way, c: float, rows: Rows, n: int) -> Factor:
         """Return -c V u in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""

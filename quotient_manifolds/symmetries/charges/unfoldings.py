@@ -23,7 +23,6 @@ from torch import Tensor
 from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.recognition import sparse
-from quotient_manifolds.symmetries.charges.stacks import Null, Stack, Stacks, confirm
 from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Params, Symmetry
 
 LARGEST = 2_400
@@ -34,7 +33,6 @@ _FEW = 16
 """Rows that several axes make together are added to others if they are no more."""
 _SAME, _APART = 1e-8, 1e-6
 """Relative: what is smaller is rounding; what is larger is a direction of its own."""
-_STEP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,94 +157,51 @@ class Unfoldings:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Hold the rows of one rest, turned: sums of rows with null vectors for coefficients may be moved at will."""
-
-    entries: Tensor
-    outputs = True
-
-    def vectors(self, gradients: Tensor) -> Tensor:
-        """Return rows (n, columns) that null vectors are orthogonal to."""
-        return gradients[:, self.entries].flatten(0, 1)
-
-    def directions(self, size: int, N: Tensor) -> Tensor:
-        """Return the directions e n^T, columns (P, rest k)."""
-        rest = len(self.entries)
-        at = self.entries[:, None, :].expand(rest, N.shape[1], -1)
-        D = torch.zeros(rest, N.shape[1], size, dtype=torch.float64)
-        return D.scatter_add_(2, at, N.T.expand(at.shape).contiguous()).flatten(0, 1).T
-
-    def moved(self, theta: Tensor, N: Tensor, generator: torch.Generator) -> Tensor:
-        """Return theta, moved along random z n^T."""
-        z = torch.randn(len(self.entries), N.shape[1], generator=generator, dtype=torch.float64)
-        change = torch.zeros_like(theta).index_add(0, self.entries.reshape(-1), (z @ N.T).reshape(-1))
-        return theta + _STEP * (theta[self.entries].norm() + 0.1) / change.norm().clamp(1e-300) * change
-
-
-@dataclass(frozen=True, eq=False)
 class Rest:
     """Hold what was found beyond other symmetries, and in how many directions nothing was.
 
-    symmetries: at all weights. stacks: at these. largest, smallest: as in `Kernel`.
+    largest, smallest: as in `Kernel`.
     """
 
     symmetries: tuple[Linear | Charted, ...]
-    stacks: tuple[Stack, ...]
     missing: int
     largest: float
     smallest: float
 
-    @property
-    def every(self) -> tuple[Symmetry, ...]:
-        """Return all symmetries."""
-        return (*(stack.translation for stack in self.stacks), *self.symmetries)
-
-    def with_(
-        self, symmetries: Sequence[Linear | Charted], stacks: Sequence[Stack], known: Tensor, params: Params
-    ) -> Rest:
+    def with_(self, symmetries: Sequence[Linear | Charted], known: Tensor, params: Params) -> Rest:
         """Return this with more, which moves params beyond known directions (P, k)."""
-        made = tangents([*(stack.translation for stack in stacks), *symmetries], params)
-        count = spanned(torch.cat([known, made], 1)).shape[1] - spanned(known).shape[1]
-        both, every = (*self.symmetries, *symmetries), (*self.stacks, *stacks)
-        return replace(self, symmetries=both, stacks=every, missing=max(0, self.missing - count))
+        every = torch.cat([known, tangents(symmetries, params)], 1)
+        count = spanned(every).shape[1] - spanned(known).shape[1]
+        return replace(self, symmetries=(*self.symmetries, *symmetries), missing=max(0, self.missing - count))
 
     def and_(self, other: Rest) -> Rest:
         """Return this and what is found with less missing."""
-        both, stacks = (*self.symmetries, *other.symmetries), (*self.stacks, *other.stacks)
         gap = max(self.largest, other.largest), min(self.smallest, other.smallest)
-        return Rest(both, stacks, other.missing, *gap)
+        return Rest((*self.symmetries, *other.symmetries), other.missing, *gap)
 
-    def beside(self, read: Readings, stacks: Stacks) -> tuple[Readings, Stacks]:
+    def beside(self, read: Readings) -> Readings:
         """Return what was found before, and this."""
         largest, smallest = max(read.largest, self.largest), min(read.smallest, self.smallest)
-        why = f"{self.missing} dimensions: of no group, or with coefficients that are rational in other weights"
+        why = f"{self.missing} dimensions: of no group, rational in other weights, or at these weights alone"
         refused = (*read.refused, why) if self.missing else read.refused
-        symmetries, found = (*read.symmetries, *self.symmetries), (*stacks.found, *self.stacks)
-        return Readings(symmetries, refused, largest, smallest), replace(stacks, found=found)
+        return Readings((*read.symmetries, *self.symmetries), refused, largest, smallest)
 
 
 def read_rest(
     unknowns: Unfoldings,
     draw: Callable[[], Point],
-    at: Callable[[Tensor], Tensor],
     theta: Tensor,
     missing: int,
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
-    """Return what moves the weights theta in directions other than those that are known, columns (P, k).
+    """Return linear fields that move the weights theta in directions beyond known ones, columns (P, k).
 
-    First linear fields: one symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are
-    symmetries. Then sums of rows that may be moved at will here. at: gradients (losses, P) of length 1 at weights.
+    One symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are symmetries.
     """
     X, largest, smallest = fields(unknowns, draw, theta, known, generator)
-    params, linear = unknowns.split(theta), tuple(by_parameters(unknowns.shapes, X))
-    rest = Rest((), (), missing, largest, smallest).with_(linear, (), known, params)
-    known = torch.cat([known, tangents(linear, params)], 1)
-    for stack, D in _sums(unknowns, at, theta, known, generator) if rest.missing else ():
-        rest = rest.with_((), (stack,), known, params)
-        known = torch.cat([known, D], 1)
-    return rest
+    linear = tuple(by_parameters(unknowns.shapes, X))
+    return Rest((), missing, largest, smallest).with_(linear, known, unknowns.split(theta))
 
 
 def fields(
@@ -268,27 +223,6 @@ def fields(
         made.append(unknowns.matrices(some[:, new]))
         known = torch.cat([known, moved[:, new]], 1)
     return closed(torch.cat(made), generator), kernel.largest, kernel.smallest
-
-
-def _sums(
-    unknowns: Unfoldings, at: Callable[[Tensor], Tensor], theta: Tensor, known: Tensor, generator: torch.Generator
-) -> Iterator[tuple[Stack, Tensor]]:
-    """Yield sums of rows of which none is known, with their directions."""
-    G = torch.cat([at(theta) for _ in range(4 + unknowns.size // 6)])
-    still = (G == 0).all(0)
-    for number, part in enumerate(unknowns.parts, 1):
-        sums = Sums(part.entries.T)
-        null = Null(sums, sums.vectors(G), still[sums.entries].any(0))
-        if null and len(beyond(sums.directions(unknowns.size, null.basis), known)):
-            confirm([null], theta, at, generator)
-            D = sums.directions(unknowns.size, sparse(null.basis, null.basis))
-            D = D[:, beyond(D, known)]
-            if D.shape[1]:
-                constants = torch.zeros(D.shape[1], unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)
-                constants[:, :-1, -1] = D.T
-                for linear in by_parameters(unknowns.shapes, constants):
-                    yield Stack(linear, "beside", True, number), tangents([linear], unknowns.split(theta))
-                known = torch.cat([known, D], 1)
 
 
 def closed(X: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.charges.stacks import Stacks
 from quotient_manifolds.symmetries.groups import FromSum, Gauge
 from quotient_manifolds.symmetries.trace.record import Recording
 
@@ -34,6 +33,3 @@ class Wide(Finder):
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),
         )
-
-    def here(self) -> Stacks:
-        return Stacks((), (), 0.0, float("inf"))

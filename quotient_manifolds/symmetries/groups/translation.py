@@ -73,10 +73,15 @@ class Translation(Symmetry):
     | V behind a norm with gains g and biases b, and its bias | V: right = 1 / g; c: right = -sum of b / g |
     | outputs of W (o, i) that nobody reads, inputs that are never reached | W: left = K; W: right = K^T |
 
+    kind: how it was read, "" if it is not known: "unread" of what nothing reads, "unreached" of inputs that are always
+    0, "mean" of what is added to a mean that is free, "constant" of weights whose inputs have a known sum, "beside" of
+    maps that read the same, "shift" of constants that one parameter adds and others take back.
+
     ValueError for parts with z of different shapes, and parts that share entries.
     """
 
     parts: tuple[Part, ...]
+    kind: str = ""
 
     def __post_init__(self) -> None:
         self._store(parts=tuple(self.parts))

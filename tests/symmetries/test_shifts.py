@@ -1,0 +1,105 @@
+"""Translations hold at all weights, and each says how it was read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.charges.shifts import _parts_of
+from quotient_manifolds.symmetries.groups import Symmetry, Translation
+from tests.symmetries.finders import rank, weights
+from tests.symmetries.nets import WORDS, Computed, net
+from tests.symmetries.test_nets import shown
+
+
+def added(model: nn.Module, x: Tensor) -> int:
+    """Return how many dimensions translations have."""
+    found = find(model.double().eval(), x.double() if x.is_floating_point() else x)
+    return rank([each for each in found.symmetries if isinstance(each, Translation)], weights(model))
+
+
+def test_an_adapter_beside_its_base_gives_back_what_the_base_takes() -> None:
+    """W + 2 B A, with W (8, 6), A (2, 6) and B (8, 2): r (i + o) dimensions, both by gradients and by tokens."""
+    torch.manual_seed(0)
+    parts = {"w": nn.Linear(6, 8, bias=False), "a": nn.Linear(6, 2, bias=False), "b": nn.Linear(2, 8, bias=False)}
+    model = Computed(lambda s, x: torch.tanh(s.w(x) + 2 * s.b(s.a(x))), **parts)
+    assert added(model, torch.randn(12, 6)) == 2 * (6 + 8)
+
+
+def test_a_bias_that_two_maps_share_takes_nothing_back_alone() -> None:
+    """tanh(u + t + b) + tanh(u A + t A' + b): shifts of t need one bias each."""
+    torch.manual_seed(0)
+
+    def shared(s: Computed, x: Tensor) -> Tensor:
+        y = s.e(x)
+        return torch.tanh(F.linear(y, s.v) + s.p) + torch.tanh(F.linear(y, s.w) + s.p)
+
+    parts: dict[str, Any] = {"e": nn.Linear(6, 3), "p": nn.Parameter(torch.randn(4))}
+    parts |= {name: nn.Parameter(torch.randn(4, 3)) for name in "vw"}
+    assert added(Computed(shared, **parts), torch.randn(12, 6)) == 0
+
+
+def test_a_table_that_is_tied_to_the_head_has_no_direction_of_its_own() -> None:
+    torch.manual_seed(0)
+
+    def tied(s: Computed, x: Tensor) -> Tensor:
+        y = s.t(x)
+        return F.linear(torch.tanh(y - y.mean(-1, keepdim=True)), s.t.weight)
+
+    def alone(s: Computed, x: Tensor) -> Tensor:
+        y = s.t(x)
+        return torch.tanh(y - y.mean(-1, keepdim=True))
+
+    words = torch.randint(WORDS, (40, 3))
+    for function, expected in ((tied, 0), (alone, WORDS)):
+        assert added(Computed(function, t=nn.Embedding(WORDS, 6)), words) == expected
+
+
+def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.b(torch.relu(s.a(x))), a=nn.Linear(6, 5), b=nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        model.a.weight[0] *= 1e-3  # type: ignore[union-attr,operator,index]
+        model.a.bias[0] = -0.1  # type: ignore[union-attr,operator,index]
+    assert added(model, torch.randn(12, 6)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dead", {"unread": 3 * 8, "shift": 8 + 8}),
+        ("ln", {"mean": 9, "constant": 8, "shift": 8}),  # of three inputs; 8 + 1 with biases
+        ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
+        ("attn ln", {"constant": 3 * 8, "shift": 16}),
+        ("bn relu", {"shift": 3 * 8}),
+    ],
+)
+def test_translations_say_how_they_were_read(name: str, expected: dict[str, int]) -> None:
+    model, x = net(name, True)
+    kinds: dict[str, list[Symmetry]] = {}
+    for each in find(model, shown(name, x)[:4]).symmetries:
+        if isinstance(each, Translation):
+            kinds.setdefault(each.kind, []).append(each)
+    assert {kind: rank(some, weights(model)) for kind, some in kinds.items()} == expected
+
+
+def test_a_constant_does_not_pass_a_padded_convolution() -> None:
+    torch.manual_seed(0)
+    counts = []
+    for padding in (0, 1):
+        parts = {"a": nn.Linear(4, 3), "c": nn.Conv1d(3, 3, 3, padding=padding)}
+        model = Computed(lambda s, x: torch.tanh(s.c(s.a(x).mT)), **parts)
+        counts.append(added(model, torch.randn(4, 6, 4)))
+    assert counts == [3, 0]
+
+
+def test_columns_that_one_sample_alone_has_are_no_parts_of_their_own() -> None:
+    """Of words that occur once it is not known at which other positions they may be."""
+    g = torch.ones(2, 3, 6)
+    g[0, :, [1, 4]] = g[1, :, [2, 4]] = 0
+    assert _parts_of(g).tolist() == [1, 1, 1, 2, 2, 3]
