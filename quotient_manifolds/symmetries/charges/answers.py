@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quotient_manifolds.batches import tensors_in
 from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
+from quotient_manifolds.symmetries.trace.replay import HELD
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
 """How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
@@ -30,7 +31,7 @@ class Answers:
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
     examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words. own: the model's parameters, in float64 once for all runs.
+    of its words. own: the model's parameters, those of small models in float64, once for all runs.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class Answers:
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
         self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
-        self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
@@ -58,6 +58,7 @@ class Answers:
                         self._forget()
                         small[axes] = size
                         break
+            self._tried(variations, {}, "normal", inf)
         least = variations.numel(small) + _FLOOR  # tried in any case
         left = self._tried(variations, small, "normal", max(left, least))
         sizes: dict[Axes, int] = {}
@@ -77,6 +78,9 @@ class Answers:
         if not self.batches:
             self.batches.append(batch)
             self._known.append(self._at({}, 0))
+        if sum(w.numel() for w in self.own.values()) > HELD:
+            self.own = {name: w.detach() for name, w in model.named_parameters()}
+        self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
 
     def _forget(self) -> None:
         self.batches.pop()

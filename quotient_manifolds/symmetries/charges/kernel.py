@@ -188,7 +188,7 @@ class Unknowns:
     # At a point
 
     def fields(self, point: Point) -> Tensor:
-        """Return the changes of theta (P, unknowns) by each unknown: the charges of gradients that are 1 at one entry."""
+        """Return the changes of theta (P, unknowns) by each unknown: charges of gradients that are 1 at one entry."""
         each = torch.eye(self.size, dtype=torch.float64).split(_CHUNK)
         return torch.cat([self.charges(replace(point, gradients=G))[0] for G in each])
 

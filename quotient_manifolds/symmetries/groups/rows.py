@@ -195,8 +195,12 @@ class Rows(Record):
         else:
             self._within(flat).copy_(values)
 
-    def add(self, flat: Tensor, change: Tensor) -> None:
-        """Add numbers (rows, columns) to what `read` returns of a parameter, flattened in float64."""
+    def add(self, flat: Tensor, change: Tensor, right: Tensor | None = None) -> None:
+        """Add numbers (rows, columns), change or change @ right, to what `read` returns, flattened in float64."""
+        if right is not None and self.plain and self._window is not None:  # a product is not formed
+            self._within(flat).addmm_(change, right.to(change))
+            return
+        change = change if right is None else change @ right.to(change)
         if not self.plain:
             change = change / torch.as_tensor(self.scale, dtype=torch.float64, device=flat.device)
         if self._window is None:
@@ -272,10 +276,10 @@ class Draft(ChainMap[str, Tensor]):
         """Replace what `rows.read` returns."""
         rows.write(self._own(rows), values)
 
-    def add(self, rows: Rows, change: Tensor) -> None:
-        """Add to what `rows.read` returns."""
+    def add(self, rows: Rows, change: Tensor, right: Tensor | None = None) -> None:
+        """Add change, or change @ right, to what `rows.read` returns."""
         flat = self._own(rows)
-        rows.add(flat, change.to(flat.device))
+        rows.add(flat, change.to(flat.device), right)
 
     def _own(self, rows: Rows) -> Tensor:
         """Return a parameter in one row, which may be written to."""

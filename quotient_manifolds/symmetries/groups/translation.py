@@ -105,7 +105,7 @@ class Translation(Symmetry):
         factors = [part.at(draft) for part in self.parts]  # before any part moves what another one reads
         for part, (left, right) in zip(self.parts, factors, strict=True):
             change = z if left is None else left @ z.to(left.device)
-            draft.add(part.rows, change if right is None else change.to(right.device) @ right)
+            draft.add(part.rows, change, right)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw z (a, b), Gaussian of standard deviation `scale`."""

@@ -117,6 +117,14 @@ class Program:
         return tuple(place for place, (ins, outs) in enumerate(pairs) if not outs or outs - ins)
 
     @cached_property
+    def names(self) -> list[Any]:
+        """Return what programs with the same operations but for views have in common, at whatever sizes."""
+        views = [(n, name, self.layouts[n]) for n, name in self.parameters.items()]
+        computing = [self.operations[place] for place in self.computing]
+        memories = ([[self.layouts[n].memory for n in some] for some in (each.ins, each.outs)] for each in computing)
+        return [views, *((each.func, *some) for each, some in zip(computing, memories, strict=True))]
+
+    @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:
         """Return for each operation the values that no later one takes."""
         last: dict[int, int] = {}

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref, substituted
 
 aten = torch.ops.aten
-HELD = 3e7
+HELD = 3e6
 """Up to so many entries weights are held; larger ones are drawn and widened where an operation takes them."""
 _NEAR = 0.1
 """What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
