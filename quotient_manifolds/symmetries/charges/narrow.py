@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
-_LOSSES = 32
+_LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""

@@ -32,8 +32,6 @@ WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
 _SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
-_EXAMPLES = 8
-"""Of more than twice as many examples so many are taken where other sizes are tried."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -142,17 +140,14 @@ class Points:
         return self._recorded(batch), batch
 
     def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
-        """Record variations of other sizes, each axis, of few examples, then all together. Return both sizes."""
+        """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""
         varied: dict[Axes, int] = {}
-        few: dict[Axes, int] = {}
         for axes in variations.axes:
             if set(axes.places) <= {place for other in varied for place in other.places}:
                 continue
-            fewer = (_EXAMPLES,) if axes.leads and axes.size > 2 * _EXAMPLES else ()
-            for size in (*fewer, *other_sizes(axes, self._large)):
-                if self._try(variations, {**few, axes: size}, None):
+            for size in other_sizes(axes, self._large):
+                if self._try(variations, {axes: size}, None):
                     varied[axes] = size
-                    few = few or ({axes: size} if size in fewer else {})
                     break
         apart: dict[Axes, int] = {}
         for axes, size in varied.items():
