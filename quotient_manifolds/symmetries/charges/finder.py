@@ -138,9 +138,7 @@ class Finder(ABC):
         except Undecided as error:
             read = Readings((), (str(error),), 0.0, float("inf"))
         whole = [(each, self._unable(each)) for each in read.symmetries]
-        parted = (
-            [(part, self._unable(part)) for part in _parts(each)] if why else [(each, why)] for each, why in whole
-        )
+        parted = ([(p, self._unable(p)) for p in _parts(each)] if why else [(each, why)] for each, why in whole)
         unable = [pair for some in parted for pair in some]
         acting = tuple(each for each, why in unable if not why)
         failed = tuple(why for _, why in unable if why)
