@@ -75,9 +75,8 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (
-            each for each in kept.reparameterizations if each.kind == REDUNDANT and set(each.names) & {*kept.names}
-        )
+        own = {*kept.names}
+        biases = (e for e in kept.reparameterizations if e.kind == REDUNDANT and own.issuperset(e.symmetry.leading))
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:

@@ -30,6 +30,11 @@ class Symmetry(Record, ABC):
         return self.names
 
     @property
+    def leading(self) -> tuple[str, ...]:
+        """Return the parameters that `act` changes by numbers or gains; others make up for it, by products of weights."""
+        return self.names
+
+    @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Return the shape of generators."""
