@@ -56,6 +56,7 @@ def without_constants(draft: Draft, translations: Sequence[Translation]) -> tupl
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
         if float(draft[name].flatten()[at].abs().max()) <= _ZERO:
+            draft.write(part.rows, torch.zeros_like(part.rows.read(draft)))
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return steps, zeros
 

@@ -212,7 +212,8 @@ class Roles:
         role = self.role(torch.cat(nodes)) if nodes else "hidden"
         if isinstance(algebra, IntoMean):
             return f"{role} mean"
-        X = algebra.project(torch.randn(algebra.n, algebra.n, generator=torch.Generator().manual_seed(0)).double())
+        generator = torch.Generator().manual_seed(0)
+        X = algebra.project(torch.randn(algebra.n, algebra.n, generator=generator, dtype=torch.float64))
         if bool((X + X.mT).abs().max() < 1e-9 * X.abs().max()):
             planes = all(part.n == 2 for _, part in algebra.summands) and algebra.n > 2
             return f"{role} {'phase' if planes or (isinstance(algebra, Span) and algebra.n == 2) else 'rotation'}"

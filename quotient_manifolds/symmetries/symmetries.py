@@ -75,8 +75,7 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        own = {*kept.names}
-        biases = (e for e in kept.reparameterizations if e.kind == REDUNDANT and own.issuperset(e.symmetry.leading))
+        biases = (each for each in kept.reparameterizations if each.kind == REDUNDANT and each.names[0] in kept.names)
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.orbit.units import Units
-from quotient_manifolds.symmetries.charges.find import find_permutations
-from quotient_manifolds.symmetries.discovery import find_symmetries
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
 from tests.handwritten_models import HeadByHead
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
 from tests.orbit.found import found_in, planted

@@ -75,7 +75,7 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
         ("dead", {"unread": 3 * 8, "shift": 8 + 8}),
         ("ln", {"mean": 9, "constant": 8, "shift": 8}),  # of three inputs; 8 + 1 with biases
         ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
-        ("attn ln", {"constant": 3 * 8, "shift": 16}),
+        ("attn ln", {"constant": 3 * 8, "shift": 3 * 8}),
         ("bn relu", {"shift": 3 * 8}),
     ],
 )
@@ -86,6 +86,20 @@ def test_translations_say_how_they_were_read(name: str, expected: dict[str, int]
         if isinstance(each, Translation):
             kinds.setdefault(each.kind, []).append(each)
     assert {kind: rank(some, weights(model)) for kind, some in kinds.items()} == expected
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_a_bias_that_no_output_depends_on_is_shifted_at_whatever_value(size: float) -> None:
+    """A key bias: its log-scale moves it, too, but not from 0, and never past it."""
+    torch.manual_seed(0)
+
+    def attention(s: Computed, x: Tensor) -> Tensor:
+        return (s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x).tanh()
+
+    model = Computed(attention, **{name: nn.Linear(6, 4) for name in "qkv"})
+    with torch.no_grad():
+        model.k.bias *= size  # type: ignore[union-attr,operator]
+    assert added(model, torch.randn(4, 5, 6)) == 4
 
 
 def test_a_constant_does_not_pass_a_padded_convolution() -> None:

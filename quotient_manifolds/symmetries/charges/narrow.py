@@ -13,11 +13,11 @@ from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.points import Points
-from quotient_manifolds.symmetries.charges.readings import Readings, read, sums
+from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
-from quotient_manifolds.symmetries.groups import Params, Part, Rows, Translation
+from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
@@ -51,10 +51,13 @@ class Narrow(Finder):
         kernel = solve(self.unknowns, self.counted)
         known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
-        shifts, symmetries = self.shifts(), [*known.symmetries, *wide.symmetries]
+        shifts, groups = self.shifts(), (*known.symmetries, *wide.symmetries)
+        symmetries = [each for each in groups if not is_of_means(each)]  # which shifts say in closed orbits
+        means = [each for each in (*groups, *sums(self.frame, self.tokens)) if is_of_means(each)]
         able, params = [each for each in symmetries if not self._unable(each)], self._ordered
-        every = spanned(tangents(able, params))
-        for each in (*sums(self.frame, self.tokens), *shifts.symmetries, *self._erased()):
+        # The log-scale of a bias that no output depends on spans all of it here, but never passes 0: shifts stay.
+        every = spanned(tangents([each for each in able if not isinstance(each, Torus)], params))
+        for each in (*shifts.symmetries, *means, *self._erased()):
             T = tangents([] if self._unable(each) else [each], params)
             rest = T / T.norm(dim=0).clamp(1e-300)
             for _ in range(2):

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.batches import tensors_in
+from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.replica import replica
+from quotient_manifolds.replica import Cast, replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
 from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
-from quotient_manifolds.symmetries.trace.record import Recording, movable, record
+from quotient_manifolds.symmetries.trace.record import PRECISIONS, Recording, movable, record, recorded
 from quotient_manifolds.symmetries.trace.replay import HELD, wide
 
 OTHERS = 3
@@ -111,6 +111,7 @@ class Points:
     ) -> None:
         self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
         entries = sum(t.numel() for t in tensors_in(batch))
+        self._casts: tuple[Cast, ...] = PRECISIONS
         self._large = entries * sum(w.numel() for w in model.parameters()) > WORK
         first, batch = self._first(batch)
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
@@ -170,8 +171,10 @@ class Points:
         return True
 
     def _recorded(self, batch: Any) -> Recording:
-        """Record a copy, which shares the parameters: a model may set what it computes with while it runs."""
-        return record(replica(self.model, dict(self.model.named_parameters())), batch, self.evaluate)
+        """Record a copy of the model, in the precision of the first recording."""
+        made, cast = recorded(self.model, batch, self.evaluate, self._casts)
+        self._casts = (cast,)
+        return made
 
     def add(self, batch: Any) -> int:
         """Record another batch, which becomes a source of points itself, and return its place among the recordings.
@@ -274,7 +277,8 @@ class Points:
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
         own |= {name: own[first] for name, first in old.tied.items()}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
-        made = record(replica(self.model, own), batch, self.evaluate)
+        (cast,) = self._casts
+        made = record(replica(self.model, own, cast), mapped(cast, batch), self.evaluate)
         return Point(made, weights, tuple(wide(made.values[number]) for number in made.program.inputs))
 
     def samples(

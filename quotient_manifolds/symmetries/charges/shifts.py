@@ -15,7 +15,7 @@ Combinations of ways with sum of c g = 0 are shifts, for any z. Of single uses y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -381,14 +381,24 @@ class Shifts:
     # Constants along wires
 
     def _along_wires(self) -> Iterator[Translation]:
-        """Yield shifts of all sets of channels that the same ports have."""
+        """Yield shifts of all sets of channels that the same ports have, and of what is left of several of these.
+
+        A maximum over tokens, for example, passes constants on, though what is behind it is a wire of its own.
+        """
         for dual in (False, True):
             ports = [p for p in self.frame.ports if p.dual == dual]
+            left = dict[int, list[tuple[list[Way], float]]]()
             for some, channels in self._sets(ports):
                 own = [_of_channels(p, channels) for p in some]
                 every = [torch.stack([u[p.nodes] for u in self.units]) for p in own]
                 if all(bool(torch.isfinite(u).all() and (u != 0).all()) for u in every):
-                    yield from self._of_wire(own, every)
+                    ways, top = self._of_wire(own, every), max(map(self._top, own, every))
+                    rest = yield from self._shifts(ways, top)
+                    left.setdefault(len(channels), []).append((rest, top))
+            for wires in left.values():
+                ways = [way for rest, _ in wires for way in rest if way.known is None]
+                if len(wires) > 1 and self._enough(ways):
+                    yield from self._shifts(ways, max(top for _, top in wires))
 
     def _sets(self, ports: Sequence[Port]) -> Iterator[tuple[list[Port], Tensor]]:
         """Yield channels that the same ports have, and these."""
@@ -400,18 +410,26 @@ class Shifts:
             channels = torch.nonzero(pattern == each)[:, 0]
             yield [p for p in ports if bool((p.channels == channels[0]).any())], channels
 
-    def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> Iterator[Translation]:
+    def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> list[Way]:
+        """Return the ways of some ports, those of single positions if there are enough samples for these."""
         for apart in (True, False):
             ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, apart)]
-            if ways and len(self.drawn) * units[0].shape[1] >= len(ways) + _SPARE:
-                break
-        else:
-            return
-        top = max(self._top(p, u) for p, u in zip(ports, units, strict=True))
-        for v in self._combined(ways, top).T:
+            if self._enough(ways):
+                return ways
+        return []
+
+    def _enough(self, ways: Sequence[Way]) -> bool:
+        """Return whether samples can tell which combinations of ways are free."""
+        return bool(ways) and ways[0].g.numel() >= len(ways) + _SPARE
+
+    def _shifts(self, ways: Sequence[Way], top: float) -> Generator[Translation, None, list[Way]]:
+        """Yield what combinations of ways leave free. Return the ways that are in none."""
+        free = self._combined(ways, top) if ways else torch.zeros(0, 0)
+        for v in free.T:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
             if some:
                 yield from self._tried(self._moved(some))
+        return [way for way, row in zip(ways, free, strict=True) if not bool(row.any())]
 
     def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
         """Yield the ways of one port, one for each position if they are `apart`."""
@@ -521,7 +539,7 @@ class Shifts:
             z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
             z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
-        for way, c in _merged(some):
+        for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # first what is added
             constant, gains = self.frame.ratio((way.port.nodes,), ())
             rows = self._rows(way.port)
             if rows is None:

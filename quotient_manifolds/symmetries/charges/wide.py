@@ -7,8 +7,7 @@ from functools import cached_property
 import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
-from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.groups import FromSum, Gauge
+from quotient_manifolds.symmetries.charges.readings import Readings, is_of_sums, read
 from quotient_manifolds.symmetries.trace.record import Recording
 
 
@@ -24,11 +23,10 @@ class Wide(Finder):
     def everywhere(self) -> Readings:
         known = read(self.frame, torch.arange(len(self.frame.roots)), self.tokens, self.generator)
         found = self.shifts()
-        sums = [each for each in known.symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
-        moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
-        shifts = (each for each in found.symmetries if not moved.intersection(each.names))
+        moved = {name for each in found.symmetries for name in each.names}
+        groups = [each for each in known.symmetries if not (is_of_sums(each) and moved.issuperset(each.names))]
         return Readings(
-            (*known.symmetries, *shifts),
+            (*groups, *found.symmetries),
             (*known.refused, *found.refused),
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),

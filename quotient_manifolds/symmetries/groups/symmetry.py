@@ -30,11 +30,6 @@ class Symmetry(Record, ABC):
         return self.names
 
     @property
-    def leading(self) -> tuple[str, ...]:
-        """Return the parameters that `act` changes by numbers or gains; others make up for it, by products of weights."""
-        return self.names
-
-    @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Return the shape of generators."""
@@ -103,6 +98,10 @@ class Symmetry(Record, ABC):
     def bounded(self, element: Tensor, condition: float) -> Tensor:
         """Return the nearest element with a condition number of at most this; the identity where that is none."""
         return element
+
+    def stretching(self, X: Tensor) -> Tensor:
+        """Return the part of a generator that stretches: the condition number of exp(X) is at most e^2 to its norm."""
+        return torch.zeros_like(X)
 
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         """Return M with <M, R> = <target, act(params, R)> + constant for orthogonal elements R (units of 1)."""

@@ -110,11 +110,6 @@ class Translation(Symmetry):
         return tuple(dict.fromkeys((*self.names, *(rows.name for part in self.parts for rows in part.read()))))
 
     @property
-    def leading(self) -> tuple[str, ...]:
-        own = (part for part in self.parts if all(len(rows.shape) < 2 for rows in part.read()))
-        return tuple(dict.fromkeys(part.rows.name for part in own))
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.batches import mapped, tensors_in
-from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.replica import Cast, attention_by_formula, replica, unchanged
 from quotient_manifolds.symmetries.checks import ModelError, running
-from quotient_manifolds.symmetries.outputs import Evaluate, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 from quotient_manifolds.symmetries.trace.decompositions import DECOMPOSITIONS
 from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
 
@@ -42,6 +42,29 @@ class Recording:
     origins: tuple[int | None, ...] = ()
     buffers: Mapping[int, str] = field(default_factory=dict)
     written: tuple[str, ...] = ()
+
+
+PRECISIONS: tuple[Cast, ...] = (unchanged, doubled)
+"""Casts with which a model is recorded: in its own precision, or in float64 if the batch is of another."""
+
+
+def recorded(
+    model: nn.Module, batch: Any, evaluate: Evaluate, casts: Sequence[Cast] = PRECISIONS
+) -> tuple[Recording, Cast]:
+    """Record a copy of a model, which may set what it computes with while it runs, with the first cast that it takes.
+
+    Return that cast, too. In its own precision the copy shares the model's parameters. Raises what `record` raises with
+    the first cast.
+    """
+    errors = []
+    for cast in casts:
+        try:
+            if cast is unchanged:
+                return record(replica(model, dict(model.named_parameters())), batch, evaluate), cast
+            return record(replica(model, {}, cast), mapped(cast, batch), evaluate), cast
+        except ModelError as error:
+            errors.append(error)
+    raise errors[0] from errors[0].__cause__
 
 
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
