@@ -28,7 +28,7 @@ from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.discovery import find_permutations
-from quotient_manifolds.symmetries.groups import Permutation, Symmetry
+from quotient_manifolds.symmetries.groups import Permutation
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
