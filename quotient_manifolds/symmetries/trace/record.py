@@ -71,7 +71,8 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Record `evaluate(model, batch)`, which must not compute gradients, in the model's own precision.
 
     A tensor that an operation takes is an input if no operation made it and it is part of the batch, is passed to the
-    model, or is taken outside of the model, as by a loss that closes over its data. All others that no operation made
+    model, or is taken outside of the model, as by a loss that closes over its data or draws it with a generator of its
+    own. All others that no operation made
     are constants of the model: buffers, attributes, and whatever a forward pass closes over. Parameters that share all
     their memory are one; a parameter that is no float of at least 16 bits is a constant. Attention is computed by its
     formula.
@@ -248,6 +249,8 @@ class _Recorder(TorchDispatchMode):
         operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
         drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
         if torch.Tag.nondeterministic_seeded in func.tags:
+            if len(self.modules) == 1 and kwargs.get("generator") is not None:
+                return func(*args, **kwargs)  # data of a loss, the same in each run
             drawn = f"{self.modules[-1] or 'its forward'} draws random numbers ({func.overloadpacket.__name__})"
         out = func(*args, **kwargs)
         if drawn is not None:
