@@ -1,29 +1,51 @@
-"""Bring parameters near to those of another model: by canonical points, and by Gauss-Newton on the charges."""
+"""Bring parameters near to those of another model: by balancing, and by Gauss-Newton on the charges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.orbit.group import GroupElement, Steps
-from quotient_manifolds.symmetries.canonical import NoPlaceError, canonical
+from quotient_manifolds.orbit.group import GroupElement, Steps, folded
 from quotient_manifolds.symmetries.groups import Params, Symmetry
 
-ROUNDS = 30
+ROUNDS, SWEEPS = 30, 60
+SETTLED = 1e-2  # of the square of all numbers, in a sweep
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
 GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
 
 
-def settled(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
-    """Return the canonical point of an orbit and what leads there; the parameters themselves where there is none."""
-    with suppress(NoPlaceError):
-        found = canonical(symmetries, params)
-        return found.params, shortened(found.element, params, found.params)
-    return params, ()
+def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
+    """Return parameters with gains of 1 and about the least norm on their orbit, and what leads there.
+
+    From there orthogonal elements lead to the points of the same orbit that are so, too.
+    """
+    start = folded(symmetries, params)
+    here, steps = start.apply(params), start.steps
+    alone = [each for each in symmetries if each.balancing(here) is not None]
+    others = [each for each in symmetries if each.balancing(here) is None and _stretches(each, here)]
+    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
+    names, square = dict.fromkeys(name for each in symmetries for name in each.names), torch.inf
+    for number in range(SWEEPS):
+        if others and number < 2:
+            steps = fitted(params, zeros, others, steps, torch.inf, 0.0, 8)
+            here = GroupElement(steps).apply(params)
+        for symmetry in alone:
+            if (value := symmetry.balancing(here)) is not None:
+                here = symmetry.act(here, value)
+                steps = (*steps, (symmetry, value))
+        last, square = square, sum(float(here[name].square().sum()) for name in names)
+        if last - square <= SETTLED * square:
+            break
+    return here, shortened(steps, params, here)
+
+
+def _stretches(symmetry: Symmetry, params: Params) -> bool:
+    """Return whether a symmetry changes the norm of parameters."""
+    value, size = symmetry.charge(params, params)
+    return bool((value.abs() > 1e-9 * size.max().clamp(min=1e-300)).any())
 
 
 def shortened(steps: Steps, params: Params, there: Params) -> Steps:
@@ -35,7 +57,13 @@ def shortened(steps: Steps, params: Params, there: Params) -> Steps:
 
 
 def fitted(
-    own: Params, target: Params, symmetries: Sequence[Symmetry], steps: Steps, condition: float, enough: float
+    own: Params,
+    target: Params,
+    symmetries: Sequence[Symmetry],
+    steps: Steps,
+    condition: float,
+    enough: float,
+    rounds: int = ROUNDS,
 ) -> Steps:
     """Return steps, and more that bring parameters nearest to others, all at once.
 
@@ -49,7 +77,7 @@ def fitted(
 
     here = GroupElement(steps).apply(own)
     steps = shortened(steps, own, here)
-    for _ in range(ROUNDS if sum(map(len, bases)) else 0):
+    for _ in range(rounds if sum(map(len, bases)) else 0):
         r = flat(target) - flat(here)
         before = after = float(r.norm())
         if before <= enough:
