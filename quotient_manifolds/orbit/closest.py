@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ SETTLED = 1e-2  # of the square of all numbers, in a sweep
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
 GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
+DENSE = 5e7  # numbers of a Jacobian that is held
+CONJUGATE, INEXACT = 200, 1e-3  # steps of conjugate gradients, relative error of the slope
 
 
 def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
@@ -70,19 +73,21 @@ def fitted(
     |x - y|^2 falls by Gauss-Newton over all generators: its slopes are the charges of x with x - y.
     """
     names = [*dict.fromkeys(name for each in symmetries for name in each.names if name in target)]
-    bases = [each.basis() for each in symmetries]
+    entries = sum(own[name].numel() for name in names)
+    dense = entries * sum(each.identity.numel() for each in symmetries) <= DENSE
+    nearest = _nearest(symmetries) if dense else partial(_by_conjugate_gradients, symmetries)
 
     def flat(params: Params) -> Tensor:
         return torch.cat([params[name].flatten() for name in names])
 
     here = GroupElement(steps).apply(own)
     steps = shortened(steps, own, here)
-    for _ in range(rounds if sum(map(len, bases)) else 0):
+    for _ in range(rounds if names else 0):
         r = flat(target) - flat(here)
         before = after = float(r.norm())
         if before <= enough:
             break
-        generators = _nearest(symmetries, bases, here, names, r)
+        generators = nearest(here, names, r)
         far = max((float(X.abs().max()) for X in generators if X.numel()), default=0.0)
         share = min(1.0, FAR / far) if far else 1.0
         for _ in range(HALVINGS):
@@ -98,18 +103,54 @@ def fitted(
     return steps
 
 
-def _nearest(
-    symmetries: Sequence[Symmetry], bases: Sequence[Tensor], here: Params, names: Sequence[str], r: Tensor
+def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str], Tensor], list[Tensor]]:
+    """Return what computes the generators of least norm whose changes of parameters are nearest to r."""
+    bases = [each.basis() for each in symmetries]
+
+    def solved(here: Params, names: Sequence[str], r: Tensor) -> list[Tensor]:
+        rows = []
+        for symmetry, B in zip(symmetries, bases, strict=True):
+            tangent = symmetry.tangent(here, B)
+            J = [tangent[n].flatten(1) if n in tangent else r.new_zeros(len(B), here[n].numel()) for n in names]
+            rows.append(torch.cat(J, 1))
+        J = torch.cat(rows)
+        size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        values, V = torch.linalg.eigh((J / size) @ (J / size).mT)
+        keep = values > RANK * values[-1:].clamp(min=1e-300)
+        z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ ((J / size) @ r)) / size[:, 0]
+        return [torch.tensordot(part, B, 1) for part, B in zip(z.split([len(B) for B in bases]), bases, strict=True)]
+
+    return solved
+
+
+def _by_conjugate_gradients(
+    symmetries: Sequence[Symmetry], here: Params, names: Sequence[str], r: Tensor
 ) -> list[Tensor]:
-    """Return the generators of least norm whose changes of parameters are nearest to r."""
-    rows = []
-    for symmetry, B in zip(symmetries, bases, strict=True):
-        tangent = symmetry.tangent(here, B)
-        J = [tangent[n].flatten(1) if n in tangent else r.new_zeros(len(B), here[n].numel()) for n in names]
-        rows.append(torch.cat(J, 1))
-    J = torch.cat(rows)
-    size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    values, V = torch.linalg.eigh((J / size) @ (J / size).mT)
-    keep = values > RANK * values[-1]
-    z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ ((J / size) @ r)) / size[:, 0]
-    return [torch.tensordot(part, B, 1) for part, B in zip(z.split([len(B) for B in bases]), bases, strict=True)]
+    """Return the same where that has too many numbers, about: slopes are charges. [Björck, Numerical methods for least
+    squares problems, 1996, 7.4]
+    """
+    sizes = [here[name].numel() for name in names]
+
+    def slopes(r: Tensor) -> list[Tensor]:
+        y = {name: part.view(here[name].shape) for name, part in zip(names, r.split(sizes), strict=True)}
+        return [each.charge(here, y).value for each in symmetries]
+
+    def change(generators: Sequence[Tensor]) -> Tensor:
+        total = {name: torch.zeros_like(here[name]) for name in names}
+        for symmetry, X in zip(symmetries, generators, strict=True):
+            total |= {name: total[name] + w for name, w in symmetry.tangent(here, symmetry.project(X)).items()}
+        return torch.cat([total[name].flatten() for name in names])
+
+    slope = p = slopes(r)
+    z = [torch.zeros_like(each) for each in slope]
+    first = last = sum(float(each.square().sum()) for each in slope)
+    for _ in range(CONJUGATE):
+        if last <= INEXACT**2 * first:
+            break
+        q = change(p)
+        t = last / float(q.square().sum())
+        z, r = [a + t * b for a, b in zip(z, p, strict=True)], r - t * q
+        slope = slopes(r)
+        last, before = sum(float(each.square().sum()) for each in slope), last
+        p = [a + last / before * b for a, b in zip(slope, p, strict=True)]
+    return z
