@@ -14,16 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.orbit import (
-    Alignment,
-    Group,
-    PathLosses,
-    align,
-    closest,
-    loss_along_path,
-    quotient_distance,
-    same_function,
-)
+from quotient_manifolds.orbit import Alignment, Group, PathLosses, align, closest, loss_along_path, quotient_distance, same_function
 from quotient_manifolds.orbit.group import Walk
 from quotient_manifolds.orbit.units import Units
 from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
@@ -157,7 +148,7 @@ def test_wide_models_are_fitted_without_a_jacobian(monkeypatch: pytest.MonkeyPat
 
 def test_slopes_along_generators_are_those_where_their_symmetry_acts() -> None:
     """Between those before and those after it, which need not commute with it."""
-    model, _, symmetries = found_in("encoder", True)
+    model, x, symmetries = found_in("encoder", True)
     own = {name: w.detach() for name, w in model.named_parameters()}
     group, draw = Group(symmetries, own), torch.Generator().manual_seed(0)
     walk = Walk(group, own)

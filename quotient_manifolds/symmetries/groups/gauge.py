@@ -73,6 +73,10 @@ class Gauge(Symmetry):
         return (self.wire.channels, self.wire.channels)
 
     @property
+    def units(self) -> tuple[Rows, ...]:
+        return tuple(gain.entries for slot in self.wire.slots for gain in slot.gains)
+
+    @property
     def mixes(self) -> bool:
         return True
 

@@ -69,6 +69,11 @@ class Symmetry(Record, ABC):
         return ()
 
     @property
+    def units(self) -> tuple[Rows, ...]:
+        """Return the entries that are units between channels and what is moved, which it does not change."""
+        return ()
+
+    @property
     def mixes(self) -> bool:
         """Return whether elements mix channels that have partners, and do not only scale entries or add to them."""
         return False
