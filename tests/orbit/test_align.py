@@ -14,7 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.orbit import Alignment, Group, PathLosses, align, closest, loss_along_path, quotient_distance, same_function
+from quotient_manifolds.orbit import (
+    Alignment,
+    Group,
+    PathLosses,
+    align,
+    closest,
+    loss_along_path,
+    quotient_distance,
+    same_function,
+)
 from quotient_manifolds.orbit.group import Walk
 from quotient_manifolds.orbit.units import Units
 from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
