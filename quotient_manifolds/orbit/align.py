@@ -16,7 +16,7 @@ from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.activations import moments_of
-from quotient_manifolds.orbit.closest import fitted, settled
+from quotient_manifolds.orbit.closest import balanced, fitted
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Steps, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters, state
@@ -73,10 +73,10 @@ def align(
     """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
 
     Both have the same architecture, of which only the names and shapes of parameters are checked. Both are brought to
-    their canonical points. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
+    gains of 1 and balanced. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
     inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their buffers. Last,
-    what led the other model to its canonical point is undone, and Gauss-Newton fits the continuous group at once. Where
-    a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    what balanced the other model is undone, and Gauss-Newton fits the continuous group at once. Where a stream has no
+    rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -227,8 +227,8 @@ def _distance(params: Params, other: Params) -> float:
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
-    Both go to their canonical points first, so that orthogonal elements and permutations are what is between them; then
-    what led the other there is undone, and Gauss-Newton fits all at once.
+    Both are balanced first, so that orthogonal elements and permutations are what is between them; then what balanced
+    the other is undone, and Gauss-Newton fits all at once.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class _Aligner:
 
     def _search(self, there: Params, several: Sequence[Units]) -> None:
         """Find orders of units, and what brings parameters near to others that are in these orders."""
-        (self._here, first), (self._there, last) = (settled(self._groups, each) for each in (self._own, there))
+        (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
         self._moments = self._activations(first, last, there)
         self._steps, self._orders = [*first], []
         self._in_order(several)

@@ -146,12 +146,16 @@ class Group:
 
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
         """Return the group element of tensors of the shapes of generators; differentiable."""
-        steps = ((each, each.exp(self._within(each, X))) for each, X in zip(self.symmetries, numbers, strict=True))
-        return GroupElement((*self.start.steps, *steps))
+        every = zip(self.symmetries, self.projected(numbers), strict=True)
+        return GroupElement((*self.start.steps, *((each, each.exp(self._within(each, X))) for each, X in every)))
+
+    def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
+        """Return the generators nearest to tensors of their shapes."""
+        return [each.project(X.double()) for each, X in zip(self.symmetries, numbers, strict=True)]
 
     def _within(self, symmetry: Symmetry, X: Tensor) -> Tensor:
-        """Return the generator nearest to X, so short that exp(X) keeps the bound."""
-        X, most = symmetry.project(X.double()), math.log(self.condition) / 2
+        """Return a generator along X, so short that exp(X) keeps the bound."""
+        most = math.log(self.condition) / 2
         size = symmetry.stretching(X).square().sum().clamp(min=1e-30).sqrt()
         return X * (most * (size / most).tanh() / size)
 
@@ -199,10 +203,9 @@ class Walk:
 
     def go(self, generators: Iterable[Tensor]) -> None:
         """Act by exp(X) of each symmetry, as far as the bound on condition numbers allows."""
-        moves = zip(self.group.symmetries, self.values, generators, strict=True)
+        moves = zip(self.group.symmetries, self.values, self.group.projected(generators), strict=True)
         self.values = [
-            each.bounded(each.compose(before, each.exp(each.project(X))), self.group.condition)
-            for each, before, X in moves
+            each.bounded(each.compose(before, each.exp(X)), self.group.condition) for each, before, X in moves
         ]
         self._act()
 

@@ -112,8 +112,10 @@ class Symmetry(Record, ABC):
         return self.identity
 
     @property
-    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor], ...]]]:
-        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on."""
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor, bool], ...]]]:
+        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on, with
+        whether these write channels.
+        """
         return iter(())
 
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
