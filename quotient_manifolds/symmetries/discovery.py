@@ -27,7 +27,7 @@ from quotient_manifolds.symmetries.groups import (
 )
 from quotient_manifolds.symmetries.heads import heads_of
 from quotient_manifolds.symmetries.idle import did_not_run, held, idle_like
-from quotient_manifolds.symmetries.names import Roles
+from quotient_manifolds.symmetries.names import OF_TRANSLATIONS, Roles
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.pairing import Pairs, pairs_of
@@ -145,7 +145,7 @@ def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | Non
     names = {name for pair in known for name in pair.names}
     pairs = (*known, *(pair for pair in every.pairs if names.isdisjoint(pair.names)))
     called = {pair.name for pair in known}
-    left = [*_translations(translations, roles), *_others(symmetries, scales, every, roles)]
+    left = [*_translations(translations), *_others(symmetries, scales, every, roles)]
     groups = [each.symmetry for each in left]
     if small:
         sizes = dimensions([pair.gauge for pair in pairs], groups, own)
@@ -172,11 +172,11 @@ def _unreached(translations: Sequence[Translation], params: Params) -> list[tupl
     return [(part.rows, part.ranks(params)[1]) for part in parts]
 
 
-def _translations(translations: Sequence[Translation], roles: Roles) -> Iterator[Reparameterization]:
+def _translations(translations: Sequence[Translation]) -> Iterator[Reparameterization]:
     """Yield translations by kind and parameters; those of the same that are columns of one are joined."""
     made: dict[tuple[object, ...], Reparameterization] = {}
     for k, each in enumerate(translations):
-        one = Reparameterization(each, roles.translating(each), 0)
+        one = Reparameterization(each, OF_TRANSLATIONS[each.kind], 0)
         about = (one.kind, one.names)
         both = _together(made[about].symmetry, each) if about in made else None
         if both is None:
