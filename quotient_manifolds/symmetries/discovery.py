@@ -36,6 +36,8 @@ from quotient_manifolds.symmetries.scales import Scales
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
 from quotient_manifolds.symmetries.trace.record import Recording
 
+_SKIPPED = "this use of the operation is not understood, so its inputs are held fixed"
+
 
 def find_symmetries(
     model: nn.Module, batch: Any, *others: Any, evaluate: Evaluate | None = None, declared: Symmetries | None = None
@@ -162,8 +164,10 @@ def _rest(params: Mapping[str, Tensor], pairs: Sequence[SymmetricPair]) -> tuple
 
 
 def _sentences(found: Found) -> tuple[Refused, ...]:
-    """Return what charges or a finite move spoke against."""
-    return tuple(Refused("", "charge", sentence) for sentence in found.refused)
+    """Return operations that could not be followed, and what charges or a finite move spoke against."""
+    skipped = () if found.finder is None else found.finder.walk.skipped
+    operations = (Refused(f"{module} {name}".strip(), "operation", _SKIPPED) for module, name in skipped)
+    return (*operations, *(Refused("", "charge", sentence) for sentence in found.refused))
 
 
 def _unreached(translations: Sequence[Translation], params: Params) -> list[tuple[Rows, int]]:
