@@ -367,7 +367,9 @@ class Walk:
             return "factor"
         if operation.name in ("mm", "bmm"):
             return "mixed" if several or not alone else ""
-        return ("added" if several else "") if linear else "gated" if several else "bent"
+        if linear:
+            return "added" if several else ""
+        return "gated" if several and operation.name == "mul" else "bent"
 
     def _leave_origins(self, out: int) -> None:
         """Take the wires that a linear result is of from those that it is computed from."""
