@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame, Port
-from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Rows, Span, Translation
+from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Rows, Span
 from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY_KEY, RELU, VALUE_OUTPUT
 from quotient_manifolds.symmetries.reparameterization import REDUNDANT
 
 UNREAD, UNREACHED = "unread output direction", "unreached input direction"
 CONSTANT, BESIDE = "constant input direction", "redundant weight"
-OF_TRANSLATIONS = {"unread": UNREAD, "unreached": UNREACHED, "constant": CONSTANT, "beside": BESIDE, "shift": REDUNDANT}
-"""What translations are called, by their kind; those of the mean of channels are called by what these are."""
+OF_TRANSLATIONS = {"unread": UNREAD, "mean": UNREAD, "unreached": UNREACHED, "constant": CONSTANT}
+OF_TRANSLATIONS |= {"beside": BESIDE, "shift": REDUNDANT}
+"""What translations are called, by how they were read."""
 
 MEANINGS = {
     QUERY_KEY: "invertible matrices on the queries of heads, their inverses on the keys",
@@ -195,13 +196,6 @@ class Roles:
         read = self.walk.program.operations[use.operation].args[use.tokens.place].number
         channels = self.frame.nodes.wires[use.into[use.into > 0]].unique().tolist()
         return {("memory", self.walk.program.layouts[read].memory), *(("channel", each) for each in channels)}
-
-    def translating(self, translation: Translation) -> str:
-        """Return how a translation is called, such as "redundant bias"."""
-        if translation.kind != "mean":
-            return OF_TRANSLATIONS[translation.kind]
-        known = self.port(translation.parts[0].rows)
-        return f"{'hidden' if known is None else self.role(known[1])} mean"
 
     def mixing(self, gauge: Gauge) -> str:
         """Return how a group is called that mixes channels, such as "residual rotation"."""

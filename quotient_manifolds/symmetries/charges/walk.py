@@ -37,13 +37,13 @@ class Walk:
     """Hold what one walk through a recording proposes.
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
-    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
-    of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason. constants: numbers that are added to channels, as (operation,
-    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 of several.
-    roles: nodes by what computes them: on the "left" of a product of two activations, "queries" that this is computed
-    from, "mixed" over tokens, "normed", "added" to or "gated" by one another, "bent" by a function; a parameter that is
-    the "factor" of what depends on none.
+    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins
+    say of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped:
+    operations that derivatives do not show, by module and name, with the reason. constants: numbers that are added
+    to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
+    operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
+    activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
+    another, "bent" by a function; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -53,7 +53,7 @@ class Walk:
         self.uses: list[Use] = []
         self.gains: list[Gain] = []
         self.biases: dict[int, Tensor] = {}
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[tuple[str, str], str] = {}
         self.leaves: dict[str, Tensor] = {}
         self.taken: dict[str, Tensor] = {}
         self.constants: list[tuple[int, Tensor, Tensor]] = []
@@ -201,8 +201,10 @@ class Walk:
                 return
             active = [n for n in dict.fromkeys((*live, *parameters)) if self.program.layouts[n].is_floating_point]
             self._generic(operation, active)
+            if operation.func.namespace != "aten" and not any(self._labelled(n) for n in outs):
+                self.skipped[operation.module, operation.name] = "each result depends on several channels"
         except _REFUSED as error:
-            self.skipped[operation.name] = str(error)[:200]
+            self.skipped[operation.module, operation.name] = str(error)[:200]
 
     def _weight(self, operation: Operation) -> bool:
         """Follow a product of a parameter and something else: it writes new channels and reads the other side's."""
