@@ -247,7 +247,8 @@ class _Recorder(TorchDispatchMode):
         taken = self._referred((args, kwargs))
         operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
         drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        own = kwargs.get("generator") is not None  # its seed is in the code, as a loss that draws its labels has it
+        if torch.Tag.nondeterministic_seeded in func.tags and not own:
             drawn = f"{self.modules[-1] or 'its forward'} draws random numbers ({func.overloadpacket.__name__})"
         out = func(*args, **kwargs)
         if drawn is not None:
@@ -255,6 +256,8 @@ class _Recorder(TorchDispatchMode):
             return out
         if func is aten.lift_fresh.default or func is aten.lift.default:
             self.constants[self._number(out)] = out
+        elif own:
+            self._found(out)
         else:
             outs = tuple(self._number(t, fresh=True) for t in _tensors(out))
             self.operations.append(replace(operation, outs=outs))
