@@ -566,8 +566,9 @@ class Walk:
         count = math.prod(label.shape[a] for a in axes)
         flat = label.permute(*rest, *axes).reshape(-1, count)
         sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
-        of_one = len(self.nodes.tensors.eldest(sets[0]).unique()) == 1
-        distinct = torch.unique(torch.cat([each.unique() for each in sets]), return_counts=True)[1]
+        known = [each[each > 0].unique() for each in sets]  # zeros that are appended add nothing
+        of_one = len(self.nodes.tensors.eldest(known[0]).unique()) <= 1
+        distinct = torch.unique(torch.cat(known), return_counts=True)[1]
         if len(sets) < 2 or of_one or bool((distinct > 1).any()):
             return None
         self.nodes.join(sets.amax(1, keepdim=True).expand_as(sets), sets)
