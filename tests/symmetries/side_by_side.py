@@ -188,9 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(table: Table, given: argparse.Namespace) -> None:
     """Make rows in processes, and write each as soon as it is there."""
-    keys = [
-        key for key in chosen(given.set, given.only, given.every, given.first) if given.redo or not table.has(key)
-    ]
+    keys = [key for key in chosen(given.set, given.only, given.every, given.first) if given.redo or not table.has(key)]
     wanted = [(*key, not table.rows.get(key, {}).get("kernel")) for key in keys]
     workers, free = [Worker(given.seconds) for _ in range(given.processes)], SimpleQueue[Worker]()
     for worker in workers:
