@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.shifts import _parts_of
+from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Symmetry, Translation
+from quotient_manifolds.symmetries.trace.replay import Replay
 from tests.symmetries.finders import rank, weights
 from tests.symmetries.nets import WORDS, Computed, net
 from tests.symmetries.test_nets import shown
@@ -100,6 +103,17 @@ def test_a_bias_that_no_output_depends_on_is_shifted_at_whatever_value(size: flo
     with torch.no_grad():
         model.k.bias *= size  # type: ignore[union-attr,operator]
     assert added(model, torch.randn(4, 5, 6)) == 4
+
+
+def test_shifts_are_read_at_the_points_of_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two points and two fresh ones, each with weights of its own, are replayed once."""
+    model, x = net("attn ln", True)
+    finder = Wide(Points(model, shown("attn ln", x)[:4]), torch.Generator().manual_seed(1))
+    drawn, run = list[object](), Replay.run
+    monkeypatch.setattr(Replay, "run", lambda *given, **named: drawn.append(given[1]) or run(*given, **named))
+    found = finder.everywhere().symmetries
+    assert len(drawn) == 4
+    assert rank([each for each in found if isinstance(each, Translation)], weights(model)) == 7 * 8
 
 
 def test_a_constant_does_not_pass_a_padded_convolution() -> None:

@@ -43,7 +43,7 @@ _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
-_HELD = 1 << 16
+HELD = 1 << 16
 """Entries of a parameter up to which other ones are held."""
 
 
@@ -65,6 +65,7 @@ class Drawn(Mapping[str, Tensor]):
         self._own, self._signed = own, signed
         chunks = (-(-w.numel() // self._chunk(w)) for w in own.values())
         self._seeds = dict(zip(own, accumulate(chunks, initial=seed), strict=False))
+        self._large = {name for name, w in own.items() if w.numel() > HELD}
         self._kept: dict[str, Tensor] = {}
         self._sizes: dict[str, float] = {}
 
@@ -77,7 +78,7 @@ class Drawn(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if not movable(w := self._own[name]):
             return w
-        if w.numel() > _HELD:
+        if name in self._large:
             return self._drawn(name, w)
         if name not in self._kept:
             self._kept[name] = self._drawn(name, w)
@@ -86,7 +87,7 @@ class Drawn(Mapping[str, Tensor]):
     def rows(self, name: str, index: Tensor) -> Tensor | None:
         """Return the rows of a large table at an index, of which no others are drawn; None of any other parameter."""
         w = self._own[name]
-        if w.numel() <= _HELD or not movable(w):
+        if name not in self._large or not movable(w):
             return None
         wanted, at = index.unique(return_inverse=True)
         many = self._chunk(w) // w[0].numel()
