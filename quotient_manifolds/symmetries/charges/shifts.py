@@ -47,7 +47,7 @@ _APART = 1024
 """Columns of a bias or a table, as positions, up to which each is a way of its own if there are enough samples."""
 MOST = 1_000_000
 """Entries of a table whose gradient is computed."""
-_FLOOR, _SPARE, _CALM, _TINY = 1e-3, 2, 12, 1e-7
+_FLOOR, _SPARE, _CALM, _TINY, _CLEAR = 1e-3, 2, 12, 1e-7, 1e-3
 Drawn = Sequence[tuple[Mapping[str, Tensor], Sample]]
 
 
@@ -545,10 +545,13 @@ class Shifts:
         N, smallest = null_space(rows / size / len(rows) ** 0.5, scale=1.0)
         self.smallest = min(self.smallest, smallest)
         N = N / size[:, None]
+        # Each has a way of its own, in which no other moves: one that adds, if there is one, for its constant to be 0.
+        adding = torch.tensor([way.bias is None and way.known is None for way in ways])
         for k in range(N.shape[1]):
-            left = (N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs()
-            at = int(left.argmax())
-            row, column = at // (N.shape[1] - k), at % (N.shape[1] - k) + k
+            left = N[:, k:].abs()
+            free = (left.amax(1) > _CLEAR * left.max()) & adding
+            row = int(free.int().argmax()) if bool(free.any()) else int(left.amax(1).argmax())
+            column = int(left[row].argmax()) + k
             N[:, [k, column]] = N[:, [column, k]]
             N[:, k] = N[:, k] / N[row, k]
             factor = N[row].clone()

@@ -258,8 +258,6 @@ class _Recorder(TorchDispatchMode):
             return out
         if func is aten.lift_fresh.default or func is aten.lift.default:
             self.constants[self._number(out)] = out
-        elif own:
-            self._found(out)
         else:
             outs = tuple(self._number(t, fresh=True) for t in _tensors(out))
             self.operations.append(replace(operation, outs=outs))
