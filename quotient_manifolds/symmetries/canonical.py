@@ -148,6 +148,9 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
     doubts = [_IDLE] if idle else []
+    if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
+        names = ", ".join(open_[0].names)
+        doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])

@@ -157,7 +157,7 @@ def test_wide_models_are_fitted_without_a_jacobian(monkeypatch: pytest.MonkeyPat
 
 def test_slopes_along_generators_are_those_where_their_symmetry_acts() -> None:
     """Between those before and those after it, which need not commute with it."""
-    model, x, symmetries = found_in("encoder", True)
+    model, _, symmetries = found_in("encoder", True)
     own = {name: w.detach() for name, w in model.named_parameters()}
     group, draw = Group(symmetries, own), torch.Generator().manual_seed(0)
     walk = Walk(group, own)

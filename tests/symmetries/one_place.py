@@ -1,6 +1,6 @@
 """Print whether each orbit of the small nets has one canonical point.
 
-    python -m tests.symmetries.one_place --every 5 --first 0
+python -m tests.symmetries.one_place --every 5 --first 0
 """
 
 from __future__ import annotations
