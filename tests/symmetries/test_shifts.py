@@ -76,9 +76,9 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
     ("name", "expected"),
     [
         ("dead", {"unread": 3 * 8, "shift": 8 + 8}),
-        ("ln", {"mean": 9, "constant": 8, "shift": 8}),  # of three inputs; 8 + 1 with biases
+        ("ln", {"mean": 10, "constant": 8, "shift": 2 * 8}),
         ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
-        ("attn ln", {"constant": 3 * 8, "shift": 3 * 8}),
+        ("attn ln", {"constant": 3 * 8, "shift": 4 * 8}),
         ("bn relu", {"shift": 3 * 8}),
     ],
 )

@@ -601,7 +601,7 @@ class Shifts:
             if rows.columns > 1 and by is not None:
                 right = Product((by, torch.ones(1, rows.columns)))
             parts.append(Part(rows, left, right if way.known is None else way.known.right))
-        if all(way.known is not None for way, _ in some):
+        if any(way.known is not None for way, _ in some):
             kind = "constant"
         else:
             kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
