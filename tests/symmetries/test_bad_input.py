@@ -376,7 +376,6 @@ def test_attention_over_one_token_claims_nothing_that_fails_over_more(name: str,
     )
     found = find_symmetries(model, some)
     assert verify_symmetries(model, more, found).failed == {}
-    assert found.pairs
     assert tokens == 1 or any("query/key" in each.name for each in found.pairs)
 
 
