@@ -313,17 +313,16 @@ def test_whoever_runs_a_model_says_where_it_fails(call: Callable[[nn.Module, Ten
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, IndexError, AssertionError])
-@pytest.mark.parametrize("where", ["charges.walk.Walk._step", "idle._changing"])
+@pytest.mark.parametrize("where", ["charges.walk.Walk._step", "discovery.named"])
 def test_an_error_of_the_package_is_not_taken_for_the_models(
     monkeypatch: pytest.MonkeyPatch, where: str, kind: type[Exception]
 ) -> None:
     def fails(*_: object) -> None:
         raise kind("of the package")
 
-    network = build("mixtral")  # of which an expert is idle, so that what is found is verified
     monkeypatch.setattr(f"quotient_manifolds.symmetries.{where}", fails)
     with pytest.raises(kind, match=r"^of the package$"):
-        find_symmetries(network, {"input_ids": torch.tensor([[1]])})
+        find_symmetries(middle(), X)
 
 
 def test_layers_that_have_no_shape_yet() -> None:
@@ -360,9 +359,9 @@ def test_an_output_that_says_nothing() -> None:
         lambda x: torch.linalg.eigh(x[..., None] * x[..., None, :]).eigenvalues,
     ],
 )
-def test_what_mixes_channels_leaves_no_pair(between: Callable[[Tensor], Any]) -> None:
+def test_what_mixes_channels_leaves_a_common_scale_at_most(between: Callable[[Tensor], Any]) -> None:
     found = find_symmetries(middle(between), X)
-    assert found.pairs == ()
+    assert {pair.group for pair in found.pairs} <= {"GL+(1)^1"}
     assert verify_symmetries(middle(between), X, found).failed == {}
 
 
@@ -377,7 +376,6 @@ def test_attention_over_one_token_claims_nothing_that_fails_over_more(name: str,
     )
     found = find_symmetries(model, some)
     assert verify_symmetries(model, more, found).failed == {}
-    assert found.pairs
     assert tokens == 1 or any("query/key" in each.name for each in found.pairs)
 
 
