@@ -72,7 +72,8 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("dead", {"unread": 3 * 8, "shift": 8 + 8}),
+        ("dead", {"unread": 3 * 8 + 3 + 3 * 9, "unreached": 3 * 12, "shift": 8 + 8}),
+        ("fewer classes", {"unread": 5 * 8, "constant": 4 * 8, "shift": 8 + 8}),
         ("ln", {"mean": 9, "constant": 8, "shift": 8}),  # of three inputs; 8 + 1 with biases
         ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
         ("attn ln", {"constant": 3 * 8, "shift": 16}),
@@ -86,6 +87,40 @@ def test_translations_say_how_they_were_read(name: str, expected: dict[str, int]
         if isinstance(each, Translation):
             kinds.setdefault(each.kind, []).append(each)
     assert {kind: rank(some, weights(model)) for kind, some in kinds.items()} == expected
+
+
+@pytest.mark.parametrize(("make", "gates"), [(nn.RNN, 1), (nn.LSTM, 4), (nn.GRU, 2)])
+def test_two_biases_of_one_sum_are_one(make: type[nn.RNNBase], gates: int) -> None:
+    """Those of the new state of a GRU are apart: one of them is multiplied."""
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.h(s.r(x)[0]), r=make(3, 4, batch_first=True), h=nn.Linear(4, 2))  # type: ignore[call-arg]
+    assert added(model, torch.randn(6, 5, 3)) == 4 * gates
+
+
+def test_biases_of_one_sum_may_have_factors() -> None:
+    torch.manual_seed(0)
+    parts = {name: nn.Parameter(torch.randn(4)) for name in "pqr"}
+    model = Computed(lambda s, x: torch.tanh(s.a(x) + s.p - 0.5 * s.q) + s.r, a=nn.Linear(3, 4), **parts)
+    assert added(model, torch.randn(12, 3)) == 2 * 4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("between", [lambda x: x, lambda x: torch.relu(x) * 2])
+def test_what_a_narrow_map_does_not_read_is_free_unless_something_else_does(bias: bool, between: Any) -> None:
+    """x A (3, 6), V (6, 2): 4 directions of A are free, of which GL(6) has none but where it moves V, too."""
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(3, 6, bias=bias), "v": nn.Linear(6, 2, bias=bias)}
+    model = Computed(lambda s, x: torch.tanh(s.v(between(s.a(x)))), **parts)
+    found = find(model.double(), torch.randn(12, 3).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    free = between(torch.tensor(-1.0)) < 0
+    assert rank(unread, weights(model)) == (4 * 3 if free else 0)
+    params = weights(model)
+    for each in unread:
+        moved = each.moved(params, torch.Generator().manual_seed(0))
+        change = moved["a.weight"] - params["a.weight"]
+        assert float(change.norm()) > 0.1
+        assert float((params["v.weight"] @ change).norm()) < 1e-12 * float(change.norm())
 
 
 def test_a_constant_does_not_pass_a_padded_convolution() -> None:
