@@ -28,6 +28,7 @@ from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample
+from quotient_manifolds.symmetries.charges.spans import Spans, alike
 from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups import (
     Factor,
@@ -86,14 +87,17 @@ class Shifts:
         self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
         self.known = dict[int, Known]()
         """By use without a bias of its own."""
+        self.given = torch.zeros(frame.entries.size, dtype=torch.bool)
+        """Entries that add what others do, too, and are moved by that alone."""
         self.refused: list[str] = []
         self.largest, self.smallest = 0.0, float("inf")
 
     def every(self) -> Readings:
         """Return all translations."""
-        found: list[Symmetry] = []
+        found: list[Symmetry] = [*alike(self)]
         for made in (self._means(), self._idle(), self._constants(), self._beside(), self._along_wires()):
             found += made
+        found += Spans(self).every()
         return Readings(tuple(found), tuple(self.refused), self.largest, self.smallest)
 
     def _vanishes(self, values: Sequence[Tensor], sizes: Sequence[Tensor]) -> bool:
@@ -226,6 +230,8 @@ class Shifts:
                 port = self._side(n, writes).at(own, None if writes else other)
                 if (rows := self._rows(port)) is not None:
                     yield from self._made("unread" if writes else "unreached", Part(rows))
+                if writes and n in self.biases:
+                    yield from self._made("unread", Part(self._entries(self.biases[n][own])))
 
     def _constants(self) -> Iterator[Translation]:
         """Yield W += z / g and c -= z (sum of b / g) behind norms."""
@@ -446,6 +452,8 @@ class Shifts:
                 yield Way(port, *summed, known=self.known[port.use])
             return
         g = self._gradients(port)
+        if bool(self.given[port.entries].all()):
+            return
         if g is None:
             if port.use < last:
                 slopes = [s.written[port.use].slopes[:, port.rows] for s in self.drawn]
