@@ -123,8 +123,8 @@ class Spans:
             )
         else:
             constant, gains = self.frame.ratio((into,), (bias.nodes,))
-            b = Matrix(-constant, torch.ones(1), self.frame.rows(bias), gains=(gains, ()))
-            given = Part(self.shifts._entries(self.shifts.biases[n]), None, Product((Beyond((U,)), b)))
+            column = Matrix(-constant, torch.ones(1), self.frame.rows(bias), gains=(gains, ()))
+            given = Part(self.shifts._entries(self.shifts.biases[n]), None, Product((Beyond((U,)), column)))
             yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))), given)
 
     def _ports(self, nodes: Tensor, writes: bool) -> Iterator[Port]:
@@ -134,7 +134,7 @@ class Spans:
                 yield port
 
     def _narrow(self, n: int, nodes: Tensor, writes: bool) -> Iterator[Port]:
-        """Yield those of uses that have fewer numbers by channel than there are channels, of other entries than use n's."""
+        """Yield those of weights, but that of use n, that have fewer numbers by channel than there are channels."""
         for port in self._ports(nodes, writes) if len(nodes) > 1 else ():
             if port.use >= len(self.uses) or port.memory == self.uses[n].memory:
                 continue
@@ -154,7 +154,7 @@ class Spans:
         return self._spans[n]
 
     def _rows(self, port: Port, above: Tensor, below: Tensor) -> tuple[Factor, list[Tensor]]:
-        """Return what a port has by channels, as columns, times units of nodes over others, and its numbers by sample."""
+        """Return what a port has by channel, as columns, in units of nodes over others, and its numbers by sample."""
         constant, gains = self.frame.ratio((above,), (below,))
         rows = self.frame.rows(port)  # of one parameter
         numbers = [

@@ -8,7 +8,7 @@ import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.groups import FromSum, Gauge
+from quotient_manifolds.symmetries.groups import GL, FromSum, Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 
@@ -24,12 +24,24 @@ class Wide(Finder):
     def everywhere(self) -> Readings:
         known = read(self.frame, torch.arange(len(self.frame.roots)), self.tokens, self.generator)
         found = self.shifts()
-        sums = [each for each in known.symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
+        gauges = [each for each in known.symmetries if isinstance(each, Gauge)]
+        sums = [each for each in gauges if isinstance(each.algebra, FromSum)]
         moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
-        shifts = (each for each in found.symmetries if not moved.intersection(each.names))
+        full = {slot.rows.name for each in gauges if isinstance(each.algebra, GL) for slot in each.wire.slots}
+        shifts = (
+            each
+            for each in found.symmetries
+            if not moved.intersection(each.names) and not (_of_spans(each) and full.intersection(each.names))
+        )
         return Readings(
             (*known.symmetries, *shifts),
             (*known.refused, *found.refused),
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),
         )
+
+
+def _of_spans(symmetry: Symmetry) -> bool:
+    """Return whether a map is moved beyond the span of another: where all matrices act between both, most do that."""
+    reads = isinstance(symmetry, Translation) and any(True for part in symmetry.parts for _ in part.read())
+    return reads and symmetry.kind in ("unread", "unreached")  # type: ignore[attr-defined]

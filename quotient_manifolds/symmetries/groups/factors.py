@@ -13,7 +13,6 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups.gains import Gain
 from quotient_manifolds.symmetries.groups.rows import Record, Rows, integers, numbers
 
-
 _RANK = 1e-10
 """Singular values that count as 0, relative to the largest."""
 
