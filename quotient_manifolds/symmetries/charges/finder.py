@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
+from quotient_manifolds.symmetries.charges.spans import translations
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -90,7 +91,8 @@ class Finder(ABC):
 
     def shifts(self) -> Readings:
         """Return translations that token vectors show to hold at all weights."""
-        return Shifts(self.frame, list(self._samples(_POINTS)), lambda: next(self._samples(1))[1]).every()
+        shifts = Shifts(self.frame, list(self._samples(_POINTS)), lambda: next(self._samples(1))[1])
+        return translations(shifts)
 
     def _samples(self, points: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
         """Yield samples with gradients of biases and of tables of few words, the latter to be shifted by columns."""

@@ -28,7 +28,6 @@ from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample
-from quotient_manifolds.symmetries.charges.spans import Spans, alike
 from quotient_manifolds.symmetries.charges.uses import Lookup
 from quotient_manifolds.symmetries.groups import (
     Factor,
@@ -94,10 +93,9 @@ class Shifts:
 
     def every(self) -> Readings:
         """Return all translations."""
-        found: list[Symmetry] = [*alike(self)]
+        found: list[Symmetry] = []
         for made in (self._means(), self._idle(), self._constants(), self._beside(), self._along_wires()):
             found += made
-        found += Spans(self).every()
         return Readings(tuple(found), tuple(self.refused), self.largest, self.smallest)
 
     def _vanishes(self, values: Sequence[Tensor], sizes: Sequence[Tensor]) -> bool:

@@ -10,22 +10,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.readings import Readings
+from quotient_manifolds.symmetries.charges.shifts import Shifts
 from quotient_manifolds.symmetries.groups import Beyond, Factor, Matrix, Part, Product, Sparse, Terms, Translation
 from quotient_manifolds.symmetries.groups.factors import basis
-
-if TYPE_CHECKING:
-    from quotient_manifolds.symmetries.charges.shifts import Shifts
 
 _FEW = 256
 """Outputs up to which it is asked whether their gradients have a span of their own."""
 _TINY = 1e-7
+
+
+def translations(shifts: Shifts) -> Readings:
+    """Return all translations."""
+    found = [*alike(shifts), *shifts.every().symmetries, *Spans(shifts).every()]
+    return Readings(tuple(found), tuple(shifts.refused), shifts.largest, shifts.smallest)
 
 
 def alike(shifts: Shifts) -> Iterator[Translation]:
