@@ -125,6 +125,20 @@ def test_what_a_narrow_map_does_not_read_is_free_if_it_reads_that_alone(
         assert float((params["v.weight"] @ change).norm()) < 1e-12 * float(change.norm())
 
 
+def test_what_two_narrow_maps_do_not_read_is_free() -> None:
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(9, 6), "v": nn.Linear(6, 2), "w": nn.Linear(6, 1)}
+
+    def two(s: Computed, x: Tensor) -> Tensor:
+        y = s.a(x)
+        return torch.tanh(s.v(y)) * torch.sigmoid(s.w(y))
+
+    model = Computed(two, **parts).double().eval()
+    found = find(model, torch.randn(12, 9).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    assert rank(unread, weights(model)) == 3 * 9
+
+
 def test_a_constant_does_not_pass_a_padded_convolution() -> None:
     torch.manual_seed(0)
     counts = []

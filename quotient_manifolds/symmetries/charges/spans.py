@@ -91,13 +91,16 @@ class Spans:
 
     def _unread(self, n: int) -> Iterator[Translation]:
         out, slopes = self.uses[n].out, [s.written[n].slopes for s in self.shifts.drawn]
+        readers = list[tuple[Factor, list[Tensor]]]()
         for port in self._narrow(n, out, writes=False):
             span, (V, numbers) = self._span(port.use), self._rows(port, port.nodes, out)
-            if span is not None:
-                V, numbers = Product((span, V)), [span @ v for v in numbers]
-            if self._within(slopes, numbers):
+            readers.append((V, numbers) if span is None else (Product((span, V)), [span @ v for v in numbers]))
+        for some in (*([each] for each in readers), *([readers] if len(readers) > 1 else ())):
+            spans = [torch.cat(each) for each in zip(*(numbers for _, numbers in some), strict=True)]
+            if len(spans[0]) < len(out) and self._within(slopes, spans):
                 rows = self.shifts._rows(self.shifts._side(n, True))
-                yield from self.shifts._made("unread", Part(rows, Beyond((V,)))) if rows is not None else ()
+                beyond = Beyond(tuple(V for V, _ in some))
+                yield from self.shifts._made("unread", Part(rows, beyond)) if rows is not None else ()
                 return
 
     def _unreached(self, n: int) -> Iterator[Translation]:
