@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("dead", {"unread": 3 * 8, "shift": 8 + 8}),
+        ("dead", {"unread": 3 * 8 + 3 + 3 * 9, "unreached": 3 * 12, "shift": 8 + 8}),
+        ("fewer classes", {"unread": 5 * 8, "constant": 4 * 8, "shift": 8 + 8}),
         ("ln", {"mean": 10, "constant": 8, "shift": 2 * 8}),
         ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
         ("attn ln", {"constant": 3 * 8, "shift": 4 * 8}),
@@ -114,6 +116,55 @@ def test_shifts_are_read_at_the_points_of_readings(monkeypatch: pytest.MonkeyPat
     found = finder.everywhere().symmetries
     assert len(drawn) == 4
     assert rank([each for each in found if isinstance(each, Translation)], weights(model)) == 7 * 8
+
+
+@pytest.mark.parametrize(("make", "gates"), [(nn.RNN, 1), (nn.LSTM, 4), (nn.GRU, 2)])
+def test_two_biases_of_one_sum_are_one(make: type[nn.RNNBase], gates: int) -> None:
+    """Those of the new state of a GRU are apart: one of them is multiplied."""
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.h(s.r(x)[0]), r=make(3, 4, batch_first=True), h=nn.Linear(4, 2))  # type: ignore[call-arg]
+    assert added(model, torch.randn(6, 5, 3)) == 4 * gates
+
+
+def test_biases_of_one_sum_may_have_factors() -> None:
+    torch.manual_seed(0)
+    parts = {name: nn.Parameter(torch.randn(4)) for name in "pqr"}
+    model = Computed(lambda s, x: torch.tanh(s.a(x) + s.p - 0.5 * s.q) + s.r, a=nn.Linear(3, 4), **parts)
+    assert added(model, torch.randn(12, 3)) == 2 * 4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("between", "expected"), [(torch.neg, 4 * 9), (torch.relu, 0)])
+def test_what_a_narrow_map_does_not_read_is_free_if_it_reads_that_alone(
+    between: Callable[[Tensor], Tensor], expected: int, bias: bool
+) -> None:
+    """Of A (6, 9), which V (2, 6) reads, 4 directions."""
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(9, 6, bias=bias), "v": nn.Linear(6, 2, bias=bias)}
+    model = Computed(lambda s, x: torch.tanh(s.v(between(s.a(x)))), **parts).double().eval()
+    found = find(model, torch.randn(12, 9).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    assert rank(unread, weights(model)) == expected
+    params = weights(model)
+    for each in unread:
+        moved = each.moved(params, torch.Generator().manual_seed(0))
+        change = moved["a.weight"] - params["a.weight"]
+        assert float(change.norm()) > 0.1
+        assert float((params["v.weight"] @ change).norm()) < 1e-12 * float(change.norm())
+
+
+def test_what_two_narrow_maps_do_not_read_is_free() -> None:
+    torch.manual_seed(0)
+    parts = {"a": nn.Linear(9, 6), "v": nn.Linear(6, 2), "w": nn.Linear(6, 1)}
+
+    def two(s: Computed, x: Tensor) -> Tensor:
+        y = s.a(x)
+        return torch.tanh(s.v(y)) * torch.sigmoid(s.w(y))
+
+    model = Computed(two, **parts).double().eval()
+    found = find(model, torch.randn(12, 9).double()).symmetries
+    unread = [each for each in found if isinstance(each, Translation) and each.kind == "unread"]
+    assert rank(unread, weights(model)) == 3 * 9
 
 
 def test_a_constant_does_not_pass_a_padded_convolution() -> None:

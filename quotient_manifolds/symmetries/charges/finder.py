@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
+from quotient_manifolds.symmetries.charges.spans import translations
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
@@ -96,7 +97,7 @@ class Finder(ABC):
         drawn = [*self.sampled, *(self._sampled(_LOSSES) for _ in range(_POINTS - len(self.sampled)))]
         self.sampled = []
         pairs = [(at, sample) for at, found in drawn for sample in found]
-        return Shifts(self.frame, pairs, lambda: self._sampled(1)[1][0]).every()
+        return translations(Shifts(self.frame, pairs, lambda: self._sampled(1)[1][0]))
 
     def _sampled(self, losses: int) -> tuple[Mapping[str, Tensor], list[Sample]]:
         """Return weights and samples with gradients of biases and of tables of few words, to be shifted by columns."""

@@ -90,6 +90,8 @@ class Shifts:
         self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
         self.known = dict[int, Known]()
         """By use without a bias of its own."""
+        self.given = torch.zeros(frame.entries.size, dtype=torch.bool)
+        """Entries that add what others do, too, and are moved by that alone."""
         self.refused: list[str] = []
         self.largest, self.smallest = 0.0, float("inf")
 
@@ -242,6 +244,8 @@ class Shifts:
                 port = self._side(n, writes).at(own, None if writes else other)
                 if (rows := self._rows(port)) is not None:
                     yield from self._made("unread" if writes else "unreached", Part(rows))
+                if writes and n in self.biases:
+                    yield from self._made("unread", Part(self._entries(self.biases[n][own])))
 
     def _constants(self) -> Iterator[Translation]:
         """Yield W += z / g and c -= z (sum of b / g) behind norms."""
@@ -481,6 +485,8 @@ class Shifts:
                 yield Way(port, *summed, known=self.known[port.use])
             return
         g = self._gradients(port)
+        if bool(self.given[port.entries].all()):
+            return
         if g is None:
             if port.use < last:
                 slopes = [s.written[port.use].slopes[:, port.rows] for s in self.drawn]

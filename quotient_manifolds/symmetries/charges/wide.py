@@ -8,6 +8,7 @@ import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_sums, read
+from quotient_manifolds.symmetries.groups import GL, Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 
@@ -25,9 +26,18 @@ class Wide(Finder):
         found = self.shifts()
         moved = {name for each in found.symmetries for name in each.names}
         groups = [each for each in known.symmetries if not (is_of_sums(each) and moved.issuperset(each.names))]
+        gauges = [each for each in known.symmetries if isinstance(each, Gauge)]
+        full = {slot.rows.name for each in gauges if isinstance(each.algebra, GL) for slot in each.wire.slots}
+        shifts = (each for each in found.symmetries if not (_of_spans(each) and full.intersection(each.names)))
         return Readings(
-            (*groups, *found.symmetries),
+            (*groups, *shifts),
             (*known.refused, *found.refused),
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),
         )
+
+
+def _of_spans(symmetry: Symmetry) -> bool:
+    """Return whether a map is moved beyond the span of another: where all matrices act between both, most do that."""
+    reads = isinstance(symmetry, Translation) and any(True for part in symmetry.parts for _ in part.read())
+    return reads and symmetry.kind in ("unread", "unreached")  # type: ignore[attr-defined]

@@ -13,6 +13,9 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups.gains import Gain
 from quotient_manifolds.symmetries.groups.rows import Record, Rows, integers, numbers
 
+_RANK = 1e-10
+"""Singular values that count as 0, relative to the largest."""
+
 
 class Factor(Protocol):
     """A matrix of products of weights."""
@@ -140,6 +143,42 @@ class Product(Record):
     def read(self) -> Iterator[Rows]:
         for each in self.factors:
             yield from () if isinstance(each, Tensor) else each.read()
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond(Record):
+    """Project on what is orthogonal to the rows of all factors: 1 - V^+ V (n, n)."""
+
+    factors: tuple[Tensor | Factor, ...]
+
+    def __post_init__(self) -> None:
+        self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (n := self.factors[0].shape[1]), n
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        Q = self._basis(params)
+        return torch.eye(Q.shape[1], dtype=Q.dtype, device=Q.device) - Q.mT @ Q
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        Q = self._basis(params)
+        return Z.to(Q.device) - Q.mT @ (Q @ Z.to(Q.device))
+
+    def _basis(self, params: Mapping[str, Tensor]) -> Tensor:
+        every = [each if isinstance(each, Tensor) else each.at(params) for each in self.factors]
+        return basis(torch.cat([each.to(every[0].device) for each in every]))
+
+    def read(self) -> Iterator[Rows]:
+        for each in self.factors:
+            yield from () if isinstance(each, Tensor) else each.read()
+
+
+def basis(rows: Tensor) -> Tensor:
+    """Return orthonormal rows with the same span."""
+    _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
+    return Vh[s > _RANK * s[:1]]
 
 
 def _times(values: Tensor, gains: Sequence[Gain], params: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,176 @@
+"""Read translations off vectors that are in the span of few: of a narrow map beside a wide one, or of one another.
+
+| is in | translation |
+|---|---|
+| dy of W, in the rows of V, which reads it | W += (1 - V^+ V) z |
+| x - b of W, in the columns of U, which writes it | W += z (1 - U U^+), and its bias -= z (1 - U U^+) b |
+| the gradient of an entry b, in that of another: g = c g' | b += z, b' -= c z |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.charges.frame import Port
+from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
+from quotient_manifolds.symmetries.charges.readings import Readings
+from quotient_manifolds.symmetries.charges.shifts import Shifts
+from quotient_manifolds.symmetries.groups import Beyond, Factor, Matrix, Part, Product, Sparse, Terms, Translation
+from quotient_manifolds.symmetries.groups.factors import basis
+
+_FEW = 256
+"""Outputs up to which it is asked whether their gradients have a span of their own."""
+_TINY = 1e-7
+
+
+def translations(shifts: Shifts) -> Readings:
+    """Return all translations."""
+    found = [*alike(shifts), *shifts.every().symmetries, *Spans(shifts).every()]
+    return Readings(tuple(found), tuple(shifts.refused), shifts.largest, shifts.smallest)
+
+
+def alike(shifts: Shifts) -> Iterator[Translation]:
+    """Yield what entries of biases take from each other.
+
+    Their gradients alone say so: those of one sum, as in a recurrent net, need not be on a channel of a wire.
+    """
+    first = shifts.drawn[0].gradients
+    names = [name for name in shifts.walk.leaves if name in first and first[name].ndim == 1]
+    if not names:
+        return
+    at = torch.cat([shifts.frame.entries.start[n] + torch.arange(len(first[n])) for n in names])
+    G = torch.stack([torch.cat([s.gradients[n].double() for n in names]) for s in shifts.drawn])
+    for pairs in _pairs(G, shifts.frame.owners(at)):
+        e, f, c = at[pairs[0]], at[pairs[1]], _ratios(G, *pairs)
+        k, shifts.given[f] = torch.arange(len(c)), True
+        left = Sparse((len(c), len(c)), (Terms(torch.stack([k, k]), -c),))
+        yield from shifts._made("shift", Part(shifts._entries(e)), Part(shifts._entries(f), left))
+
+
+def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time."""
+    norm, every = G.norm(dim=0), torch.arange(G.shape[1])
+    key = torch.randn(len(G), generator=torch.Generator().manual_seed(1), dtype=G.dtype) @ (G / norm.clamp(1e-300))
+    unit, (key, order) = G / norm.clamp(1e-300) * key.sign(), key.abs().sort(stable=True)
+    new = torch.ones(len(key), dtype=torch.bool)
+    new[1:] = (key.diff() > NOISE) | ((unit[:, order[1:]] - unit[:, order[:-1]]).abs().amax(0) > NOISE)
+    group = torch.empty_like(order).index_copy_(0, order, new.cumsum(0) - 1)
+    _, size = (inside := group.sort(stable=True))[0].unique_consecutive(return_counts=True)
+    turn = torch.empty_like(order).index_copy_(0, inside[1], every - (size.cumsum(0) - size).repeat_interleave(size))
+    eldest = inside[1][size.cumsum(0) - size][group]
+    more = torch.nonzero((turn > 0) & (norm > 0))[:, 0]
+    several = torch.stack([turn[more], owner[eldest[more]], owner[more]], 1)
+    for one in several.unique(dim=0):
+        f = more[(several == one).all(1)]
+        yield eldest[f], f
+
+
+def _ratios(G: Tensor, e: Tensor, f: Tensor) -> Tensor:
+    """Return c of columns g_e = c g_f, whole numbers where they are."""
+    c = (G[:, e] * G[:, f]).sum(0) / G[:, f].square().sum(0)
+    return torch.where((c - c.round()).abs() < _TINY, c.round(), c)
+
+
+class Spans:
+    """Read what a narrow map leaves of a wide one: of what it reads, or of what reads it."""
+
+    def __init__(self, shifts: Shifts) -> None:
+        self.shifts, self.frame, self.uses = shifts, shifts.frame, shifts.walk.uses
+        self._spans = dict[int, Tensor | None]()
+
+    def every(self) -> Iterator[Translation]:
+        """Yield all translations."""
+        for n, use in enumerate(self.uses):
+            if self.shifts._alone(use.entries):
+                yield from self.shifts._tried(self._unread(n))
+                if n not in self.shifts.tables and use.shape[2] == 1:
+                    yield from self.shifts._tried(self._unreached(n))
+
+    def _unread(self, n: int) -> Iterator[Translation]:
+        out, slopes = self.uses[n].out, [s.written[n].slopes for s in self.shifts.drawn]
+        readers = list[tuple[Factor, list[Tensor]]]()
+        for port in self._narrow(n, out, writes=False):
+            span, (V, numbers) = self._span(port.use), self._rows(port, port.nodes, out)
+            readers.append((V, numbers) if span is None else (Product((span, V)), [span @ v for v in numbers]))
+        for some in (*([each] for each in readers), *([readers] if len(readers) > 1 else ())):
+            spans = [torch.cat(each) for each in zip(*(numbers for _, numbers in some), strict=True)]
+            if len(spans[0]) < len(out) and self._within(slopes, spans):
+                rows = self.shifts._rows(self.shifts._side(n, True))
+                beyond = Beyond(tuple(V for V, _ in some))
+                yield from self.shifts._made("unread", Part(rows, beyond)) if rows is not None else ()
+                return
+
+    def _unreached(self, n: int) -> Iterator[Translation]:
+        into, x = self.uses[n].into, [s.read[n].values for s in self.shifts.drawn]
+        leaves = [p for p in self._ports(into, True) if p.use >= len(self.uses) and len(p.theta.steps) == 1]
+        for port in self._narrow(n, into, writes=True):
+            U, numbers = self._rows(port, into, port.nodes)
+            if self._within(x, numbers):
+                yield from self._beside(n, U)
+                return
+            for bias in leaves:
+                _, values = self._rows(bias, into, bias.nodes)
+                if self._within([each - b for each, b in zip(x, values, strict=True)], numbers):
+                    yield from self._beside(n, U, bias)
+                    return
+
+    def _beside(self, n: int, U: Factor, bias: Port | None = None) -> Iterator[Translation]:
+        """Yield what U h + b leaves of the map that reads it, whose own bias, if any, gives back what b is taken to."""
+        into, rows = self.uses[n].into, self.shifts._rows(self.shifts._side(n, True))
+        if rows is None:
+            return
+        if bias is None:
+            yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))))
+        elif n not in self.shifts.biases:
+            yield from self.shifts._made(
+                "unreached", Part(rows, None, Beyond((U, self._rows(bias, into, bias.nodes)[0])))
+            )
+        else:
+            constant, gains = self.frame.ratio((into,), (bias.nodes,))
+            column = Matrix(-constant, torch.ones(1), self.frame.rows(bias), gains=(gains, ()))
+            given = Part(self.shifts._entries(self.shifts.biases[n]), None, Product((Beyond((U,)), column)))
+            yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))), given)
+
+    def _ports(self, nodes: Tensor, writes: bool) -> Iterator[Port]:
+        """Yield the ports on one side that have these nodes' channels, in their order."""
+        for p in self.frame.ports:
+            if p.writes == writes and (port := self.shifts._of_nodes(p, nodes)) is not None:
+                yield port
+
+    def _narrow(self, n: int, nodes: Tensor, writes: bool) -> Iterator[Port]:
+        """Yield those of weights, but that of use n, that have fewer numbers by channel than there are channels."""
+        for port in self._ports(nodes, writes) if len(nodes) > 1 else ():
+            if port.use >= len(self.uses) or port.memory == self.uses[n].memory:
+                continue
+            span = None if writes else self._span(port.use)
+            if (len(port.theta.steps) if span is None else len(span)) < len(nodes):
+                yield port
+
+    def _span(self, n: int) -> Tensor | None:
+        """Return rows that span the gradients of what a use writes, at all weights, None if these are all."""
+        if n not in self._spans:
+            self._spans[n], use = None, self.uses[n]
+            d = torch.cat([s.written[n].slopes for s in self.shifts.drawn])
+            if use.shape[2] == 1 and 1 < d.shape[1] <= min(_FEW, len(d)):
+                free = null_space(d / d.norm(dim=1, keepdim=True).clamp(1e-300))[0]
+                if free.shape[1]:
+                    self._spans[n] = null_space(free.mT)[0].mT
+        return self._spans[n]
+
+    def _rows(self, port: Port, above: Tensor, below: Tensor) -> tuple[Factor, list[Tensor]]:
+        """Return what a port has by channel, as columns, in units of nodes over others, and its numbers by sample."""
+        constant, gains = self.frame.ratio((above,), (below,))
+        rows = self.frame.rows(port)  # of one parameter
+        numbers = [
+            (reading.at(port.memory, port.places)[0] * self.shifts._ratio(k, above, below)[:, None]).mT
+            for k, reading in enumerate(self.shifts.readings)
+        ]
+        return Matrix(torch.ones(rows.columns), constant, rows, True, ((), gains)), numbers
+
+    def _within(self, vectors: Sequence[Tensor], spans: Sequence[Tensor]) -> bool:
+        """Return whether vectors (tokens, n) are in the span of rows (r, n), sample by sample."""
+        left = [d - (d @ Q.mT) @ Q for d, Q in zip(vectors, map(basis, spans), strict=True)]
+        return self.shifts._vanishes(left, [d.abs() for d in vectors])
