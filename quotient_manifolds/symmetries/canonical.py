@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
     Draft,
     FromSum,
@@ -97,7 +98,7 @@ def canonical(
     """
     try:
         found = _canonical(symmetries, params)
-    except torch.linalg.LinAlgError as error:
+    except LinAlgError as error:
         raise NoPlaceError(f"the orbit must have a canonical point. Found none: {error}") from error
     change = changed(found.params) if changed else 0.0
     if change <= _CHANGE:
@@ -186,9 +187,9 @@ def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequenc
     for rows in _every_rows(symmetries):
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
         if bool(at.any()):
-            flat = zero[rows.name].flatten().clone()
-            flat[rows.places] = at.double().expand(rows.places.shape)
-            zero[rows.name] = flat.view(rows.shape)
+            entries = zero[rows.name].flatten().clone()
+            entries[rows.places] = at.double().expand(rows.places.shape)
+            zero[rows.name] = entries.view(rows.shape)
     size = sum(each.numel() for each in zero.values())
     D = [directions(each, params, zero) for each in translations]
     flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
