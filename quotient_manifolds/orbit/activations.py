@@ -30,9 +30,9 @@ def moments_of(
             found.clear()  # of a run that failed
             for k, symmetry in enumerate(symmetries):
                 for algebra, _, placed in symmetry.blocks if symmetry is not None else ():
-                    for rows, at in placed if symmetry is not None and algebra.n == symmetry.shape[0] else ():
+                    for rows, at, writes in placed if symmetry is not None and algebra.n == symmetry.shape[0] else ():
                         module = copied.get_submodule(rows.name.rpartition(".")[0])
-                        module.register_forward_hook(partial(_record, found, k, rows, at))
+                        module.register_forward_hook(partial(_record, found, k, rows, at, writes))
             return (evaluate or answer)(copied, batch)
 
         devices = {name: w.device for name, w in (*model.named_parameters(), *model.named_buffers())}
@@ -48,14 +48,20 @@ def moments_of(
 
 
 def _record(
-    found: list[tuple[int, Tensor]], k: int, rows: Rows, at: Tensor, module: nn.Module, args: Any, output: Any
+    found: list[tuple[int, Tensor]],
+    k: int,
+    rows: Rows,
+    at: Tensor,
+    writes: bool,
+    module: nn.Module,
+    args: Any,
+    output: Any,
 ) -> None:
-    """Record what a module takes or gives on the channels of a wire."""
+    """Record what a module gives, or takes, on the channels of a wire that it writes, or reads."""
     index = torch.stack(torch.unravel_index(rows.places[at], rows.shape))  # (axes, channels, columns)
     axes = [n for n, each in enumerate(index) if bool((each == each[:, :1]).all())]
-    for x in (output, args[0] if args else None) if axes else ():
-        width = rows.shape[axes[0]]
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
-            flat = x.detach().reshape(-1, width).cpu().double()
-            found.append((k, flat.index_select(1, index[axes[0], :, 0])))
-            return
+    x = output if writes else next(iter(args), None)
+    width = rows.shape[axes[0]] if axes else 0
+    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
+        flat = x.detach().reshape(-1, width).cpu().double()
+        found.append((k, flat.index_select(1, index[axes[0], :, 0])))

@@ -16,7 +16,7 @@ from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit.activations import moments_of
-from quotient_manifolds.orbit.closest import Fit, balanced
+from quotient_manifolds.orbit.closest import balanced, fitted
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Steps, check_condition
 from quotient_manifolds.orbit.path import check_alike, distance, parameters, state
@@ -26,10 +26,9 @@ from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.canonical import canonical
-from quotient_manifolds.symmetries.charges.find import find_permutations
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.discovery import find_symmetries
-from quotient_manifolds.symmetries.groups import Permutation, Symmetry
+from quotient_manifolds.symmetries.discovery import find_permutations
+from quotient_manifolds.symmetries.groups import Permutation
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
@@ -77,8 +76,7 @@ def align(
     gains of 1 and balanced. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
     inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their buffers. Last,
     what balanced the other model is undone, and Gauss-Newton fits the continuous group at once. Where a stream has no
-    rotation, as in post-norm blocks, its channels are permuted only. Symmetries that are given must have been found at
-    the model's own weights; of translations that depend on each other those of one kind act, then they are found again.
+    rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -113,19 +111,10 @@ def align(
     permutations = [each for each in permutations if held.issuperset(each.names)]
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
-        acting: Steps = ()
-        start = own
-        for _ in range(TRIES):
-            last = _distance(start, other)
-            found = _Aligner(start, other, symmetries, permutations, seen, condition).element(progress)
-            moved = found.apply(start)
-            if not _distance(moved, other) < (1 - SETTLED) * last:
-                break
-            start, acting = moved, (*acting, *found.steps)
-            if len(_sets(symmetries)) < 2 or _distance(start, other) <= EXACT:
-                break
-            symmetries = find_symmetries(_at(model, start), inputs, evaluate=evaluate)  # some depend on what has moved
-        element, other = GroupElement(acting), parameters(to)
+        element = _Aligner(own, other, symmetries, permutations, seen, condition).element(progress)
+        if not _distance(element.apply(own), other) < (1 - SETTLED) * _distance(own, other):
+            element = GroupElement()
+        other = parameters(to)
         before = distance(own, other)
     path: tuple[float, ...] = ()
     if loss is not None:
@@ -207,12 +196,7 @@ def quotient_distance(
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)
-    others = find_symmetries(b, inputs, evaluate=evaluate)  # what holds at its own weights alone
-    shared = [each for each in symmetries.groups if not each.local]
-    here, there = (
-        canonical([*(each for each in found.groups if each.local), *shared], parameters(model)).params
-        for model, found in ((a, symmetries), (b, others))
-    )
+    here, there = (canonical(symmetries.groups, parameters(each)).params for each in (a, b))
     total, rest = 0.0, {name: torch.ones_like(w) for name, w in here.items()}
     for number, pair in enumerate(symmetries.pairs, 1):
         lengths = pair.manifold(metric).dist(*(pair.read(each).double() for each in (here, there)))
@@ -222,13 +206,6 @@ def quotient_distance(
             progress("distance", number, len(symmetries.pairs))
     total += sum(float(((w - there[name]).double() * rest[name]).square().sum()) for name, w in here.items())
     return total**0.5
-
-
-def _sets(symmetries: Symmetries) -> list[list[Symmetry]]:
-    """Return the symmetries that hold at weights alone where they were found, in sets that may act in one element."""
-    local = [each for each in symmetries.reparameterizations if each.symmetry.local]
-    apart = dict.fromkeys(each.apart for each in local if each.apart) or {0: None}
-    return [[each.symmetry for each in local if each.apart in (0, k)] for k in apart]
 
 
 def _at(model: nn.Module, params: Params) -> nn.Module:
@@ -247,15 +224,11 @@ def _distance(params: Params, other: Params) -> float:
     return distance({name: params[name] for name in shared}, {name: other[name] for name in shared})
 
 
-def _zeros(params: Params) -> Params:
-    return {name: torch.zeros_like(w) for name, w in params.items()}
-
-
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
     Both are balanced first, so that orthogonal elements and permutations are what is between them; then what balanced
-    the other is undone, and Gauss-Newton fits all at once, local symmetries too.
+    the other is undone, and Gauss-Newton fits all at once.
     """
 
     def __init__(
@@ -271,61 +244,58 @@ class _Aligner:
             {name: each[name].to("cpu", torch.float64, copy=True) for name in own if name in other}
             for each in (own, other)
         )
-        self._groups = [each for each in symmetries.groups if not each.local]
-        self._local = _sets(symmetries)
+        self._groups = symmetries.groups
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
         self._units = [each for each in units if not each.exchanged]
-        self._seen, self._condition, self._steps = seen, condition, list[tuple[Symmetry | Permutation, Tensor]]()
+        self._seen, self._condition = seen, condition
         wide = {name for name, count in axes.items() if count > 1}
         self._compared = wide if any(name in wide for each in self._groups for name in each.names) else {*axes}
 
     def element(self, progress: Progress | None) -> GroupElement:
-        """Return the group element that brings the one nearest to the other."""
-        gains = {rows.name for each in self._groups for rows in each.units}
-        least = [self._without_shifts(each, gains) for each in (self._own, self._other)]
-        (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in least)
-        self._moments = self._activations(first, last)
-        self._steps = [*first]
-        self._in_order()
+        """Return the group element that brings the one nearest to the other: permutations act last.
+
+        Symmetries were found with the model's own buffers, which permutations move; so they act between the model and
+        the other with its units in the order of the model's.
+        """
+        orders, there = GroupElement(), self._other
+        for number in range(TRIES + 1):
+            self._search(there, self._units if number < TRIES else ())
+            if progress is not None:
+                progress("alignment", number + 1, TRIES + 2)
+            if not self._orders:
+                break
+            orders = GroupElement((*self._orders, *orders.steps))
+            there = orders.inverse.apply(self._other)
+        size = sum(float(w.square().sum()) for w in there.values()) ** 0.5
+        steps = fitted(self._own, there, self._groups, tuple(self._steps), self._condition, EXACT * size)
         if progress is not None:
-            progress("alignment", 1, ROUNDS)
-        for number in range(1, ROUNDS):
-            before = self._distance()
-            changed = [self._assign(units, self._compared) for units in self._units]
+            progress("alignment", TRIES + 2, TRIES + 2)
+        return GroupElement((*steps, *orders.steps))
+
+    def _search(self, there: Params, several: Sequence[Units]) -> None:
+        """Find orders of units, and what brings parameters near to others that are in these orders."""
+        (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
+        self._moments = self._activations(first, last, there)
+        self._steps, self._orders = [*first], []
+        self._in_order(several)
+        for _ in range(1, ROUNDS):
+            before = distance(self._here, self._there)
+            changed = [self._assign(units, self._compared) for units in several]
             for k in range(len(self._groups)):
                 self._turn(k, self._compared)
-            if progress is not None:
-                progress("alignment", number + 1, ROUNDS)
-            if not any(changed) and not self._distance() < (1 - SETTLED) * before:
+            if not any(changed) and not distance(self._here, self._there) < (1 - SETTLED) * before:
                 break
-        back = [(each, each.bounded(value, self._condition)) for each, value in GroupElement(last).inverse.steps]  # type: ignore[union-attr]
-        size = sum(float(w.square().sum()) for w in self._other.values() if w.is_floating_point()) ** 0.5
-        found = []
-        for local in self._local:
-            fit = Fit(self._own, self._other, local, self._groups)
-            here, steps = fit.run((*self._steps, *back), ROUNDS, self._condition, EXACT * size)
-            found.append((distance(here, self._other), steps))
-        _, steps = min(found, key=lambda each: each[0])
-        if progress is not None:
-            progress("alignment", ROUNDS, ROUNDS)
-        return GroupElement(steps)
+        back = GroupElement(last).inverse.steps
+        self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 
-    def _without_shifts(self, params: Params, gains: set[str]) -> Params:
-        """Return parameters where what translations add is least, without biases, which they shift."""
-        for local in self._local:
-            params = Fit(params, _zeros(params), local, ()).run((), 1, self._condition, 0.0)[0]
-        return {
-            name: w if name in self._compared or name in gains else torch.zeros_like(w) for name, w in params.items()
-        }
-
-    def _activations(self, first: Steps, last: Steps) -> list[Tensor | None]:
+    def _activations(self, first: Steps, last: Steps, there: Params) -> list[Tensor | None]:
         if self._seen is None:
             return [None] * len(self._groups)
-        here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, self._other)))
+        here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, there)))
         return self._seen([each if each.balancing(self._here) is None else None for each in self._groups], here, there)
 
-    def _in_order(self) -> None:
+    def _in_order(self, several: Sequence[Units]) -> None:
         """Turn and assign first what meets nothing that is not turned and assigned yet."""
         left: dict[int, Callable[[set[str]], object]] = {}
         moved: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
@@ -335,7 +305,7 @@ class _Aligner:
                 moved.append((each.names, ()))
             else:
                 moved.append(((), ()))
-        for units in self._units:
+        for units in several:
             left[len(moved)] = partial(self._assign, units)
             moved.append((units.permutation.names, units.inside))
         while left:
@@ -355,9 +325,6 @@ class _Aligner:
             k = max(left, key=share)
             left.pop(k)(usable[k] or self._compared)
 
-    def _distance(self) -> float:
-        return distance(self._here, self._there)
-
     def _turn(self, k: int, names: set[str]) -> None:
         symmetry, seen = self._groups[k], self._moments[k]
         M = symmetry.overlap(self._here, self._only(names))
@@ -375,7 +342,7 @@ class _Aligner:
         if torch.equal(order, torch.arange(len(order))):
             return False
         self._here = units.permutation.act(self._here, order)
-        self._steps.append((units.permutation, order))
+        self._orders.append((units.permutation, order))
         return True
 
     def _only(self, names: set[str]) -> Params:

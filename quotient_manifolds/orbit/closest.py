@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch import Tensor
 from quotient_manifolds.orbit.group import GroupElement, Steps, folded
 from quotient_manifolds.symmetries.groups import Params, Symmetry
 
-SWEEPS, SETTLED = 60, 1e-2  # of the square of all numbers, in a sweep
+ROUNDS, SWEEPS = 30, 60
+SETTLED = 1e-2  # of the square of all numbers, in a sweep
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
 GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
+DENSE = 5e7  # numbers of a Jacobian that is held
+CONJUGATE, INEXACT = 200, 1e-3  # steps of conjugate gradients, relative error of the slope
 
 
 def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
@@ -22,23 +26,23 @@ def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, St
     From there orthogonal elements lead to the points of the same orbit that are so, too.
     """
     start = folded(symmetries, params)
-    here, steps = start.apply(params), [*start.steps]
-    for_sweeps = [each for each in symmetries if each.balancing(here) is not None]
+    here, steps = start.apply(params), start.steps
+    alone = [each for each in symmetries if each.balancing(here) is not None]
     others = [each for each in symmetries if each.balancing(here) is None and _stretches(each, here)]
     zeros = {name: torch.zeros_like(w) for name, w in params.items()}
     names, square = dict.fromkeys(name for each in symmetries for name in each.names), torch.inf
     for number in range(SWEEPS):
         if others and number < 2:
-            here, more = Fit(here, zeros, (), others).run((), 8, torch.inf, 0.0)
-            steps += more
-        for symmetry in for_sweeps:
+            steps = fitted(params, zeros, others, steps, torch.inf, 0.0, 8)
+            here = GroupElement(steps).apply(params)
+        for symmetry in alone:
             if (value := symmetry.balancing(here)) is not None:
                 here = symmetry.act(here, value)
-                steps.append((symmetry, value))
+                steps = (*steps, (symmetry, value))
         last, square = square, sum(float(here[name].square().sum()) for name in names)
         if last - square <= SETTLED * square:
             break
-    return here, shortened(tuple(steps), params, here)
+    return here, shortened(steps, params, here)
 
 
 def _stretches(symmetry: Symmetry, params: Params) -> bool:
@@ -50,93 +54,103 @@ def _stretches(symmetry: Symmetry, params: Params) -> bool:
 def shortened(steps: Steps, params: Params, there: Params) -> Steps:
     """Return one step for each symmetry, in place of several, where that leads to the same parameters."""
     short = GroupElement(GroupElement(steps).composed)
-    apart = (float((w - there[name]).abs().max()) for name, w in short.apply(params).items() if w.is_floating_point())
-    size = max(float(w.abs().max()) for w in there.values() if w.is_floating_point())
-    return short.steps if max(apart) <= 1e-10 * size else steps
+    apart = max((float((w - there[name]).abs().max()) for name, w in short.apply(params).items()), default=0.0)
+    size = max((float(w.abs().max()) for w in there.values()), default=0.0)
+    return short.steps if apart <= 1e-10 * size else steps
 
 
-class Fit:
-    """Fit an element to the parameters of another model: local symmetries act first, then steps.
+def fitted(
+    own: Params,
+    target: Params,
+    symmetries: Sequence[Symmetry],
+    steps: Steps,
+    condition: float,
+    enough: float,
+    rounds: int = ROUNDS,
+) -> Steps:
+    """Return steps, and more that bring parameters nearest to others, all at once.
 
-    |x - y|^2 falls by Gauss-Newton over all generators at once: its slopes are the charges of x with x - y.
+    |x - y|^2 falls by Gauss-Newton over all generators: its slopes are the charges of x with x - y.
     """
+    names = [*dict.fromkeys(name for each in symmetries for name in each.names if name in target)]
+    entries = sum(own[name].numel() for name in names)
+    dense = entries * sum(each.identity.numel() for each in symmetries) <= DENSE
+    nearest = _nearest(symmetries) if dense else partial(_by_conjugate_gradients, symmetries)
 
-    def __init__(self, own: Params, target: Params, local: Sequence[Symmetry], symmetries: Sequence[Symmetry]) -> None:
-        self.own, self.target, self.local, self.symmetries = own, target, local, symmetries
-        self.names = [*dict.fromkeys(name for each in (*local, *symmetries) for name in each.names)]
-        self.names = [name for name in self.names if name in target]
-        self.shifts = [each.identity for each in local]
-        self.bases = [each.basis() for each in symmetries]
+    def flat(params: Params) -> Tensor:
+        return torch.cat([params[name].flatten() for name in names])
 
-    def run(self, steps: Steps, rounds: int, condition: float, enough: float) -> tuple[Params, Steps]:
-        """Return parameters that no step brings nearer, and all that acts."""
-        here = GroupElement(steps).apply(self.own)
-        steps = shortened(steps, self.own, here)
-        for _ in range(rounds if self.names else 0):
-            r = self._flat({name: self.target[name] - here[name] for name in self.names})
-            before = float(r.norm())
-            rows = [*self._slopes(here, steps)]
-            J = torch.cat(rows) if rows else torch.zeros(0, len(r), dtype=torch.float64)
-            if not len(J) or before <= enough:
-                break
-            size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
-            J = J / size
-            values, V = torch.linalg.eigh(J @ J.mT)
-            keep = values > RANK * values[-1]
-            z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ (J @ r)) / size[:, 0]
-            here, steps = self._stepped(here, steps, z, before, condition)
-            after = float(self._flat({name: self.target[name] - here[name] for name in self.names}).norm())
-            if not after < before * (1 - GAIN):
-                break
-        shifts = tuple((each, z) for each, z in zip(self.local, self.shifts, strict=True) if bool(z.any()))
-        return here, (*shifts, *steps)
-
-    def _flat(self, params: Params) -> Tensor:
-        return torch.cat([params[name].flatten() for name in self.names])
-
-    def _stepped(self, here: Params, steps: Steps, z: Tensor, before: float, condition: float) -> tuple[Params, Steps]:
-        """Return where a step, or a part of it, leads that comes nearer."""
-        counts = [each.identity.numel() for each in self.local] + [len(B) for B in self.bases]
-        parts = z.split(counts)
-        shifts = [part.view(each.shape) for part, each in zip(parts, self.local, strict=False)]
-        turns = [torch.tensordot(part, B, 1) for part, B in zip(parts[len(self.local) :], self.bases, strict=True)]
-        far = max((float(X.abs().max()) for X in turns if X.numel()), default=0.0)
+    here = GroupElement(steps).apply(own)
+    steps = shortened(steps, own, here)
+    for _ in range(rounds if names else 0):
+        r = flat(target) - flat(here)
+        before = after = float(r.norm())
+        if before <= enough:
+            break
+        generators = nearest(here, names, r)
+        far = max((float(X.abs().max()) for X in generators if X.numel()), default=0.0)
         share = min(1.0, FAR / far) if far else 1.0
         for _ in range(HALVINGS):
-            added = [a + share * b for a, b in zip(self.shifts, shifts, strict=True)]
-            moved = self._shifted(steps, added) if shifts else here
-            new: list[tuple[Symmetry, Tensor]] = []
-            for symmetry, X in zip(self.symmetries, turns, strict=True):
-                if bool(X.any()):
-                    value = symmetry.bounded(symmetry.exp(symmetry.project(share * X)), condition)
-                    moved = symmetry.act(moved, value)
-                    new.append((symmetry, value))
-            if float(self._flat({name: self.target[name] - moved[name] for name in self.names}).norm()) < before:
-                self.shifts = added
-                return moved, shortened((*steps, *new), self._shifted((), added), moved)
+            turns = [(each, each.exp(each.project(share * X))) for each, X in zip(symmetries, generators, strict=True)]
+            new = GroupElement(tuple((each, each.bounded(value, condition)) for each, value in turns))
+            moved = new.apply(here)
+            if (after := float((flat(target) - flat(moved)).norm())) < before:
+                here, steps = moved, shortened((*steps, *new.steps), own, moved)
+                break
             share /= 4
-        return here, steps
+        if not after < before * (1 - GAIN):
+            break
+    return steps
 
-    def _shifted(self, steps: Steps, shifts: Sequence[Tensor]) -> Params:
-        moved = self.own
-        for symmetry, z in zip(self.local, shifts, strict=True):
-            moved = symmetry.act(moved, z)
-        return GroupElement(steps).apply(moved)
 
-    def _slopes(self, here: Params, steps: Steps) -> Iterable[Tensor]:
-        """Yield the changes of parameters along generators, (k, numbers)."""
-        if self.local:
-            z = [each.clone().requires_grad_() for each in self.shifts]
-            with torch.enable_grad():
-                x = self._flat(self._shifted(steps, z))
-                u = torch.zeros_like(x, requires_grad=True)
-                pulled = torch.cat([g.flatten() for g in torch.autograd.grad(x, z, u, create_graph=True)])
-                (J,) = torch.autograd.grad(pulled, u, torch.eye(len(pulled), dtype=u.dtype), is_grads_batched=True)
-            yield J
-        for symmetry, B in zip(self.symmetries, self.bases, strict=True):
+def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str], Tensor], list[Tensor]]:
+    """Return what computes the generators of least norm whose changes of parameters are nearest to r."""
+    bases = [each.basis() for each in symmetries]
+
+    def solved(here: Params, names: Sequence[str], r: Tensor) -> list[Tensor]:
+        rows = []
+        for symmetry, B in zip(symmetries, bases, strict=True):
             tangent = symmetry.tangent(here, B)
-            J = [
-                tangent[name].flatten(1) if name in tangent else here[name].new_zeros(len(B), here[name].numel())
-                for name in self.names
-            ]
-            yield torch.cat(J, 1)
+            J = [tangent[n].flatten(1) if n in tangent else r.new_zeros(len(B), here[n].numel()) for n in names]
+            rows.append(torch.cat(J, 1))
+        J = torch.cat(rows)
+        size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        values, V = torch.linalg.eigh((J / size) @ (J / size).mT)
+        keep = values > RANK * values[-1:].clamp(min=1e-300)
+        z = (V[:, keep] / values[keep]) @ (V[:, keep].mT @ ((J / size) @ r)) / size[:, 0]
+        return [torch.tensordot(part, B, 1) for part, B in zip(z.split([len(B) for B in bases]), bases, strict=True)]
+
+    return solved
+
+
+def _by_conjugate_gradients(
+    symmetries: Sequence[Symmetry], here: Params, names: Sequence[str], r: Tensor
+) -> list[Tensor]:
+    """Return the same where that has too many numbers, about: slopes are charges. [Björck, Numerical methods for least
+    squares problems, 1996, 7.4]
+    """
+    sizes = [here[name].numel() for name in names]
+
+    def slopes(r: Tensor) -> list[Tensor]:
+        y = {name: part.view(here[name].shape) for name, part in zip(names, r.split(sizes), strict=True)}
+        return [each.charge(here, y).value for each in symmetries]
+
+    def change(generators: Sequence[Tensor]) -> Tensor:
+        total = {name: torch.zeros_like(here[name]) for name in names}
+        for symmetry, X in zip(symmetries, generators, strict=True):
+            total |= {name: total[name] + w for name, w in symmetry.tangent(here, symmetry.project(X)).items()}
+        return torch.cat([total[name].flatten() for name in names])
+
+    slope = p = slopes(r)
+    z = [torch.zeros_like(each) for each in slope]
+    first = last = sum(float(each.square().sum()) for each in slope)
+    for _ in range(CONJUGATE):
+        if last <= INEXACT**2 * first:
+            break
+        q = change(p)
+        t = last / float(q.square().sum())
+        z, r = [a + t * b for a, b in zip(z, p, strict=True)], r - t * q
+        slope = slopes(r)
+        last, before = sum(float(each.square().sum()) for each in slope), last
+        p = [a + last / before * b for a, b in zip(slope, p, strict=True)]
+    return z

@@ -278,8 +278,7 @@ def minimize(
             if not path:
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
             break
-        slope = dict(zip(names, grads, strict=True))
-        charges = [each.charge(walk.params, slope).value for each in group.symmetries]
+        charges = walk.charges(dict(zip(names, grads, strict=True)))
         if not step:  # it is small beside the slope, whatever the unit of the objective
             squares = torch.cat([C.square().flatten() for C in charges])
             eps = 1e-8 * min(1.0, float(squares.mean().sqrt())) or 1e-8

@@ -114,7 +114,7 @@ class Group:
     """Parametrize the connected group of a model's symmetries by generators, 0 at the identity.
 
     Elements are exp(X) of each symmetry, one after another, with X made shorter so that the condition number stays
-    below the bound. Translations, which hold at the weights alone where they were found, stay as they are.
+    below the bound.
 
     fold: bring gains that scales can change to 1 first, and leave them there. moves: which symmetries act, by default
     all.
@@ -132,9 +132,8 @@ class Group:
         check_condition(condition)
         self.condition = float(condition)
         self.pairs = symmetries.pairs
-        found = [each for each in symmetries.groups if not each.local]
-        self.start = folded(found, params) if fold else GroupElement()
-        self.symmetries = tuple(each for each in found if moves is None or moves(each))
+        self.start = folded(symmetries.groups, params) if fold else GroupElement()
+        self.symmetries = tuple(each for each in symmetries.groups if moves is None or moves(each))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,13 +146,17 @@ class Group:
 
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
         """Return the group element of tensors of the shapes of generators; differentiable."""
-        steps = ((each, each.exp(self._within(each, X))) for each, X in zip(self.symmetries, numbers, strict=True))
-        return GroupElement((*self.start.steps, *steps))
+        every = zip(self.symmetries, self.projected(numbers), strict=True)
+        return GroupElement((*self.start.steps, *((each, each.exp(self._within(each, X))) for each, X in every)))
+
+    def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
+        """Return the generators nearest to tensors of their shapes."""
+        return [each.project(X.double()) for each, X in zip(self.symmetries, numbers, strict=True)]
 
     def _within(self, symmetry: Symmetry, X: Tensor) -> Tensor:
-        """Return the generator nearest to X, so short that exp(X) keeps the bound."""
-        X, most = symmetry.project(X.double()), math.log(self.condition) / 2
-        size = ((X + X.mT) / 2 if X.ndim > 1 else X).square().sum().clamp(min=1e-30).sqrt()
+        """Return a generator along X, so short that exp(X) keeps the bound."""
+        most = math.log(self.condition) / 2
+        size = symmetry.stretching(X).square().sum().clamp(min=1e-30).sqrt()
         return X * (most * (size / most).tanh() / size)
 
 
@@ -163,24 +166,48 @@ class Walk:
     def __init__(self, group: Group, params: Mapping[str, Tensor]) -> None:
         self.group = group
         self.values = [each.identity for each in group.symmetries]
-        self.params = group.start.apply({**params, **{name: params[name].double() for name in group.names}})
+        wide = {**params, **{name: params[name].detach().double() for name in group.names}}
+        self._start = group.start.apply(wide)
+        self._act()
 
     @property
     def element(self) -> GroupElement:
         """Return the element that has acted."""
         return GroupElement((*self.group.start.steps, *zip(self.group.symmetries, self.values, strict=True)))
 
+    @property
+    def params(self) -> Params:
+        """Return where they are."""
+        return {name: w.detach() for name, w in self._places[-1].items()}
+
+    @torch.enable_grad()
+    def _act(self) -> None:
+        self._places = [{**self._start, **{name: self._start[name].requires_grad_() for name in self.group.names}}]
+        for symmetry, value in zip(self.group.symmetries, self.values, strict=True):
+            self._places.append(symmetry.act(self._places[-1], value))
+
+    def charges(self, slope: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the slopes of a function along the generators of each symmetry, from its slope in the parameters.
+
+        Each generator acts where its symmetry does, between those before and those after it, which need not commute.
+        """
+        ends = [self._places[-1][name] for name in slope]
+        asked = [(k, name) for k, each in enumerate(self.group.symmetries, 1) for name in each.names]
+        places = [self._places[k][name] for k, name in asked]
+        pulled = torch.autograd.grad(ends, places, [*slope.values()], allow_unused=True)
+        there: list[Params] = [{} for _ in self._places]
+        for (k, name), y in zip(asked, pulled, strict=True):
+            there[k][name] = torch.zeros_like(self._start[name]) if y is None else y
+        every = zip(self.group.symmetries, self._places[1:], there[1:], strict=True)
+        return [each.charge({n: w.detach() for n, w in x.items()}, y).value for each, x, y in every]
+
     def go(self, generators: Iterable[Tensor]) -> None:
         """Act by exp(X) of each symmetry, as far as the bound on condition numbers allows."""
-        values = []
-        for symmetry, before, X in zip(self.group.symmetries, self.values, generators, strict=True):
-            step = symmetry.exp(symmetry.project(X))
-            after = symmetry.bounded(free := symmetry.compose(before, step), self.group.condition)
-            if after is not free:
-                step = symmetry.compose(symmetry.inverse(before), after)
-            self.params = symmetry.act(self.params, step)
-            values.append(after)
-        self.values = values
+        moves = zip(self.group.symmetries, self.values, self.group.projected(generators), strict=True)
+        self.values = [
+            each.bounded(each.compose(before, each.exp(X)), self.group.condition) for each, before, X in moves
+        ]
+        self._act()
 
 
 def folded(symmetries: Iterable[Symmetry], params: Mapping[str, Tensor]) -> GroupElement:

@@ -29,7 +29,7 @@ class Units:
         for number, algebra, flips, placed in (
             (k, *block) for k, each in enumerate(symmetries) for block in each.blocks
         ):
-            mine = [(rows, at) for rows, at in placed if rows.name in self._unit]
+            mine = [(rows, at) for rows, at, _ in placed if rows.name in self._unit]
             labels = [self._unit[rows.name][rows.places[at]] for rows, at in mine]
             units = torch.cat([label.flatten() for label in labels]).unique() if labels else torch.tensor([-1])
             if len(units) == 1 and int(units) >= 0 and len(mine) == len(placed):

@@ -27,7 +27,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
 )
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, without_constants
+from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -39,6 +39,7 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
+_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
@@ -110,36 +111,55 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
-    shapes = {rows.name: rows.shape for rows in _every_rows(symmetries)}
+    if not symmetries:
+        return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
+    shapes = _shapes(symmetries, params)
     symmetries = joined(symmetries)
-    point = _start(symmetries, {**Draft(params).own(shapes)}, [])
+    translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
+    wide = sum(map(prod, shapes.values())) > SMALL
+    draft = Draft(params).own(shapes)
+    point = _start(symmetries, {**draft}, [])
     free = []
     numbers = _gains(symmetries, params)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
-    draft = Draft(point.params).own(shapes)
-    steps, zeros = without_constants(draft, [each for each in symmetries if isinstance(each, Translation)])
-    point = replace(point, params={**draft}, steps=(*point.steps, *steps))
+    draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
+    settled = without_constants(draft, translations)
+    point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
+    idle = False
+    for symmetry in symmetries:
+        if isinstance(symmetry, Gauge):
+            point, some = without_idle(point, symmetry)
+            idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
-    if sum(map(prod, shapes.values())) > SMALL:
+    if wide:
         point, left = in_turns(point, others, free)
     else:
         mixed = {name for each in others for name in each.names}
         free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
         free += [Free.of(each) for each in others]
-        point, left = least(point, [each for each in free if len(each.basis)])
-    doubts = (
-        [] if left <= 1e3 * DONE else [f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}."]
-    )
+        free = [each for each in free if len(each.basis)]
+        point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
+    doubts = [_IDLE] if idle else []
+    if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
+        names = ", ".join(open_[0].names)
+        doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
+    if left > 1e3 * DONE:
+        doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+    return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _shapes(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters that symmetries read."""
+    return {name: params[name].shape for each in symmetries for name in each.reads}
 
 
 def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
@@ -161,17 +181,16 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
     """Return the point at parameters that symmetries may move, with the directions of translations."""
     none = torch.zeros((), dtype=torch.float64)
-    every = list(_every_rows(symmetries))
-    moved = {rows.name: rows.shape for rows in every}
+    moved = _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
-    for rows in every:
+    for rows in _every_rows(symmetries):
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
         if bool(at.any()):
             flat = zero[rows.name].flatten().clone()
             flat[rows.places] = at.double().expand(rows.places.shape)
             zero[rows.name] = flat.view(rows.shape)
     size = sum(each.numel() for each in zero.values())
-    D = [directions(each, params) for each in translations]
+    D = [directions(each, params, zero) for each in translations]
     flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
     return Point(params, zero, _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *flat])))
 
@@ -228,25 +247,6 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     if np.abs(z).max(initial=0.0) > 0:
         point = point.acted(torus, torch.from_numpy(z))
     return point, Free(torus, basis, torch.zeros(count, dtype=torch.float64))
-
-
-def _without_constants(point: Point) -> tuple[Point, dict[str, Tensor]]:
-    """Return the point where constants are 0 that can be, those of earlier parameters first, and where they are."""
-    zeros: dict[str, Tensor] = {}
-    for name in point.zero:
-        D = point.split(point.directions)[name].flatten(1)
-        moved = D.norm(dim=0) > _TINY
-        if D.shape[1] > max(point.zero[name].shape, default=1) or not bool(moved.any()):
-            continue
-        U, s, Vh = torch.linalg.svd(D[:, moved], full_matrices=True)
-        rank = int((s > _TINY).sum())
-        if rank < int(moved.sum()):
-            continue
-        at = (point.params[name] - point.zero[name]).flatten()[moved]
-        point = point.added(-((Vh[:rank] @ at) / s[:rank]) @ (U[:, :rank].mT @ point.directions))
-        point = replace(point, directions=U[:, rank:].mT @ point.directions)
-        zeros[name] = torch.nonzero(moved)[:, 0]
-    return point, zeros
 
 
 def _without_mean(point: Point, gauge: Gauge) -> Point:

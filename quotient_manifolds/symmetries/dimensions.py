@@ -14,8 +14,12 @@ _RANK = 1e-8
 
 
 def independent(symmetries: Sequence[Symmetry], params: Params) -> tuple[Symmetry, ...]:
-    """Return the symmetries without log-scales that others have; later tori first."""
-    known = _spanned([t for each in symmetries if not isinstance(each, Torus) for t in _tangents(each, params)], params)
+    """Return the symmetries without log-scales that others have; later tori first.
+
+    What moves adapters beside their base does not count: where that is frozen, scales of adapters are left.
+    """
+    others = [each for each in symmetries if not isinstance(each, Torus) and not _is_beside(each)]
+    known = _spanned([t for each in others for t in _tangents(each, params)], params)
     kept: dict[int, Symmetry] = {}
     for k, each in reversed([*enumerate(symmetries)]):
         if not isinstance(each, Torus):
@@ -29,6 +33,10 @@ def independent(symmetries: Sequence[Symmetry], params: Params) -> tuple[Symmetr
     return tuple(kept[k] for k in sorted(kept))
 
 
+def _is_beside(symmetry: Symmetry) -> bool:
+    return isinstance(symmetry, Translation) and symmetry.kind == "beside"
+
+
 def _columns(torus: Torus, some: Tensor) -> Torus:
     """Return the torus of some of its log-scales."""
     place = torch.full((torus.size,), -1)
@@ -39,7 +47,7 @@ def _columns(torus: Torus, some: Tensor) -> Torus:
         if bool(keep.any()):
             index = torch.stack([each.index[0][keep], place[each.index[1][keep]]])
             slices.append(replace(each, index=index, powers=each.powers[keep]))
-    return Torus(tuple(slices), len(some))
+    return Torus(tuple(slices), len(some), torus.constants.of({each.rows.name for each in slices}))
 
 
 def _pivots(T: Tensor, known: Tensor) -> Tensor:

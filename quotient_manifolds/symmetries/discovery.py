@@ -27,7 +27,7 @@ from quotient_manifolds.symmetries.groups import (
 )
 from quotient_manifolds.symmetries.heads import heads_of
 from quotient_manifolds.symmetries.idle import did_not_run, held, idle_like
-from quotient_manifolds.symmetries.names import Roles
+from quotient_manifolds.symmetries.names import OF_TRANSLATIONS, Roles
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.pairing import Pairs, pairs_of
@@ -35,6 +35,8 @@ from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.scales import Scales
 from quotient_manifolds.symmetries.symmetries import Refused, Symmetries, check_symmetries
 from quotient_manifolds.symmetries.trace.record import Recording
+
+_SKIPPED = "this use of the operation is not understood, so its inputs are held fixed"
 
 
 def find_symmetries(
@@ -145,7 +147,7 @@ def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | Non
     names = {name for pair in known for name in pair.names}
     pairs = (*known, *(pair for pair in every.pairs if names.isdisjoint(pair.names)))
     called = {pair.name for pair in known}
-    left = [*_translations(translations, roles), *_others(symmetries, scales, every, roles)]
+    left = [*_translations(translations), *_others(symmetries, scales, every, roles)]
     groups = [each.symmetry for each in left]
     if small:
         sizes = dimensions([pair.gauge for pair in pairs], groups, own)
@@ -162,8 +164,10 @@ def _rest(params: Mapping[str, Tensor], pairs: Sequence[SymmetricPair]) -> tuple
 
 
 def _sentences(found: Found) -> tuple[Refused, ...]:
-    """Return what charges or a finite move spoke against."""
-    return tuple(Refused("", "charge", sentence) for sentence in found.refused)
+    """Return operations that could not be followed, and what charges or a finite move spoke against."""
+    skipped = () if found.finder is None else found.finder.walk.skipped
+    operations = (Refused(f"{module} {name}".strip(), "operation", _SKIPPED) for module, name in skipped)
+    return (*operations, *(Refused("", "charge", sentence) for sentence in found.refused))
 
 
 def _unreached(translations: Sequence[Translation], params: Params) -> list[tuple[Rows, int]]:
@@ -172,11 +176,11 @@ def _unreached(translations: Sequence[Translation], params: Params) -> list[tupl
     return [(part.rows, part.ranks(params)[1]) for part in parts]
 
 
-def _translations(translations: Sequence[Translation], roles: Roles) -> Iterator[Reparameterization]:
+def _translations(translations: Sequence[Translation]) -> Iterator[Reparameterization]:
     """Yield translations by kind and parameters; those of the same that are columns of one are joined."""
     made: dict[tuple[object, ...], Reparameterization] = {}
     for k, each in enumerate(translations):
-        one = Reparameterization(each, roles.translating(each), 0)
+        one = Reparameterization(each, OF_TRANSLATIONS[each.kind], 0)
         about = (one.kind, one.names)
         both = _together(made[about].symmetry, each) if about in made else None
         if both is None:

@@ -28,6 +28,27 @@ _PLACE_OF_EPS = {  # norms by statistics of what they are given; those by runnin
 }
 
 
+def grouped_product(
+    x: Tensor,
+    weights: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """Multiply rows (n, i) by the matrix (groups, i, o) of their group, offs[k] being where the rows of group k end.
+
+    torch has no such product in float64. NotImplemented for what its other products take.
+    """
+    if offs is None or bias is not None or (x.ndim, weights.ndim) != (2, 3):
+        return NotImplemented
+    group = torch.searchsorted(offs, torch.arange(len(x), dtype=offs.dtype, device=x.device), right=True)
+    made = x.new_zeros(len(x), weights.shape[2])
+    for number in range(len(weights)):
+        rows = (group == number).nonzero()[:, 0]
+        made = made.index_add(0, rows, x[rows] @ weights[number])
+    return made if out_dtype is None else made.to(out_dtype)
+
+
 class DoublePrecision(TorchFunctionMode):
     """Make every floating point result float64, whatever type the code under this mode asks for, and replace each eps.
 
@@ -55,7 +76,8 @@ class DoublePrecision(TorchFunctionMode):
         elif func in _SUMS and len(args) == 2 and isinstance(args[1], float) and 0 < args[1] <= LARGEST_EPS:
             self.found_eps = True
             args = args if self.eps is None else (args[0], self.eps)
-        result = func(*args, **kwargs)
+        grouped = grouped_product(*args, **kwargs) if func is torch._grouped_mm else NotImplemented
+        result = func(*args, **kwargs) if grouped is NotImplemented else grouped
         return tree_map(_double, result) if isinstance(result, (tuple, list)) else _double(result)
 
     def _with_eps(

@@ -20,8 +20,8 @@ from quotient_manifolds.symmetries.symmetries import Symmetries
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The largest slope of a symmetry that holds, relative to its summands.
 
-Measured in float32 on a pretrained BERT, 1 x 4 to 32 x 64 tokens: at most 3e-6 for those that hold; false ones have
-more than 1e-2.
+Measured on small transformers: at most 2e-7 in float32 and 4e-16 in float64 for those that hold; the largest of false
+ones have 1e-2 to 0.4 in both.
 """
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +15,20 @@ from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
     Draft,
+    FromSum,
     Gauge,
+    Matrix,
     Part,
     Rows,
+    Slot,
     Sparse,
     Symmetry,
+    Terms,
     Translation,
     Wire,
     blocks,
 )
-from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, moments
+from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, in_units, moments
 
 _SWEEPS = 30
 _REGULAR = 1e-15
@@ -31,33 +36,87 @@ _REGULAR = 1e-15
 _STEPS = 40
 _RANK, _ORTHOGONAL = 1e-9, 1e-12
 """Singular values that count as 0, and cosines, relative to the largest squared length."""
+_FULL = 1e-4
+"""Pivots of a second moment, relative to the largest, from which it is sure to have full rank."""
 _ZERO = 1e-12
 
 
-def without_constants(draft: Draft, translations: Sequence[Translation]) -> tuple[list[Step], dict[str, Tensor]]:
+class Settled(NamedTuple):
+    """Hold steps along translations, which entries are 0 then by parameter, and translations that are not used up."""
+
+    steps: list[Step]
+    zeros: dict[str, Tensor]
+    left: list[Translation]
+
+
+def without_constants(draft: Draft, translations: Sequence[Translation]) -> Settled:
     """Move a draft along translations until constants are 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
-    turn it has another one only if one of these has changed. Return the steps, and which entries are 0, by parameter.
+    turn it has another one only if what these or their factors are has changed.
     """
     place = {name: k for k, name in enumerate(draft)}
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
-    todo, read, steps, visits = dict.fromkeys(order), dict[int, set[str]](), list[Step](), 0
+    todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        z, read[k] = _projected(draft, translations[k], place)
-        if z is not None:
-            translations[k].move(draft, z)
-            steps.append((translations[k], z))
+        turns[k] = turn = _projected(draft, translations[k], place)
+        if turn.z is not None:
+            translations[k].move(draft, turn.z)
+            steps.append((translations[k], turn.z))
             moved = {*translations[k].names}
-            todo |= dict.fromkeys(j for j in order if j != k and j in read and moved & read[j])
+            todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
         if float(draft[name].flatten()[at].abs().max()) <= _ZERO:
+            draft.write(part.rows, torch.zeros_like(part.rows.read(draft)))
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
-    return steps, zeros
+    return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
+    """Return translations of constants that are written to channels of a constant sum, which readers' biases take back.
+
+    t 1^T takes constants to multiples of t, and a limit of it takes them to 0, once biases take up means of weights.
+    """
+    taking: dict[str, list[Translation]] = {}
+    for each in symmetries:
+        if isinstance(each, Translation) and len(each.parts) == 2 and each.parts[1].rows.columns == 1:
+            taking.setdefault(each.parts[0].rows.name, []).append(each)
+    found = []
+    for gauge in symmetries:
+        if not isinstance(gauge, Gauge) or not isinstance(gauge.algebra, FromSum):
+            continue
+        n = gauge.wire.channels
+        writers = [slot for slot in gauge.wire.slots if slot.covariant]
+        readers = [slot for slot in gauge.wire.slots if not slot.covariant]
+        biases = [_bias(slot, taking.get(slot.name, [])) for slot in readers]
+        whole = all(torch.equal(slot.channels, torch.arange(n)) for slot in gauge.wire.slots)
+        single = all(slot.writes and slot.rows.columns == 1 for slot in writers) and not any(s.writes for s in readers)
+        if not writers or not whole or not single or None in biases or gauge.wire.constants.every:
+            continue
+        ones, index = torch.ones(n, dtype=torch.float64), torch.arange(n).repeat(2, 1)
+        terms = [Terms(index, ones if each.constant is None else each.constant, each.gains) for each in writers]
+        parts = [Part(each.rows, Sparse((n, n), (own,))) for each, own in zip(writers, terms, strict=True)]
+        for slot, rows in zip(readers, biases, strict=True):
+            assert rows is not None
+            beside = ones if slot.constant is None else slot.constant
+            above = -torch.ones(len(rows), dtype=torch.float64)
+            parts.append(Part(rows, Matrix(above, beside, slot.rows, True, ((), slot.gains))))
+        if all(not one.rows.meets(other.rows) for one, other in combinations(parts, 2)):
+            found.append(Translation(tuple(parts)))
+    return found
+
+
+def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
+    """Return the biases that are added to what a slot reads: those that take up means of its weights."""
+    for each in translations:
+        weight, bias = (part.rows for part in each.parts)
+        if weight.shape == slot.rows.shape and torch.equal(weight.places.mT, slot.places):
+            return bias
+    return None
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
@@ -106,6 +165,66 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
     return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
+def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
+    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
+    channels on which nothing is both written and read stays as it is.
+    """
+    wire, changed = gauge.wire, False
+    if wire.sides or wire.constants.every or _tied(gauge):
+        return point, False
+    for channels, algebra in gauge.algebra.summands:
+        if not isinstance(algebra, GL) or algebra.n == 1:
+            continue
+        for covariant in (True, False):
+            P = _onto(point, gauge, channels, covariant)
+            if P is None:
+                continue
+            for slot in wire.slots:
+                if slot.covariant == covariant:
+                    continue
+                covered, at = slot.among(channels)
+                V, u = slot.rows.read(point.params), slot.units(point.params)[:, None]
+                s = u if slot.writes else 1 / u
+                change = torch.zeros_like(V)
+                change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
+                if float(change.abs().max()) > _ZERO * float(V.abs().max()):
+                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
+    return point, changed
+
+
+def _tied(gauge: Gauge) -> bool:
+    """Return whether entries are in several slots."""
+    return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
+
+
+def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
+    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
+    k, m = channels.shape
+    found = [torch.zeros(k, m, 1, dtype=torch.float64)]
+    for slot in gauge.wire.slots:
+        if slot.covariant == covariant:
+            covered, at = slot.among(channels)
+            V = in_units(slot, point.params)
+            rows = torch.zeros(k, m, V.shape[1], dtype=torch.float64)
+            rows[covered] = V[at]
+            found.append(rows)
+    rows = torch.cat(found, 2)
+    pivots, info = torch.linalg.cholesky_ex(rows @ rows.mT)
+    d = pivots.diagonal(dim1=1, dim2=2)
+    if not bool(info.any()) and bool((d.amin(1) > _FULL * d.amax(1)).all()):
+        return None
+    U, s, _ = torch.linalg.svd(rows, full_matrices=False)
+    alive = s > _RANK * s[:, :1]
+    count = alive.sum(1)
+    some = (count > 0) & (count < m)
+    if not bool(some.any()):
+        return None
+    U = U * alive[:, None]
+    return torch.where(some[:, None, None], U @ U.mT, torch.eye(m, dtype=torch.float64))
+
+
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
     """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left.
 
@@ -127,40 +246,47 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
-def _projected(
-    params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
-) -> tuple[Tensor | None, set[str]]:
-    """Return z that takes the first parameters of a translation to their least |w|, and which parameters z depends on.
+class Turn(NamedTuple):
+    """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
 
-    None where they are there already.
+    z: Tensor | None
+    read: set[str]
+    exact: bool
+
+
+def _projected(params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]) -> Turn:
+    """Return the turn of a translation: the first of its parameters go to their least |w|.
+
+    First are those that no weights multiply, in order: the others take back what these lose.
     """
     # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
     parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
     a, b = translation.shape
-    if len(parts) > 1 and b > 1:
-        return _jointly(params, parts, (a, b)) if all(part.right is None for part in parts) else (None, set())
+    if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
+        jointly = all(part.right is None for part in parts)
+        return _jointly(params, parts, (a, b)) if jointly else Turn(None, set(), False)
     z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
-    read, far = set[str](), 0.0
+    read, far, exact = set[str](), 0.0, True
     for part in parts:
         left, right = part.at(params)
         read |= {part.rows.name, *(rows.name for rows in part.read())}
         wanted = -_against(part.rows, params, right)
         if basis is None and left is None:
             step, null = wanted, None
-        elif basis is None:
-            assert left is not None
-            step, null = _solved(left, wanted, float(left.norm()))
         else:
-            L, size = (basis, 1.0) if left is None else (left @ basis, float(left.norm()))
-            step, null = _solved(L, wanted - (z if left is None else left @ z), size)
-            step = basis @ step
+            wanted = wanted if basis is None else wanted - (z if left is None else left @ z)
+            L = left if basis is None else basis if left is None else left @ basis
+            assert L is not None
+            step, null = _solved(L, wanted, 1.0 if left is None else float(left.norm()))
+            exact &= float((L @ step - wanted).norm()) <= _RANK * float(wanted.norm())
+            step = step if basis is None else basis @ step
         far = max(far, _length(step if left is None else left @ step, right))
         z = z + step
         if null is None:
             break
         basis = null if basis is None else basis @ null
     size = max(float(torch.linalg.vector_norm(params[part.rows.name])) for part in parts)
-    return (z if far > DONE * size else None), read
+    return Turn(z if far > DONE * size else None, read, exact)
 
 
 def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
@@ -171,9 +297,7 @@ def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> 
     return rows.times(params, inverse)
 
 
-def _jointly(
-    params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
-) -> tuple[Tensor | None, set[str]]:
+def _jointly(params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]) -> Turn:
     """Return z of least |w| of several parts of several columns, that nothing multiplies from the right."""
     (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
     gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
@@ -183,7 +307,7 @@ def _jointly(
     z = -torch.linalg.pinv(gram, hermitian=True) @ value
     for left, part in zip(columns, parts, strict=True):
         far = max(far, float((left @ z).norm()) / float(params[part.rows.name].norm().clamp(min=1e-300)))
-    return (z if far > DONE else None), read
+    return Turn(z if far > DONE else None, read, False)
 
 
 def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
@@ -207,7 +331,7 @@ def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
 
 def _is_direct(part: Part) -> bool:
     """Return whether a part is moved by z in units, and not by what weights make of z."""
-    return part.left is None or isinstance(part.left, Sparse)
+    return part.right is None and (part.left is None or isinstance(part.left, Sparse))
 
 
 def _length(change: Tensor, right: Tensor | None) -> float:

@@ -49,7 +49,8 @@ class Point:
     @property
     def vector(self) -> Tensor:
         """Return w - zero in a row (P,)."""
-        return torch.cat([(self.params[name] - at).flatten() for name, at in self.zero.items()])
+        none = torch.zeros(0, dtype=torch.float64)
+        return torch.cat([none, *((self.params[name] - at).flatten() for name, at in self.zero.items())])
 
     def split(self, rows: Tensor) -> Params:
         """Return what rows (..., P) are by name."""
@@ -86,22 +87,6 @@ def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], cha
         pulled = torch.autograd.grad([y[n] for n in names], list(x.values()), u, create_graph=True)
         moved = torch.autograd.grad(pulled, u, [changes[n] for n in names], is_grads_batched=True)
     return {**changes, **dict(zip(names, moved, strict=True))}
-
-
-def carried(symmetries: Sequence[Symmetry], steps: Sequence[Step], params: Mapping[str, Tensor]) -> list[Symmetry]:
-    """Return symmetries that hold at params (float64) as they hold after steps: translations are carried along.
-
-    steps: elements of the groups among the symmetries, or of translations.
-    """
-    result = []
-    for each in symmetries:
-        if isinstance(each, Translation):
-            w, D = {name: w.double() for name, w in params.items()}, directions(each, params, params)
-            for symmetry, element in steps:
-                D, w = carry(symmetry, element, w, D), symmetry.act(w, element)
-            each = along(D)
-        result.append(each)
-    return result
 
 
 def directions(translation: Translation, params: Mapping[str, Tensor], names: Iterable[str]) -> Params:
@@ -141,7 +126,10 @@ def moving(algebra: Algebra) -> Tensor:
 
 def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
     """Return the rows (rows, columns) of a slot in the units of its wire."""
-    V, u = slot.rows.read(params), slot.units(params)[:, None]
+    V = slot.rows.read(params)
+    if slot.plain:
+        return V
+    u = slot.units(params)[:, None]
     return V / u if slot.writes else u * V
 
 
@@ -152,6 +140,10 @@ def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tup
     found = [torch.zeros(k, m, m, dtype=torch.float64) for _ in range(2)]
     for slot in gauge.wire.slots:
         V = in_units(slot, params)
+        if len(V) == channels.numel() and torch.equal(slot.channels, channels.flatten()):
+            rows = V.view(k, m, -1)
+            found[not slot.covariant] += rows @ rows.mT
+            continue
         at = torch.full((gauge.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(V)))[channels]
         inside = (at >= 0).any(1)
         if bool((at[inside] < 0).any()):  # channels that it does not cover have rows of 0

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame, Port
-from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Rows, Span, Translation
+from quotient_manifolds.symmetries.groups import FromSum, Gauge, IntoMean, Rows, Span
 from quotient_manifolds.symmetries.pair import ADAPTER, BOTTLENECK, GATED, QUERY_KEY, RELU, VALUE_OUTPUT
 from quotient_manifolds.symmetries.reparameterization import REDUNDANT
 
 UNREAD, UNREACHED = "unread output direction", "unreached input direction"
 CONSTANT, BESIDE = "constant input direction", "redundant weight"
-OF_TRANSLATIONS = {"unread": UNREAD, "unreached": UNREACHED, "constant": CONSTANT, "beside": BESIDE, "shift": REDUNDANT}
-"""What translations are called, by their kind; those of the mean of channels are called by what these are."""
+OF_TRANSLATIONS = {"unread": UNREAD, "mean": UNREAD, "unreached": UNREACHED, "constant": CONSTANT}
+OF_TRANSLATIONS |= {"beside": BESIDE, "shift": REDUNDANT}
+"""What translations are called, by how they were read."""
 
 MEANINGS = {
     QUERY_KEY: "invertible matrices on the queries of heads, their inverses on the keys",
@@ -196,13 +197,6 @@ class Roles:
         channels = self.frame.nodes.wires[use.into[use.into > 0]].unique().tolist()
         return {("memory", self.walk.program.layouts[read].memory), *(("channel", each) for each in channels)}
 
-    def translating(self, translation: Translation) -> str:
-        """Return how a translation is called, such as "redundant bias"."""
-        if translation.kind != "mean":
-            return OF_TRANSLATIONS[translation.kind]
-        known = self.port(translation.parts[0].rows)
-        return f"{'hidden' if known is None else self.role(known[1])} mean"
-
     def mixing(self, gauge: Gauge) -> str:
         """Return how a group is called that mixes channels, such as "residual rotation"."""
         algebra = gauge.algebra
@@ -212,7 +206,8 @@ class Roles:
         role = self.role(torch.cat(nodes)) if nodes else "hidden"
         if isinstance(algebra, IntoMean):
             return f"{role} mean"
-        X = algebra.project(torch.randn(algebra.n, algebra.n, generator=torch.Generator().manual_seed(0)).double())
+        generator = torch.Generator().manual_seed(0)
+        X = algebra.project(torch.randn(algebra.n, algebra.n, generator=generator, dtype=torch.float64))
         if bool((X + X.mT).abs().max() < 1e-9 * X.abs().max()):
             planes = all(part.n == 2 for _, part in algebra.summands) and algebra.n > 2
             return f"{role} {'phase' if planes or (isinstance(algebra, Span) and algebra.n == 2) else 'rotation'}"

@@ -66,7 +66,8 @@ class Frame:
         """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
         V = in_units(slot, params)
         if self.vectors.ndim == 1:
-            V = torch.cat([V, V.new_zeros(1, V.shape[1])])[self._rows(slot)]
+            if not torch.equal(slot.channels, self.vectors):
+                V = torch.cat([V, V.new_zeros(1, V.shape[1])])[self._rows(slot)]
             several = len(self.axis) // len(self.open)
             return V.view(len(self.open), several, -1)
         U = self.vectors[slot.channels]
@@ -161,7 +162,7 @@ def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame
     for channels, algebra in gauge.algebra.summands:
         count = len(channels) * algebra.components
         own, bits = bits[:count].view(len(channels), -1), bits[count:]
-        turn = None
+        turn: Tensor | None = None
         for some, part, free in _blocks(algebra, channels, own):
             R, found = _by_axes(gauge, params, some, part)
             distinct &= found
@@ -176,8 +177,8 @@ def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame
             turn = _by_half_turns(gauge, params, channels, algebra, frames)
         turns.append(turn)
     for several in (1, 2):
-        if some := [channels.flatten() for channels, count in alone if count == several]:
-            vectors = torch.cat(some)
+        if sets := [channels.flatten() for channels, count in alone if count == several]:
+            vectors = torch.cat(sets)
             axes = len(vectors) // several
             axis = torch.arange(axes).repeat_interleave(several)
             frames.append(Frame(gauge, vectors, axis, torch.ones(axes, dtype=torch.bool)))
@@ -351,11 +352,11 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
     frames = [_alive(frame, point.params, small) for frame in frames]
     while any(bool(frame.turns.any()) for frame in frames):
         found = [_cubes(point.params, k, frames, small) for k in range(len(frames))]
-        best = max(float(margin.max()) if len(margin) else 0.0 for _, margin in found)
+        best = max(float(margin.max()) if len(margin) else 0.0 for _, margin, _ in found)
         if best < _LEAST:
             break
-        for k, (cubes, margin) in enumerate(found):
-            flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR else _LEAST)
+        for k, (cubes, margin, alone) in enumerate(found):
+            flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR and not alone else _LEAST)
             if bool(flips.any()):
                 point = point.acted(frames[k].gauge, frames[k].flipped(flips))
     left = sum(int(frame.open.sum()) for frame in frames)
@@ -377,19 +378,23 @@ def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
     return replace(frame, turns=frame.turns & alive)
 
 
-def _cubes(params: Mapping[str, Tensor], k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes."""
-    frame, cubes = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64)
+def _cubes(params: Mapping[str, Tensor], k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor, bool]:
+    """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes.
+
+    Also whether nothing else changes anything: then no sign has to wait for others.
+    """
+    frame, cubes, alone = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64), True
     if not bool(frame.turns.any()):
-        return cubes, cubes
+        return cubes, cubes, alone
     total, params = cubes, frame.gauge.wire.constants.included(params)
     for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
         V = frame.along(slot, params)
         if (other := _beside(params, k, slot, frames)) is not None:
-            V = V.where((frame.along(slot, other) - V).abs() <= small, 0.0)
-        V = V.where(V.abs() > small, 0.0)
-        cubes, total = cubes + V.pow(3).sum((1, 2)) / number, total + V.abs().pow(3).sum((1, 2)) / number
-    return cubes, torch.where(frame.open & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0)
+            V, alone = V.where((frame.along(slot, other) - V).abs() <= small, 0.0), False
+        cube = V * V * V
+        cube = cube.where(V.abs() > small, 0.0)
+        cubes, total = cubes + cube.sum((1, 2)) / number, total + cube.abs().sum((1, 2)) / number
+    return cubes, torch.where(frame.open & (total > 0), cubes.abs() / total.clamp(min=1e-300), 0.0), alone
 
 
 def _beside(params: Mapping[str, Tensor], k: int, slot: Slot, frames: list[Frame]) -> Draft | None:

@@ -13,7 +13,7 @@ from quotient_manifolds.symmetries.checks import ModelError
 from quotient_manifolds.symmetries.discovery import propose_symmetries
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.symmetries import Symmetries
-from quotient_manifolds.symmetries.trace.record import digest, record
+from quotient_manifolds.symmetries.trace.record import digest, recorded
 
 
 @final
@@ -33,7 +33,7 @@ class Structure:
     def of(cls, model: nn.Module, batch: Any, evaluate: Evaluate) -> Structure:
         """Find the symmetries of a model, as `propose_symmetries` does."""
         symmetries = propose_symmetries(model, batch, evaluate=evaluate)
-        return cls(symmetries, digest(record(model, batch, evaluate)), _trained(model))
+        return cls(symmetries, digest(recorded(model, batch, evaluate)[0]), _trained(model))
 
     def serves(self, model: nn.Module, batch: Any, evaluate: Evaluate) -> bool:
         """Return whether another model does the same operations, with weights at which all symmetries act.
@@ -43,7 +43,7 @@ class Structure:
         if self.trained != _trained(model):
             return False
         try:
-            if digest(record(model, batch, evaluate)) != self.digest:
+            if digest(recorded(model, batch, evaluate)[0]) != self.digest:
                 return False
         except ModelError:
             return False

@@ -38,14 +38,14 @@ HOW_TO = "docs/own_attention.md shows how to declare symmetries"
 
 @dataclass(frozen=True)
 class Refused:
-    """Name a part of a model that has the shape of a symmetric pair but not the symmetry, and the reason why."""
+    """Name a part of a model that has the shape of a symmetry but not the symmetry, and the reason why."""
 
-    name: str  # the module's name and the kind, as a pair's
+    name: str  # the module's name and the kind, as a pair's; "" for what charges refuse, whose reason names parameters
     kind: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+        return f"{self.name}: {self.reason}" if self.name else self.reason
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,9 +75,7 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (
-            each for each in kept.reparameterizations if each.kind == REDUNDANT and set(each.names) & {*kept.names}
-        )
+        biases = (each for each in kept.reparameterizations if each.kind == REDUNDANT and each.names[0] in kept.names)
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from quotient_manifolds.orbit.group import GroupElement, Steps
 from quotient_manifolds.orbit.path import state
 from quotient_manifolds.symmetries import Symmetries
-from quotient_manifolds.symmetries.charges.find import find_permutations
-from quotient_manifolds.symmetries.discovery import find_symmetries
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
 from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
@@ -25,11 +24,8 @@ def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
 
 
 def elsewhere(found: Symmetries, draw: torch.Generator, log_scale: float = 0.4) -> Steps:
-    """Random elements of all symmetries; of directions that depend on weights that others move, of the first kind."""
-    apart = {0, *[each.apart for each in found.reparameterizations if each.apart][:1]}
-    skipped = [each.symmetry for each in found.reparameterizations if each.apart not in apart]
-    groups = [each for each in found.groups if not any(each is other for other in skipped)]
-    return tuple((each, each.element(draw, log_scale)) for each in groups)
+    """Random elements of all symmetries."""
+    return tuple((each, each.element(draw, log_scale)) for each in found.groups)
 
 
 def planted(

@@ -14,10 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
+from quotient_manifolds.orbit import (
+    Alignment,
+    Group,
+    PathLosses,
+    align,
+    closest,
+    loss_along_path,
+    quotient_distance,
+    same_function,
+)
+from quotient_manifolds.orbit.group import Walk
 from quotient_manifolds.orbit.units import Units
-from quotient_manifolds.symmetries.charges.find import find_permutations
-from quotient_manifolds.symmetries.discovery import find_symmetries
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
 from tests.handwritten_models import HeadByHead
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
 from tests.orbit.found import found_in, planted
@@ -138,6 +147,31 @@ def test_elements_are_recovered_in_small_nets(name: str, bias: bool) -> None:
     x = shown(name, x)
     found = align(planted(model, x), model, x, by="weights", condition=1e9)
     assert found.distance < RECOVERED < found.before
+
+
+def test_wide_models_are_fitted_without_a_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closest, "DENSE", 0)
+    found = align(planted(model := pre_norm(), TOKENS), model, TOKENS, by="weights", condition=1e9)
+    assert found.distance < RECOVERED < found.before
+
+
+def test_slopes_along_generators_are_those_where_their_symmetry_acts() -> None:
+    """Between those before and those after it, which need not commute with it."""
+    model, _, symmetries = found_in("encoder", True)
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    group, draw = Group(symmetries, own), torch.Generator().manual_seed(0)
+    walk = Walk(group, own)
+    walk.go([0.1 * torch.randn(each.shape, generator=draw) for each in group.symmetries])
+    y = {name: torch.randn(walk.params[name].shape, generator=draw) for name in group.names}
+    for k, slope in enumerate(walk.charges(y)):
+        X = group.symmetries[k].project(torch.randn(slope.shape, generator=draw))
+        ends = []
+        for t in (1e-6, -1e-6):
+            there = Walk(group, own)
+            there.values = [*walk.values]
+            there.go([t * X if n == k else torch.zeros(each.shape) for n, each in enumerate(group.symmetries)])
+            ends.append(sum(float((there.params[name] * v).sum()) for name, v in y.items()))
+        assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(float((slope * X).sum()), rel=1e-5, abs=1e-6)
 
 
 def trained(seed: int, steps: int = 150) -> tuple[nn.Module, Callable[[nn.Module, Any], Tensor], list[Any]]:

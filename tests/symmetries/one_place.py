@@ -1,8 +1,6 @@
 """Print whether each orbit of the small nets has one canonical point.
 
-    python -m tests.symmetries.one_place --every 5 --first 0
-
-Translations hold at the weights where they were found, so their directions are carried along with the random elements.
+python -m tests.symmetries.one_place --every 5 --first 0
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.charges.finder import Found
-from quotient_manifolds.symmetries.groups import Symmetry, Translation
-from quotient_manifolds.symmetries.least_norm import Step, carried
+from quotient_manifolds.symmetries.groups import Symmetry
 from tests.symmetries.nets import NETS, net
 from tests.symmetries.test_canonical import PLACE, SAME, change
 from tests.symmetries.test_nets import shown
@@ -27,17 +24,12 @@ SCALES = (0.5, 0.5, 0.5, 1.5)
 """Of random elements; the last has a condition of about 1e4 over all wires."""
 
 
-def moved(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], seed: int, scale: float) -> tuple:
-    """Return parameters after an element of each symmetry, and the symmetries that hold there."""
+def moved(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], seed: int, scale: float) -> dict[str, Tensor]:
+    """Return parameters after a random element of each symmetry."""
     generator, w = torch.Generator().manual_seed(seed), {name: each.double() for name, each in params.items()}
-    steps: list[Step] = []
     for each in symmetries:
-        parts = each.parts if isinstance(each, Translation) else ()
-        entries = torch.cat([torch.ones(0), *(part.rows.entries(w).reshape(-1) for part in parts)])
-        size = max(1e-3, float(entries.square().mean().sqrt())) if parts else 1.0
-        steps.append((each, each.element(generator, scale * size)))
-        w = each.act(w, steps[-1][1])
-    return w, carried(symmetries, steps, params)
+        w = each.moved(w, generator, scale)
+    return w
 
 
 def line(name: str, bias: bool, found: Found | None = None) -> str:
@@ -48,8 +40,7 @@ def line(name: str, bias: bool, found: Found | None = None) -> str:
     here, place = canonical(found.symmetries, params), 0.0
     same, size = change(model, x, here.params), max(float(at.abs().max()) for at in here.params.values())
     for seed, scale in enumerate(SCALES):
-        w, every = moved(found.symmetries, params, seed, scale)
-        there = canonical(every, w)
+        there = canonical(found.symmetries, moved(found.symmetries, params, seed, scale))
         same = max(same, change(model, x, there.params))
         for key, at in here.params.items():
             place = max(place, float((there.params[key] - at).abs().max()) / size)

@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries.groups import (
     CenteredSO,
     Gauge,
     IntoMean,
+    Matrix,
     Part,
     Rows,
     Slices,
@@ -31,7 +32,6 @@ from quotient_manifolds.symmetries.groups import (
     diagonal,
     planes,
 )
-from quotient_manifolds.symmetries.least_norm import carried
 from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
@@ -205,7 +205,7 @@ def test_each_constant_of_a_chain_is_taken_once() -> None:
         value = maps[k] @ (value + params[f"b{k}"])
         assert not point.params[f"b{k}"].any()
     torch.testing.assert_close(point.params["b5"], value + params["b5"])
-    assert [*point.zeros] == [f"b{k}" for k in range(5)]
+    assert {*point.zeros} == {f"b{k}" for k in range(5)}
 
 
 @pytest.mark.parametrize("algebra", [None, GL(4), planes(4, torch.tensor([[0, 2], [1, 3]]))])
@@ -265,16 +265,52 @@ def test_a_mean_that_anything_may_be_added_to_is_zero() -> None:
     torch.testing.assert_close(point["W"], params["W"] - params["W"].mean(0))
 
 
-def test_translations_found_elsewhere_are_carried_along() -> None:
-    model, x, symmetries, params = found("ln res")
-    groups = [each for each in symmetries if not isinstance(each, Translation)]
-    steps = [(each, each.element(torch.Generator().manual_seed(k), 0.3)) for k, each in enumerate(groups)]
-    w = params
-    for each, element in steps:
-        w = each.act(w, element)
-    there = canonical(carried(symmetries, steps, params), w)
-    assert apart(canonical(symmetries, params).params, there.params) < PLACE
-    assert change(model, x, there.params) < SAME
+def test_translations_that_move_each_others_factors_keep_the_function() -> None:
+    """An adapter beside its base, W + B A: both of its factors are 0 once the base has taken them."""
+    model, x = net("lora", False)
+    params = {key: w.detach() for key, w in model.named_parameters()}
+    groups = find(model, shown("lora", x)[:4]).symmetries
+    there = params
+    for k, each in enumerate(groups):
+        there = each.act(there, each.element(torch.Generator().manual_seed(k), 0.3))
+    point, other = canonical(groups, params), canonical(groups, there)
+    assert change(model, x, point.params) < SAME
+    for key in ("embed.weight", "w.weight"):
+        assert apart({key: point.params[key]}, other.params) < PLACE
+    assert not point.params["a_8_3.weight"].any()
+    assert not point.params["b_3_8.weight"].any()
+
+
+def test_a_factor_that_translations_do_not_move_is_read_all_the_same() -> None:
+    bias, taken = Rows.along("b", (3,), 0), Rows.along("c", (2,), 0)
+    weight = Matrix(-torch.ones(2), torch.ones(3), Rows.along("W", (2, 3), 0))
+    generator = torch.Generator().manual_seed(0)
+    params = {"W": torch.randn(2, 3, generator=generator), "b": torch.randn(3, generator=generator), "c": torch.ones(2)}
+    point = canonical([Translation((Part(taken, weight), Part(bias)))], params).params
+    assert not point["b"].any()
+    torch.testing.assert_close(point["c"], (params["c"] + params["W"] @ params["b"]).double())
+
+
+def test_without_symmetries_nothing_moves() -> None:
+    _, params = pair(1, 6, 3, 5)
+    assert apart(canonical([], params).params, params) == 0
+
+
+def test_what_is_read_and_never_written_is_zero() -> None:
+    """It is a limit of the orbit, which is said, and every point of the orbit leads to it."""
+    gauge, params = pair(1, 6, 3, 5)
+    params["W"][2] = params["W"][0] - params["W"][1]
+    params["R"][:, 1] = -params["R"][:, 0]
+    point = canonical([gauge], params)
+    there = canonical([gauge], moved((gauge,), params, 0, 1.5))
+    product = point.params["R"] @ point.params["W"]
+    torch.testing.assert_close(product, params["R"] @ params["W"])
+    rank = int(torch.linalg.matrix_rank(product, rtol=1e-9))
+    assert rank < 3
+    for own in point.params.values():
+        assert int(torch.linalg.matrix_rank(own, rtol=1e-9)) == rank
+    assert apart(point.params, there.params) < PLACE
+    assert any("must have a least value" in each for each in point.doubts)
 
 
 def test_what_changes_outputs_is_left_out_or_refused() -> None:

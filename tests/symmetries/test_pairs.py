@@ -60,7 +60,7 @@ FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
     ("between", "groups"),
     [
         (lambda x: -3 * x, ["GL(4)^1"]),
-        (lambda x: x * FACTORS, ["GL(1)^4"]),  # and what mixes them is free beside it
+        (lambda x: x * FACTORS, []),  # all matrices, but no pair: numbers stand between both
         (lambda x: x * torch.arange(1, 6, dtype=x.dtype)[:, None], ["GL(4)^1"]),  # a factor for each token
         (lambda x: torch.cat([x[..., :2].roll(1, 1), x[..., 2:]], -1), ["GL(2)^2"]),  # of the token before
         (lambda x: x[..., [1, 0, 3, 2]].flip(-1).roll(2, -1), ["GL(4)^1"]),  # the order it was in

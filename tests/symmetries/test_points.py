@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.charges.points import Point, Points
+from quotient_manifolds.symmetries.charges.points import Drawn, Point, Points
 from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
 from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.variations import Variations, numbers
@@ -375,6 +375,35 @@ def test_weights_of_a_large_model_are_drawn_again_and_saved_by_nothing(
         torch.testing.assert_close(a.gradients, b.gradients, rtol=0, atol=0)
         for n, side in a.written.items():
             torch.testing.assert_close(side.slopes, b.written[n].slopes, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_rows_of_a_large_table_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, signed: bool) -> None:
+    """Drawn in chunks of four rows, which differ."""
+    monkeypatch.setattr("quotient_manifolds.symmetries.charges.points._CHUNK", 25)
+    own, index = {"b": torch.ones(7), "t": torch.ones(50, 6)}, torch.randint(50, (4, 5))
+    held = Drawn(own, 3, signed)
+    assert held.rows("t", index) is None
+    monkeypatch.setattr("quotient_manifolds.symmetries.charges.points.HELD", 0)
+    drawn = Drawn(own, 3, signed)
+    assert torch.equal(drawn["t"], held["t"])
+    assert torch.equal(drawn.rows("t", index), drawn["t"][index])
+    assert len(torch.cat([drawn["b"], drawn["t"].flatten()]).unique()) > 290
+
+
+def test_of_a_table_that_is_looked_up_no_more_than_the_rows_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quotient_manifolds.symmetries.charges.points.HELD", 20)
+    model = Computed(lambda s, x: s.a(s.t(x)), t=nn.Embedding(9, 4), a=nn.Linear(4, 3, bias=False))
+    points = Points(model, torch.randint(9, (4, 5)))
+    asked, drawn = list[str](), Drawn._drawn
+    monkeypatch.setattr(Drawn, "_drawn", lambda s, *given: asked.append(given[0]) or drawn(s, *given))
+    point = points.point()
+    whole = Drawn.__getitem__
+    monkeypatch.setattr(Drawn, "__getitem__", lambda s, name: asked.append(f"whole {name}") or whole(s, name))
+    (sample,) = samples(Walk(point.recording), *point[1:], 1, torch.Generator().manual_seed(1))
+    assert set(asked) == {"t.weight", "a.weight", "whole a.weight"}
+    table = point.weights["t.weight"].double()
+    torch.testing.assert_close(sample.written[0].values, table[point.inputs[0].flatten()], rtol=0, atol=0)
 
 
 MOVES: dict[str, tuple[Any, Any, bool]] = {

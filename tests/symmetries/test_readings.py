@@ -158,9 +158,8 @@ def test_readings_span_what_null_spaces_of_all_unknowns_do(name: str) -> None:
     counted = points.frame.constants.included(weights)
     theta = torch.cat([w.reshape(-1) for w in counted.values()])
     at = Point(theta, points.walk.entries.read(counted.__getitem__), torch.zeros(1, 0))
-    fields = points.pulled(weights, torch.eye(len(theta), dtype=torch.float64)) @ kernel.unknowns.fields(
-        at, kernel.basis
-    )
+    pulled = points.pulled(weights, torch.eye(len(theta), dtype=torch.float64))
+    fields = pulled @ kernel.unknowns.fields(at) @ kernel.basis
     moved = tangents(found.symmetries, weights)
     assert rank(torch.cat([fields, moved], 1)) == rank(fields)
     assert (rank(moved) == rank(fields)) == (name in EQUAL)

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import find
+from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.shifts import _parts_of
+from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Symmetry, Translation
+from quotient_manifolds.symmetries.trace.replay import Replay
 from tests.symmetries.finders import rank, weights
 from tests.symmetries.nets import WORDS, Computed, net
 from tests.symmetries.test_nets import shown
@@ -75,9 +78,9 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
     [
         ("dead", {"unread": 3 * 8 + 3 + 3 * 9, "unreached": 3 * 12, "shift": 8 + 8}),
         ("fewer classes", {"unread": 5 * 8, "constant": 4 * 8, "shift": 8 + 8}),
-        ("ln", {"mean": 9, "constant": 8, "shift": 8}),  # of three inputs; 8 + 1 with biases
+        ("ln", {"mean": 10, "constant": 8, "shift": 2 * 8}),
         ("lora", {"beside": 3 * 8, "shift": 8 + 8 + 3}),
-        ("attn ln", {"constant": 3 * 8, "shift": 16}),
+        ("attn ln", {"constant": 3 * 8, "shift": 4 * 8}),
         ("bn relu", {"shift": 3 * 8}),
     ],
 )
@@ -88,6 +91,31 @@ def test_translations_say_how_they_were_read(name: str, expected: dict[str, int]
         if isinstance(each, Translation):
             kinds.setdefault(each.kind, []).append(each)
     assert {kind: rank(some, weights(model)) for kind, some in kinds.items()} == expected
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_a_bias_that_no_output_depends_on_is_shifted_at_whatever_value(size: float) -> None:
+    """A key bias: its log-scale moves it, too, but not from 0, and never past it."""
+    torch.manual_seed(0)
+
+    def attention(s: Computed, x: Tensor) -> Tensor:
+        return (s.q(x) @ s.k(x).mT).softmax(-1) @ s.v(x).tanh()
+
+    model = Computed(attention, **{name: nn.Linear(6, 4) for name in "qkv"})
+    with torch.no_grad():
+        model.k.bias *= size  # type: ignore[union-attr,operator]
+    assert added(model, torch.randn(4, 5, 6)) == 4
+
+
+def test_shifts_are_read_at_the_points_of_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two points and two fresh ones, each with weights of its own, are replayed once."""
+    model, x = net("attn ln", True)
+    finder = Wide(Points(model, shown("attn ln", x)[:4]), torch.Generator().manual_seed(1))
+    drawn, run = list[object](), Replay.run
+    monkeypatch.setattr(Replay, "run", lambda *given, **named: drawn.append(given[1]) or run(*given, **named))
+    found = finder.everywhere().symmetries
+    assert len(drawn) == 4
+    assert rank([each for each in found if isinstance(each, Translation)], weights(model)) == 7 * 8
 
 
 @pytest.mark.parametrize(("make", "gates"), [(nn.RNN, 1), (nn.LSTM, 4), (nn.GRU, 2)])

@@ -155,6 +155,21 @@ def test_whatever_autograd_is_asked_for_is_recorded(how: str) -> None:
     assert Replay(found.program).run(own.__getitem__, [x], {}, generic=True)[0][0].isfinite().all()
 
 
+def test_targets_that_a_loss_draws_with_a_seed_are_inputs() -> None:
+    model, x = nn.Linear(4, 3).double(), torch.randn(5, 4).double()
+
+    def loss(net: nn.Module, batch: Tensor) -> Tensor:
+        y = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+        return (net(batch) - y.double()).square().mean()
+
+    found = record(model, x, loss)
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    assert {tuple(found.values[n].shape) for n in found.program.inputs} == {(5, 4), (5, 3)}
+    given = [found.values[n] for n in found.program.inputs]
+    out = Replay(found.program).run(own.__getitem__, given, {}, generic=False)[0][0]
+    torch.testing.assert_close(out, loss(model, x).detach())
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "random": (lambda s, x: s.a(x) + torch.rand(3), "must compute the same on the same inputs. Found that the model"),
     "random where it decides": (

@@ -82,6 +82,7 @@ def test_the_numbers_at_the_entries_of_a_use_are_those_that_the_operation_takes(
             operand = operand_of(walk, use)
             values, slopes = reading.at(use.memory, use.places)
             torch.testing.assert_close(values, operand, msg=name)
+            assert torch.equal(use.values(reading), values), name
             affine = walk.entries.affine(use.memory)
             if affine is not None:
                 torch.testing.assert_close(affine[0] * theta[use.entries] + affine[1], operand, msg=name)

@@ -23,6 +23,8 @@ _SHORT = 8
 """Of at most so many tokens all smaller numbers are tried."""
 _LEAST = 1e-12
 """Outputs that are all smaller than this are compared with it."""
+_HELD = 3e6
+"""Up to so many entries parameters are held in float64."""
 
 
 class Answers:
@@ -30,7 +32,7 @@ class Answers:
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
     examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words. own: the model's parameters, in float64 once for all runs.
+    of its words. own: the model's parameters, those of small models in float64, once for all runs.
     """
 
     def __init__(
@@ -45,7 +47,6 @@ class Answers:
         self.batches: list[Any] = []
         self._outputs = ModelOutputs(model, self.batches, evaluate)
         self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
-        self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
@@ -58,6 +59,7 @@ class Answers:
                         self._forget()
                         small[axes] = size
                         break
+            self._tried(variations, {}, "normal", inf)
         least = variations.numel(small) + _FLOOR  # tried in any case
         left = self._tried(variations, small, "normal", max(left, least))
         sizes: dict[Axes, int] = {}
@@ -77,6 +79,9 @@ class Answers:
         if not self.batches:
             self.batches.append(batch)
             self._known.append(self._at({}, 0))
+        if sum(w.numel() for w in self.own.values()) > _HELD:
+            self.own = {name: w.detach() for name, w in model.named_parameters()}
+        self._own = {name: w.detach() for name, w in model.named_buffers()} | self.own
 
     def _forget(self) -> None:
         self.batches.pop()

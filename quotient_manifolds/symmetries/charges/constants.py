@@ -102,7 +102,10 @@ def _nearest(known: Tensor, at: Tensor, wanted: Tensor, places: Tensor) -> Tenso
 def without_common(steps: Sequence[Step]) -> list[Step]:
     """Return steps without gains that others undo."""
     kept = [torch.where(which >= 0, 2 * which + (power > 0), -1) for which, _, power in steps]
+    ends = [(int(gain.min()), int(gain.max())) for _, gain, _ in steps]
     for i, j in combinations(range(len(steps)), 2):
+        if ends[i][1] < ends[j][0] or ends[j][1] < ends[i][0]:
+            continue
         (_, a, p), (_, b, q) = steps[i], steps[j]
         undone = (kept[i] >= 0) & (kept[j] >= 0) & (a == b) & (p == -q)
         kept[i], kept[j] = (torch.where(undone, -1, each) for each in (kept[i], kept[j]))

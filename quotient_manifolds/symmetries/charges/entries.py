@@ -120,6 +120,15 @@ class Reading:
         values = wide(self.weights(affine.name).reshape(-1)[own])
         return affine.scale * values + affine.offset, torch.full_like(values, affine.scale)
 
+    def viewed(self, memory: int, theta: Tensor, spots: Tensor) -> Tensor:
+        """Return values at `spots` of a memory, which are the entries `theta`; each a view of a grid, or numbers."""
+        affine = self.entries.strided.get(memory)
+        if affine is None or not theta.is_meta:
+            return self.at(memory, numbers(spots))[0]
+        start, w = int(theta.storage_offset()) - self.entries.start[affine.name], self.weights(affine.name).reshape(-1)
+        values = wide(w.as_strided(theta.shape, theta.stride(), w.storage_offset() + start))
+        return values if (affine.scale, affine.offset) == (1.0, 0.0) else affine.scale * values + affine.offset
+
 
 class Entries:
     """Say which entry of theta each entry of a value depends on, for parameters and functions of them.

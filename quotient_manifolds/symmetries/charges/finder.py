@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class Finder(ABC):
         self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
         self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
+        self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []
+        """The last points, from which shifts are read, too."""
         self.count = 0
 
     @property
@@ -84,26 +86,27 @@ class Finder(ABC):
         """Yield samples with token vectors at generic points, constants included."""
         constants = self.frame.constants
         for _ in range(points):
-            at, found = self.points.samples(losses, walk=self.walk, vectors=vectors(self.frame))
-            weights = constants.included(at.weights)
+            at, found = self._sampled(losses)
+            self.sampled = [*self.sampled[1 - _POINTS :], (at, found[-_LOSSES:])]
+            weights = constants.included(at)
             for sample in found:
-                yield weights, replace(sample, gradients=constants.pulled(at.weights, sample.gradients))
+                yield weights, replace(sample, gradients=constants.pulled(at, sample.gradients))
 
     def shifts(self) -> Readings:
-        """Return translations that token vectors show to hold at all weights."""
-        shifts = Shifts(self.frame, list(self._samples(_POINTS)), lambda: next(self._samples(1))[1])
-        return translations(shifts)
+        """Return translations that token vectors show to hold at all weights: at the points of `tokens`, and more."""
+        drawn = [*self.sampled, *(self._sampled(_LOSSES) for _ in range(_POINTS - len(self.sampled)))]
+        self.sampled = []
+        pairs = [(at, sample) for at, found in drawn for sample in found]
+        return translations(Shifts(self.frame, pairs, lambda: self._sampled(1)[1][0]))
 
-    def _samples(self, points: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
-        """Yield samples with gradients of biases and of tables of few words, the latter to be shifted by columns."""
+    def _sampled(self, losses: int) -> tuple[Mapping[str, Tensor], list[Sample]]:
+        """Return weights and samples with gradients of biases and of tables of few words, to be shifted by columns."""
         tables = {self.walk.entries.plain.get(use.memory) for use in self.walk.uses if use.tokens.place is None}
         shapes = self.frame.entries.shapes
         names = [name for name in shapes if name in tables and shapes[name].numel() <= MOST]
         every = list(dict.fromkeys([*vectors(self.frame), *names]))
-        for _ in range(points):
-            at, found = self.points.samples(_LOSSES, walk=self.walk, vectors=every)
-            for sample in found:
-                yield at.weights, sample
+        at, found = self.points.samples(losses, walk=self.walk, vectors=every)
+        return at.weights, found
 
     def found(self) -> Found:
         """Solve, move, and solve again with what the move has taught."""
@@ -135,8 +138,9 @@ class Finder(ABC):
             read = self.everywhere()
         except Undecided as error:
             read = Readings((), (str(error),), 0.0, float("inf"))
-        parted = ((each,) if not self._unable(each) else _parts(each) for each in read.symmetries)
-        unable = [(each, self._unable(each)) for some in parted for each in some]
+        whole = [(each, self._unable(each)) for each in read.symmetries]
+        parted = ([(p, self._unable(p)) for p in _parts(each)] if why else [(each, why)] for each, why in whole)
+        unable = [pair for some in parted for pair in some]
         acting = tuple(each for each, why in unable if not why)
         failed = tuple(why for _, why in unable if why)
         read = replace(read, symmetries=acting, refused=(*read.refused, *failed))
@@ -178,7 +182,8 @@ class Finder(ABC):
     @cached_property
     def _sizes(self) -> dict[str, float]:
         """Return the root mean square of each parameter, at least 0.001."""
-        return {name: max(float(w.norm()) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
+        norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
+        return {name: max(float(norm(w)) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
     def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, list[int]]:
         """Return the largest relative change of an output under joint random elements, and on which batches."""

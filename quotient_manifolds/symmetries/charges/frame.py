@@ -94,6 +94,8 @@ class Port:
 
     def at(self, index: Tensor, columns: Tensor | None = None) -> Port:
         """Return some of its rows and columns."""
+        if columns is None and torch.equal(index, torch.arange(len(self.rows))):
+            return self
         return replace(
             self,
             rows=self.rows[index],
@@ -124,6 +126,8 @@ class Frame:
         self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
         touched = [p.nodes for p in self.ports] + [n[n > 0] for g in walk.gains for n in (g.before, g.after)]
         self.scales = self.nodes.scales[torch.cat(touched)].unique() if touched else torch.zeros(0).long()
+        self._known_gains: dict[bytes, Gain] = {}
+        self._known_steps: dict[bytes, tuple[Tensor, list[Step]]] = {}
 
     def _wholes(self) -> Iterator[Port]:
         """Yield each side of each use, and each parameter that is an activation, by nodes."""
@@ -273,6 +277,11 @@ class Frame:
                 holders[one].append(number)
         return kind, holders
 
+    def holding(self, channel: int) -> list[Port]:
+        """Return the ports that have a channel."""
+        kind, holders = self._holders
+        return [self.ports[number] for number in holders[int(kind[channel])]]
+
     @property
     def kinds(self) -> Tensor:
         """Return a number for each channel, the same for channels with the same ports."""
@@ -381,6 +390,12 @@ class Frame:
         return tuple(found)
 
     def _gain(self, gains: Tensor, power: float) -> Gain:
+        key = gains.numpy().tobytes()
+        if key not in self._known_gains:
+            self._known_gains[key] = self._gain_of(gains)
+        return replace(self._known_gains[key], power=power)
+
+    def _gain_of(self, gains: Tensor) -> Gain:
         """Return the gain of rows by the numbers of gains."""
         which = torch.bucketize(gains.contiguous(), self._first_gain, right=True) - 1
         of = self.walk.gains[int(which[0])]
@@ -399,7 +414,7 @@ class Frame:
             key: value[first][:, None] if isinstance(value, Tensor) else value
             for key, value in self._function(of.memory, places).items()
         }
-        return Gain(Rows.at(name, tuple(self.entries.shapes[name]), unique[:, None], **affine), inverse, power)
+        return Gain(Rows.at(name, tuple(self.entries.shapes[name]), unique[:, None], **affine), inverse)
 
     @cached_property
     def _first_gain(self) -> Tensor:
@@ -415,11 +430,17 @@ class Frame:
             steps += [(which, number, power * p) for which, number, p in some]
         return constant, self.gained(without_common(steps))
 
-    def _steps(self, nodes: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    def _steps(self, nodes: Tensor) -> tuple[Tensor, list[Step]]:
         """Return the units of nodes as a constant and steps: (which use of a gain or -1, number of the gain, power)."""
+        key = nodes.numpy().tobytes()
+        if key not in self._known_steps:
+            self._known_steps[key] = self._stepped(nodes)
+        return self._known_steps[key]
+
+    def _stepped(self, nodes: Tensor) -> tuple[Tensor, list[Step]]:
         step, up, at = self.nodes.step, self.nodes.up, nodes
         constant, sign = torch.ones(len(nodes), dtype=torch.float64), torch.ones(len(nodes))
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        steps: list[Step] = []
         while bool((at > 0).any()):
             constant = constant * step.const[at] ** sign
             gain = step.gain[at]

@@ -22,6 +22,8 @@ from quotient_manifolds.symmetries.charges.unfoldings import (
     beyond,
     by_parameters,
     fields,
+    open_to,
+    spanned,
     tangents,
 )
 from quotient_manifolds.symmetries.charges.walk import Walk
@@ -183,31 +185,29 @@ def read_charted(
     shapes: Mapping[str, torch.Size],
     draw: Callable[[], Point],
     theta: Tensor,
-    missing: int,
+    kernel: Tensor,
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
     """Return what moves the weights theta in the coordinates of a chart, in directions beyond known ones (P, k).
 
-    Constants along what the values leave open, and fields on the values and other parameters.
+    Constants along what the values leave open, and fields on values and other parameters. kernel: as in `read_rest`.
     """
     charting, params = Charting(chart, shapes), _split(theta, shapes)
     for _ in range(_TRIED):
         charting.point(draw())
-    count, rest = chart.across.shape[1], Rest((), missing, 0.0, float("inf"))
+    count, rest = chart.across.shape[1], Rest()
     constants = torch.cat([torch.zeros(count, count, count), torch.eye(count)[:, :, None]], 2).double()
     alone = tangents([Charted(Linear.of({chart.rest: (count,)}, constants), chart)], params)
     if len(new := beyond(alone, known)):
-        rest = rest.with_((Charted(Linear.of({chart.rest: (count,)}, constants[new]), chart),), known, params)
+        rest = Rest((Charted(Linear.of({chart.rest: (count,)}, constants[new]), chart),))
         known = torch.cat([known, alone[:, new]], 1)
-    if rest.missing:
-        unknowns = Unfoldings(charting.shapes)
+    if kernel.shape[1] > spanned(known).shape[1]:
         here, before = charting.weights(theta), charting.tangents(theta, known)
-        X, largest, smallest = fields(unknowns, lambda: charting.point(draw()), here, before, generator)
-        names = dict(chart.made)
-        linear = [each for each in by_parameters(unknowns.shapes, X) if names.keys() & {*each.names}]
-        made = tuple(Charted(each, chart) for each in linear)
-        rest = replace(rest.with_(made, known, params), largest=largest, smallest=smallest)
+        unknowns = Unfoldings(charting.shapes, open_to(charting.tangents(theta, kernel), before))
+        X, *gap = fields(unknowns, lambda: charting.point(draw()), here, before, generator)
+        linear = [each for each in by_parameters(unknowns.shapes, X) if dict(chart.made).keys() & {*each.names}]
+        rest = rest.and_(Rest(tuple(Charted(each, chart) for each in linear), *gap))
     return rest
 
 

@@ -25,6 +25,8 @@ MOST = 1500
 NOISE = 1e-9
 _OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
+_CHUNK = 256
+"""Gradients of which charges are computed at once."""
 _FLOOR = 1e-6
 """Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
 
@@ -185,13 +187,10 @@ class Unknowns:
 
     # At a point
 
-    def fields(self, point: Point, basis: Tensor) -> Tensor:
-        """Return the changes of theta (P, k) by generators: charges are linear in gradients, and this the transpose."""
-        with torch.enable_grad():
-            G = torch.zeros(1, self.size, dtype=torch.float64, requires_grad=True)
-            total, _ = self.charges(replace(point, gradients=G))
-            (found,) = torch.autograd.grad(total[0], G, basis.T, is_grads_batched=True)
-        return found[:, 0].T
+    def fields(self, point: Point) -> Tensor:
+        """Return the changes of theta (P, unknowns) by each unknown: charges of gradients that are 1 at one entry."""
+        each = torch.eye(self.size, dtype=torch.float64).split(_CHUNK)
+        return torch.cat([self.charges(replace(point, gradients=G))[0] for G in each])
 
     def slices_of(self, entries: Tensor) -> Tensor:
         """Return which unknowns are slices of parameters that have some of these entries, bool (unknowns,)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,17 +14,17 @@ from quotient_manifolds.symmetries.charges.finder import Finder
 from quotient_manifolds.symmetries.charges.functions import charts, read_charted
 from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_space, solve
 from quotient_manifolds.symmetries.charges.points import Points
-from quotient_manifolds.symmetries.charges.readings import Readings, read, sums
+from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Undecided
-from quotient_manifolds.symmetries.charges.unfoldings import Rest, Unfoldings, read_rest, spanned, tangents
-from quotient_manifolds.symmetries.groups import Params, Part, Rows, Translation
+from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
+from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
-"""Random losses at a point, if there are as many outputs."""
+"""Random losses at a point; of more than there are outputs the others say nothing new."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -38,9 +39,6 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
-        outputs = (self.recording.values[number].numel() for number in self.recording.program.outputs)
-        self.losses = min(_LOSSES, 1 + sum(outputs))
-        self.theta = torch.cat([self.all_own[name].double().reshape(-1) for name in self.frame.entries.shapes])
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -51,10 +49,14 @@ class Narrow(Finder):
         kernel = solve(self.unknowns, self.counted)
         known = Recognition(kernel, self.counted(), self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
-        shifts, symmetries = self.shifts(), [*known.symmetries, *wide.symmetries]
+        groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
+        shifts = self.shifts()  # at the points of `tokens`
+        symmetries = [each for each in groups if not is_of_means(each)]  # which shifts say in closed orbits
+        means = [each for each in (*groups, *some) if is_of_means(each)]
         able, params = [each for each in symmetries if not self._unable(each)], self._ordered
-        every = spanned(tangents(able, params))
-        for each in (*sums(self.frame, self.tokens), *shifts.symmetries, *self._erased()):
+        # The log-scale of a bias that no output depends on spans all of it here, but never passes 0: shifts stay.
+        every = spanned(tangents([each for each in able if not isinstance(each, Torus)], params))
+        for each in (*shifts.symmetries, *means, *self._erased()):
             T = tangents([] if self._unable(each) else [each], params)
             rest = T / T.norm(dim=0).clamp(1e-300)
             for _ in range(2):
@@ -79,53 +81,48 @@ class Narrow(Finder):
                 yield Translation((Part(rows),), "unread")
 
     def completed(self, read: Readings) -> Readings:
-        size, shapes = len(self.theta), self.frame.entries.shapes
+        size, shapes = self.frame.entries.size, self.frame.entries.shapes
         of_functions = [*charts(self.walk, self._ordered)] if size <= FEW_MORE else []
         if (size > FEW and not of_functions) or len(self._ordered) < len(shapes):
             return read
-        known = tangents(read.symmetries, self._ordered)
-        missing, idle = self._missing(known)
-        if not missing:
-            return read
-        rest = Rest((), missing, 0.0, float("inf"))
-        for chart in of_functions:
+        weights = self.points.weights()
+        theta = torch.cat([weights[name].double().reshape(-1) for name in shapes])
+        known = tangents(read.symmetries, self._split(theta))
+        kernel, idle = self._kernel(theta, spanned(known).shape[1])
+        rest = Rest()
+        for chart in of_functions if kernel.shape[1] > spanned(known).shape[1] else ():
             try:
-                more = read_charted(chart, shapes, self.point, self.theta, rest.missing, known, self.generator)
+                more = read_charted(chart, shapes, self.point, theta, kernel, known, self.generator)
             except Undecided as error:
                 read = replace(read, refused=(*read.refused, str(error)))
                 continue
-            rest, known = rest.and_(more), torch.cat([known, tangents(more.symmetries, self._ordered)], 1)
-        if rest.missing and size <= FEW:
-            every = Unfoldings(shapes)
-            more = read_rest(every, self.point, self.theta, rest.missing, known, self.generator)
-            rest = rest.and_(more)
+            rest, known = rest.and_(more), torch.cat([known, tangents(more.symmetries, self._split(theta))], 1)
+        if size <= FEW and kernel.shape[1] > spanned(known).shape[1]:
+            more = read_rest(shapes, self.point, theta, kernel, known, self.generator)
+            rest, known = rest.and_(more), torch.cat([known, tangents(more.symmetries, self._split(theta))], 1)
         held = tuple(name for name, flags in self._split(idle).items() if bool(flags.any()) and not bool(flags.all()))
         kept = tuple(each for each in rest.symmetries if not {*each.names} & {*held})
         if len(kept) < len(rest.symmetries):  # other lengths may exercise the other entries, in another way
             why = f"fields that move {', '.join(held)}: some of its entries have no gradient here"
             read = replace(read, refused=(*read.refused, why))
-        return replace(rest, symmetries=kept).beside(read)
+        return replace(rest, symmetries=kept).beside(read, max(0, kernel.shape[1] - spanned(known).shape[1]))
 
-    def _missing(self, known: Tensor) -> tuple[int, Tensor]:
-        """Return in how many directions beyond these (P, k) no gradient points, but those of units never on here.
+    def _kernel(self, theta: Tensor, known: int) -> tuple[Tensor, Tensor]:
+        """Return the directions at generic weights, columns, of which no gradient knows, but those of units never on.
 
-        And which entries have no gradient here.
+        These are drawn until their number stays, or is known. And which entries have no gradient here.
         """
-        size, rank, before, calm = len(self.theta), spanned(known).shape[1], -1, 0
+        size, before, calm = len(theta), -1, 0
         G = torch.zeros(0, size, dtype=torch.float64)
         while True:
-            G = torch.cat([G, *(self._flat(self.theta) for _ in range(2 + size // self.losses))])
+            G = torch.cat([G, *(self._gradients(self._split(theta))[1] for _ in range(2 + size // _LOSSES))])
+            G = G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
             idle = (G == 0).all(0) & self.touched
-            missing = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0].shape[1] - rank
-            calm = calm + 1 if missing == before else 0
-            if missing <= 0 or calm == 2:
-                return max(0, missing), (G == 0).all(0)
-            before = missing
-
-    def _flat(self, theta: Tensor) -> Tensor:
-        """Return gradients (losses, P) of length 1 at weights in a row."""
-        G = self._gradients(self._split(theta), generic=False)[1]
-        return G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
+            kernel = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0]
+            calm = calm + 1 if kernel.shape[1] == before else 0
+            if kernel.shape[1] <= known or calm == 2:
+                return kernel, (G == 0).all(0)
+            before = kernel.shape[1]
 
     def _split(self, theta: Tensor) -> Params:
         """Return what a row of all entries is by parameter."""
@@ -156,16 +153,13 @@ class Narrow(Finder):
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
         return Point(theta, entries.read(weights.__getitem__), gradients)
 
-    def _gradients(
-        self, weights: Mapping[str, Tensor] | None, generic: bool = True
-    ) -> tuple[Mapping[str, Tensor], Tensor]:
+    def _gradients(self, weights: Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], Tensor]:
         """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
-        at, samples = self.points.samples(
-            self.losses, vectors=list(self.own), which=self.which(), weights=weights, generic=generic
-        )
+        at, samples = self.points.samples(_LOSSES, vectors=list(self.own), which=self.which(), weights=weights)
         gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
         for name, w in self.own.items():
             start = self.frame.entries.start[name]
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
-        return at.weights, gradients
+        layouts = at.recording.program.layouts
+        return at.weights, gradients[: 1 + sum(prod(layouts[n].shape) for n in at.recording.program.outputs)]

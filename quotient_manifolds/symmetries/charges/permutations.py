@@ -42,7 +42,7 @@ def permutations(
     walk: one that keeps its joins and labels. refused: takes what was proposed and changes outputs.
     """
     generator = generator or torch.Generator().manual_seed(0)
-    found = list(proposed(walk))
+    found = list(proposed(walk)) if walk.leaves or walk.uses else []
     return tuple(_Judge(walk, check, generator, [] if refused is None else refused).kept(found))
 
 

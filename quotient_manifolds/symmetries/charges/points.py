@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.batches import tensors_in
+from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.replica import replica
+from quotient_manifolds.replica import Cast, replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
 from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
-from quotient_manifolds.symmetries.trace.record import Recording, movable, record
-from quotient_manifolds.symmetries.trace.replay import HELD, wide
+from quotient_manifolds.symmetries.trace.record import PRECISIONS, Recording, movable, record, recorded
+from quotient_manifolds.symmetries.trace.replay import wide
 
 OTHERS = 3
 """How many recordings of variations are enough."""
@@ -30,7 +31,7 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SPREAD = 8
+_SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _FEW = 4
 """Entries of an axis in a recording that is to have few tokens for each example."""
@@ -42,6 +43,8 @@ _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
+HELD = 1 << 16
+"""Entries of a parameter up to which other ones are held."""
 
 
 class Point(NamedTuple):
@@ -55,12 +58,16 @@ class Point(NamedTuple):
 class Drawn(Mapping[str, Tensor]):
     """Give other weights: each plus noise, uniform, as large as 0.3 of it and a tenth of the parameter's size.
 
-    Those of a large model are drawn again, from a seed, each time one is asked for, and never held.
+    Large ones are drawn again, from a seed, each time they are asked for, and never held.
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
-        self._own, self._seed, self._signed = own, seed, signed
-        self._kept: dict[str, Tensor] | None = {} if sum(w.numel() for w in own.values()) <= HELD else None
+        self._own, self._signed = own, signed
+        chunks = (-(-w.numel() // self._chunk(w)) for w in own.values())
+        self._seeds = dict(zip(own, accumulate(chunks, initial=seed), strict=False))
+        self._large = {name for name, w in own.items() if w.numel() > HELD}
+        self._kept: dict[str, Tensor] = {}
+        self._sizes: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._own)
@@ -71,27 +78,41 @@ class Drawn(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if not movable(w := self._own[name]):
             return w
-        if self._kept is None:
+        if name in self._large:
             return self._drawn(name, w)
         if name not in self._kept:
             self._kept[name] = self._drawn(name, w)
         return self._kept[name]
 
-    def forget(self) -> None:
-        """Drop what is held: it is drawn again where it is asked for."""
-        self._kept = None if self._kept is None else {}
+    def rows(self, name: str, index: Tensor) -> Tensor | None:
+        """Return the rows of a large table at an index, of which no others are drawn; None of any other parameter."""
+        w = self._own[name]
+        if name not in self._large or not movable(w):
+            return None
+        wanted, at = index.unique(return_inverse=True)
+        many = self._chunk(w) // w[0].numel()
+        parts = ((k, wanted[wanted // many == k] % many) for k in (wanted // many).unique().tolist())
+        return torch.cat([self._drawn(name, w, k).view(-1, *w.shape[1:])[rows] for k, rows in parts])[at]
 
-    def _drawn(self, name: str, w: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed + list(self._own).index(name))
-        w = w.detach().contiguous()
-        made = torch.empty(w.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
-        size = torch.linalg.vector_norm(w, dtype=made.dtype) / max(1, w.numel()) ** 0.5
-        size = size.clamp(_LEAST)
-        parts = (each.reshape(-1).split(_CHUNK) for each in (w, made))
-        for known, new in zip(*parts, strict=True):  # chunks that a processor's cache holds
+    @staticmethod
+    def _chunk(w: Tensor) -> int:
+        """Return how many entries have one seed: whole rows that a processor's cache holds."""
+        row = max(1, w[0].numel()) if w.ndim else 1
+        return max(1, _CHUNK // row) * row
+
+    def _drawn(self, name: str, w: Tensor, only: int | None = None) -> Tensor:
+        """Return other numbers of a parameter, or of one of its chunks, in one row."""
+        if name not in self._sizes:
+            norm = torch.linalg.vector_norm(w.detach(), dtype=torch.promote_types(w.dtype, torch.float32))
+            self._sizes[name] = max(float(norm) / w.numel() ** 0.5, _LEAST)
+        chunks = w.detach().reshape(-1).split(self._chunk(w))
+        like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
+        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+        for k, new in zip(places, made.view(-1).split(self._chunk(w)), strict=True):
+            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k]
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
-            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * size)
+            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * self._sizes[name])
             torch.addcmul(known.to(new.dtype), noise, drawn, out=new)
             if self._signed:
                 new *= 2 * torch.randint(2, known.shape, generator=generator).to(new) - 1
@@ -111,6 +132,7 @@ class Points:
     ) -> None:
         self.model, self.evaluate, self.generator = model, evaluate or answer, torch.Generator().manual_seed(seed)
         entries = sum(t.numel() for t in tensors_in(batch))
+        self._casts: tuple[Cast, ...] = PRECISIONS
         self._large = entries * sum(w.numel() for w in model.parameters()) > WORK
         first, batch = self._first(batch)
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
@@ -170,8 +192,10 @@ class Points:
         return True
 
     def _recorded(self, batch: Any) -> Recording:
-        """Record a copy, which shares the parameters: a model may set what it computes with while it runs."""
-        return record(replica(self.model, dict(self.model.named_parameters())), batch, self.evaluate)
+        """Record a copy of the model, in the precision of the first recording."""
+        made, cast = recorded(self.model, batch, self.evaluate, self._casts)
+        self._casts = (cast,)
+        return made
 
     def add(self, batch: Any) -> int:
         """Record another batch, which becomes a source of points itself, and return its place among the recordings.
@@ -193,8 +217,7 @@ class Points:
 
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
-        wanted = _names(program)
-        return [k for k, each in enumerate(self.recordings) if _names(each.program) == wanted]
+        return [k for k, each in enumerate(self.recordings) if each.program.names == program.names]
 
     def shorter(self, recording: Recording) -> list[Recording]:
         """Return recordings with the same operations in which an axis, not of examples, has few entries."""
@@ -206,7 +229,7 @@ class Points:
                     made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
                     continue
-                found += [made] if _names(made.program) == _names(recording.program) else []
+                found += [made] if made.program.names == recording.program.names else []
         return found
 
     def places(self, program: Program) -> list[int]:
@@ -274,7 +297,8 @@ class Points:
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
         own |= {name: own[first] for name, first in old.tied.items()}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
-        made = record(replica(self.model, own), batch, self.evaluate)
+        (cast,) = self._casts
+        made = record(replica(self.model, own, cast), mapped(cast, batch), self.evaluate)
         return Point(made, weights, tuple(wide(made.values[number]) for number in made.program.inputs))
 
     def samples(
@@ -308,8 +332,6 @@ class Points:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
                 continue
-            if self._large and isinstance(point.weights, Drawn):
-                point.weights.forget()
             if len(made) == losses:
                 return point, made
             self.left_out += 1
@@ -332,14 +354,6 @@ class Points:
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
-
-
-def _names(program: Program) -> list[Any]:
-    """Return what programs with the same operations but for views have in common, at whatever sizes."""
-    views = [(n, name, program.layouts[n]) for n, name in program.parameters.items()]
-    memory = [layout.memory for layout in program.layouts]
-    computing = [program.operations[place] for place in program.computing]
-    return [views, *((each.func, *([memory[n] for n in some] for some in (each.ins, each.outs))) for each in computing)]
 
 
 def _entries(recording: Recording) -> int:

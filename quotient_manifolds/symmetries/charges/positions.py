@@ -81,6 +81,11 @@ def vectors(frame: Frame) -> list[str]:
     return [name for number, name in enumerate(at, 1) if name in found or number in gained]
 
 
+def _by(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Return the tensor times factors, itself where these are 1, as most are."""
+    return tensor if bool((factors == 1).all()) else tensor * factors
+
+
 class Positions:
     """Hold positions of some channels of a frame, at weights that say which units are equal.
 
@@ -224,31 +229,35 @@ class Positions:
     def drawn(self, samples: Iterable[tuple[Mapping[str, Tensor], Sample]]) -> list[Vectors]:
         """Return the token vectors of samples."""
         made: list[Vectors] = []
-        last: tuple[Any, Any, Any] = (None, None, None)
+        last: tuple[Any, ...] = (None,)
         for weights, sample in samples:
             if last[0] is not weights:
                 reading = self.frame.entries.read(weights.__getitem__)
-                last = weights, reading, self.frame.units(reading)
-            made.append(self._vectors(weights, sample, last[1], last[2]))
+                w, units = self._row(weights), self.frame.units(reading)
+                last = weights, self._values(sample, w, units), w, reading, units
+            made.append(self._vectors(sample, *last[1:]))
         return made
 
-    def _vectors(self, weights: Mapping[str, Tensor], sample: Sample, reading: Reading, units: Tensor) -> Vectors:
-        frame, ports = self.frame, []
-        w, g = (
-            torch.cat([each[name].reshape(-1).double() for name in self.names]) if self.names else units[:0]
-            for each in (weights, sample.gradients)
-        )
+    def _values(self, sample: Sample, w: Tensor, units: Tensor) -> list[Tensor]:
+        """Return what each port reads or writes in the units of channels, the same for all losses of a point."""
+        found = []
         for port, at in zip(self.ports, self._leaves, strict=True):
-            if at is not None:
-                values, slopes = w[at].T, g[at].T
-            else:
-                side = sample.written[port.use] if port.writes else sample.read[port.use]
-                values, slopes = side.values[:, port.rows], side.slopes[:, port.rows]
-            u = units[port.nodes]
-            if bool((u == 1).all()):  # as most are
-                a, b = slopes if port.writes else -slopes, values
-            else:
-                a, b = slopes * (u if port.writes else -u), values / u
+            side = sample.written if port.writes else sample.read
+            values = w[at].T if at is not None else side[port.use].values[:, port.rows]
+            found.append(_by(values, 1 / units[port.nodes]))
+        return found
+
+    def _row(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers of these parameters, in one row."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return torch.cat([none, *(numbers[name].reshape(-1).double() for name in self.names)])
+
+    def _vectors(self, sample: Sample, values: Sequence[Tensor], w: Tensor, reading: Reading, units: Tensor) -> Vectors:
+        frame, ports, g = self.frame, [], self._row(sample.gradients)
+        for port, at, b in zip(self.ports, self._leaves, values, strict=True):
+            side = sample.written if port.writes else sample.read
+            slopes = g[at].T if at is not None else side[port.use].slopes[:, port.rows]
+            a = _by(slopes, units[port.nodes] if port.writes else -units[port.nodes])
             ports.append((-b, a) if port.dual else (a, b))
         gains = []
         for gain, at, alive in self._gains:

@@ -415,7 +415,17 @@ def sums(frame: Frame, draw: Draw) -> Iterator[Gauge]:
     if drawn:
         positions = Positions(frame, torch.arange(len(frame.roots)), drawn[0][0])
         found, _ = _means(positions, positions.drawn(drawn), torch.zeros(0, dtype=torch.long))
-        yield from (each for each in found if isinstance(each, Gauge) and isinstance(each.algebra, FromSum))
+        yield from filter(is_of_sums, found)
+
+
+def is_of_sums(symmetry: Symmetry) -> bool:
+    """Return whether a symmetry is t 1^T, which makes constants of a known sum of inputs."""
+    return isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, FromSum)
+
+
+def is_of_means(symmetry: Symmetry) -> bool:
+    """Return whether a symmetry is 1 w^T or t 1^T: its orbits need not be closed."""
+    return isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, (FromSum, IntoMean))
 
 
 def read(frame: Frame, channels: Tensor, draw: Draw, generator: torch.Generator) -> Readings:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
+import scipy.linalg
 import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
@@ -79,25 +81,25 @@ class Recognition:
 
         Those of channels come first: slices of a parameter have more than one sum for the same.
         """
-        size, known = self._size, list(self._diagonals)
+        known = list(self._diagonals)
         for some in (self._alone, scales) if scales.shape[1] else ():
             some = sparse(some, some)
             if not some.shape[1]:
                 continue
-            F = rest = self.unknowns.fields(self.point, some) / size
+            F = rest = self._fields @ some
             if known:
-                own = self.unknowns.fields(self.point, torch.stack(known, 1)) / size
-                U, s, _ = torch.linalg.svd(own, full_matrices=False)
+                U, s, _ = torch.linalg.svd(self._fields @ torch.stack(known, 1), full_matrices=False)
                 Q = U[:, s > _ZERO * s[0].clamp(min=_ZERO)]
                 rest = F - Q @ (Q.T @ F)
             known += some[:, _pivots(rest, F.norm(dim=0))].T
         kept = known[len(self._diagonals) :]
         return torch.stack(kept, 1) if kept else scales[:, :0]
 
-    @property
-    def _size(self) -> Tensor:
-        """Return what changes of theta are compared with (P, 1)."""
-        return self.point.theta.abs().clamp(min=1e-3 * float(self.point.theta.abs().max()))[:, None]
+    @cached_property
+    def _fields(self) -> Tensor:
+        """Return the changes of theta by each unknown, relative to its entries that are not small (P, unknowns)."""
+        size = self.point.theta.abs().clamp(min=1e-3 * float(self.point.theta.abs().max()))
+        return self.unknowns.fields(self.point) / size[:, None]
 
     def torus(self, scales: Tensor) -> Torus | None:
         """Return the group of log-scales (unknowns, k); what it cannot act on is left out, and named in `refused`."""
@@ -173,6 +175,8 @@ class Recognition:
     def _gauges(self, N: Tensor) -> Tensor:
         """Take the generators of one component apart into groups on wires. Return which pairs are free alone."""
         pairs = self.unknowns.pairs
+        if not N.shape[1]:
+            return torch.zeros(len(pairs), dtype=torch.bool)
         N = self._agreed(_orthonormal(N))
         P = N[: len(pairs)]
         alone = (P.square().sum(1) - 1).abs() < _ZERO
@@ -191,15 +195,20 @@ class Recognition:
 
     def _agreed(self, N: Tensor) -> Tensor:
         """Return the generators under which all uses of an entry change it alike."""
-        tied = self.unknowns.agreement(self.point, N.shape[1] + 8, self.generator)
-        return N @ null_space(tied @ N, _ZERO, 1.0)[0] if len(tied) else N
+        return N @ null_space(self._tied @ N, _ZERO, 1.0)[0] if len(self._tied) and N.shape[1] else N
+
+    @cached_property
+    def _tied(self) -> Tensor:
+        """Return rows that vanish on these generators, of which there are more than in any component."""
+        most = max(part.shape[1] for part in self.kernel.parts)
+        return self.unknowns.agreement(self.point, most + 8, self.generator)
 
     def _acting(self, N: Tensor) -> Tensor:
         """Return the generators that are orthogonal to those that move nothing."""
         if not N.shape[1]:
             return N
         N = _orthonormal(N)
-        _, s, Vh = torch.linalg.svd(self.unknowns.fields(self.point, N) / self._size, full_matrices=False)
+        _, s, Vh = torch.linalg.svd(self._fields @ N, full_matrices=False)
         return N @ Vh[s > _ZERO].T
 
     def _patterns(self, pairs: Tensor) -> None:
@@ -370,21 +379,18 @@ def recognized(X: Tensor) -> Algebra:
 
 def sparse(B: Tensor, D: Tensor) -> Tensor:
     """Return combinations of columns of B for which those of D are in reduced echelon form, largest pivots first."""
-    norms = D.norm(dim=0)
-    B, D = B[:, norms > _ZERO] / norms[norms > _ZERO], D[:, norms > _ZERO] / norms[norms > _ZERO]
-    for k in range(D.shape[1]):
-        rest = D[:, k:].abs()
-        at = int(rest.argmax())
-        row, column = at // rest.shape[1], at % rest.shape[1] + k
-        if float(D[row, column].abs()) < _ZERO:
-            return _rounded(B[:, :k])
-        for M in (B, D):
-            M[:, [k, column]] = M[:, [column, k]]
-        factor = D[row] / D[row, k]
+    norms, n = D.norm(dim=0), len(D)
+    M = ((D if B is D else torch.cat([D, B]))[:, norms > _ZERO] / norms[norms > _ZERO]).numpy()
+    for k in range(M.shape[1]):
+        row, column = np.unravel_index(np.abs(M[:n, k:]).argmax(), (n, M.shape[1] - k))
+        if abs(M[row, k + column]) < _ZERO:
+            M = M[:, :k]
+            break
+        M[:, [k, k + column]] = M[:, [k + column, k]]
+        factor = M[row] / M[row, k]
         factor[k] = 0.0
-        for M in (B, D):
-            M.addr_(M[:, k].clone(), factor, alpha=-1)
-    return _rounded(B)
+        M -= M[:, k, None] * factor
+    return _rounded(torch.from_numpy(M[-len(B) :]))
 
 
 def _rounded(B: Tensor) -> Tensor:
@@ -402,16 +408,8 @@ def _pivots(M: Tensor, sizes: Tensor) -> Tensor:
     if not M.shape[1]:
         return torch.zeros(0, dtype=torch.long)
     M = torch.where(sizes > _ZERO, M / sizes.clamp(min=_ZERO), 0.0)
-    kept: list[int] = []
-    while True:
-        norms = M.norm(dim=0)
-        k = int(norms.argmax())
-        if float(norms[k]) < _ZERO:
-            return torch.tensor(sorted(kept), dtype=torch.long)
-        kept.append(k)
-        q = M[:, k] / norms[k]
-        M = M - torch.outer(q, q @ M)
-        M[:, k] = 0.0
+    R, order = scipy.linalg.qr(M.numpy(), mode="r", pivoting=True, check_finite=False)
+    return torch.from_numpy(np.sort(order[: int((np.abs(np.diagonal(R)) >= _ZERO).sum())]).astype(np.int64))
 
 
 def _least(N: Tensor, T: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:

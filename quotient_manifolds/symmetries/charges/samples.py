@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ def samples(
     vectors = [name for name in vectors if weights[name].is_floating_point()]
     leaves = Leaves(weights, vectors)
     taps = Taps(walk.cuts)
-    outputs, seen = walk.replay.run(leaves.__getitem__, inputs, watch, generic=generic, tap=taps)
+    outputs, seen = walk.replay.run(leaves.__getitem__, inputs, watch, rows=leaves.rows, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
     if not (outputs or taps.found) or not all(_has_numbers(y) for y in outputs):
         return
@@ -136,6 +136,14 @@ def samples(
         )
 
 
+@runtime_checkable
+class Tables(Protocol):
+    """Hold weights of which some tables give rows without the whole."""
+
+    def rows(self, name: str, index: Tensor) -> Tensor | None:
+        """Return the rows of such a table at an index, None of any other parameter."""
+
+
 class Leaves(dict[str, Tensor]):
     """Give weights apart from their graph, of which some require gradients, in float64."""
 
@@ -145,6 +153,10 @@ class Leaves(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         return self._weights[name].detach()
+
+    def rows(self, name: str, index: Tensor) -> Tensor | None:
+        """Return the rows of a table at an index, None where they are to be taken from the whole."""
+        return self._weights.rows(name, index) if isinstance(self._weights, Tables) and name not in self else None
 
 
 def _has_numbers(y: Tensor) -> bool:

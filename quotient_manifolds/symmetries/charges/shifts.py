@@ -15,7 +15,7 @@ Combinations of ways with sum of c g = 0 are shifts, for any z. Of single uses y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.entries import Reading
 from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.readings import Readings
@@ -46,7 +47,7 @@ _APART = 1024
 """Columns of a bias or a table, as positions, up to which each is a way of its own if there are enough samples."""
 MOST = 1_000_000
 """Entries of a table whose gradient is computed."""
-_FLOOR, _SPARE, _CALM, _TINY = 1e-3, 2, 12, 1e-7
+_FLOOR, _SPARE, _CALM, _TINY, _CLEAR = 1e-3, 2, 12, 1e-7, 1e-3
 Drawn = Sequence[tuple[Mapping[str, Tensor], Sample]]
 
 
@@ -81,8 +82,11 @@ class Shifts:
     def __init__(self, frame: Frame, drawn: Drawn, draw: Callable[[], Sample]) -> None:
         """Take samples, and what gives more, for units that are never on in these."""
         self.frame, self.walk, self.drawn, self.draw = frame, frame.walk, [sample for _, sample in drawn], draw
-        self.readings = [frame.entries.read(weights.__getitem__) for weights, _ in drawn]
-        self.units = [frame.units(reading) for reading in self.readings]
+        self.readings, self.units = list[Reading](), list[Tensor]()
+        for k, (weights, _) in enumerate(drawn):  # losses of one point have the same weights
+            same = k > 0 and weights is drawn[k - 1][0]
+            self.readings.append(self.readings[-1] if same else frame.entries.read(weights.__getitem__))
+            self.units.append(self.units[-1] if same else frame.units(self.readings[-1]))
         self.tables = {n for n, use in enumerate(self.walk.uses) if isinstance(use.tokens, Lookup)}
         self.known = dict[int, Known]()
         """By use without a bias of its own."""
@@ -98,17 +102,21 @@ class Shifts:
             found += made
         return Readings(tuple(found), tuple(self.refused), self.largest, self.smallest)
 
-    def _vanishes(self, values: Sequence[Tensor], sizes: Sequence[Tensor]) -> bool:
-        """Return whether values are rounding of their summands at all tokens of all samples, and take note of that."""
-        found = [(v, s) for v, s in zip(values, sizes, strict=True) if v.numel() and bool(s.any())]
-        if not found:
-            return False
-        worst = max(float(v.abs().max()) / float(s.max()) for v, s in found)
-        if worst <= NOISE:
-            self.largest = max(self.largest, worst)
-        else:
-            self.smallest = min(self.smallest, worst)
-        return worst <= NOISE
+    def _vanishes(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+        """Return whether values are rounding of their summands at all tokens of all samples, and take note of that.
+
+        pairs: values and sizes of their summands, by sample; none are computed behind one that is not rounding.
+        """
+        found, worst = False, 0.0
+        for v, s in pairs:
+            if v.numel() and bool(s.any()):
+                charge = float(v.abs().max()) / float(s.max())
+                if not charge <= NOISE:
+                    self.smallest = min(self.smallest, charge)
+                    return False
+                found, worst = True, max(worst, charge)
+        self.largest = max(self.largest, worst)
+        return found
 
     def _made(self, kind: str, *parts: Part) -> Iterator[Translation]:
         """Yield a translation of parts, unless groups cannot act on what they are."""
@@ -125,8 +133,16 @@ class Shifts:
             self.refused.append(f"a translation: {error}")
 
     def _alone(self, entries: Tensor) -> bool:
-        """Return whether all entries are of parameters, and used once."""
+        """Return whether all entries, numbers or a view of a grid, are of parameters, and used once."""
+        if entries.is_meta:
+            shares = self.frame.shares.as_strided(entries.shape, entries.stride(), int(entries.storage_offset()))
+            return int(shares.max()) == 1
         return bool((entries >= 0).all()) and float(self.frame.shares[entries].max()) == 1
+
+    @cached_property
+    def lone(self) -> set[int]:
+        """Return the uses whose entries are all of parameters, and used once."""
+        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta)}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
@@ -169,8 +185,8 @@ class Shifts:
             rows = self._entries(bias) if self._alone(bias) else None
             if rows is not None and rows.name in self.drawn[0].gradients:
                 slopes = [s.written[n].slopes for s in self.drawn]
-                errors = [rows.entries(s.gradients)[:, 0] - d.sum(0) for s, d in zip(self.drawn, slopes, strict=True)]
-                if self._vanishes(errors, [d.abs().sum(0) for d in slopes]):
+                pairs = zip(self.drawn, slopes, strict=True)
+                if self._vanishes((rows.entries(s.gradients)[:, 0] - d.sum(0), d.abs().sum(0)) for s, d in pairs):
                     found[n] = bias
         return found
 
@@ -180,7 +196,7 @@ class Shifts:
         """Yield what is added to the mean of all that is written: equal numbers in the units of some part of a wire."""
         for n, use in enumerate(self.walk.uses):
             slopes = [s.written[n].slopes for s in self.drawn]
-            if len(use.out) < 2 or not self._alone(use.entries) or (equal := self._equal(use.out, slopes)) is None:
+            if len(use.out) < 2 or n not in self.lone or (equal := self._equal(use.out, slopes)) is None:
                 continue
             if (rows := self._rows(self._side(n, False))) is not None:
                 one = torch.ones(1)
@@ -195,21 +211,21 @@ class Shifts:
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
         """Return u in which slopes (tokens, nodes) have u . slopes = 0: those of nodes over others on the same wire."""
         tried = list[Tensor]()
-        own = (q.nodes for p in self.frame.ports if p.writes and (q := self._of_nodes(p, nodes)) is not None)
+        own = (q.nodes for p in self._ports(nodes) if p.writes and (q := self._of_nodes(p, nodes)) is not None)
         for of in (nodes, torch.where(nodes > 0, self.frame.nodes.wires[nodes], 0), *own):
-            u = [self._ratio(k, nodes, of) for k in range(len(self.drawn))]
-            if any(torch.equal(u[0], each) for each in tried):
+            u = self._ratio(0, nodes, of)
+            if any(torch.equal(u, each) for each in tried):
                 continue
-            tried.append(u[0])
-            terms = [d * each for d, each in zip(slopes, u, strict=True)]
-            if self._vanishes([t.sum(1) for t in terms], [t.abs().sum(1) for t in terms]):
+            tried.append(u)
+            terms = (d * self._ratio(k, nodes, of) for k, d in enumerate(slopes))
+            if self._vanishes((t.sum(1), t.abs().sum(1)) for t in terms):
                 with suppress(ValueError):  # of gains that groups cannot read
                     return self.frame.ratio((nodes,), (of,))
         return None
 
     def _idle(self) -> Iterator[Translation]:
         """Yield what no output depends on: outputs of uses that nothing reads, and inputs that are always 0."""
-        uses = {n: use for n, use in enumerate(self.walk.uses) if self._alone(use.entries)}
+        uses = {n: self.walk.uses[n] for n in self.lone}
         seen: dict[tuple[int, bool], Tensor] = {}
         for k in range(len(self.drawn) + _CALM):
             sample = self.drawn[k] if k < len(self.drawn) else self.draw()
@@ -233,17 +249,15 @@ class Shifts:
 
     def _constants(self) -> Iterator[Translation]:
         """Yield W += z / g and c -= z (sum of b / g) behind norms."""
-        leaves = [p for p in self.frame.ports if p.use >= len(self.walk.uses) and p.entries.shape[1] == 1]
         for n, use in enumerate(self.walk.uses):
-            if n in self.tables or use.shape[2] > 1 or len(use.into) < 2 or not self._alone(use.entries):
-                continue
-            yield from self._tried(self._behind(n, leaves))
+            if n not in self.tables and use.shape[2] == 1 and len(use.into) > 1 and n in self.lone:
+                yield from self._tried(self._behind(n))
 
-    def _behind(self, n: int, leaves: Sequence[Port]) -> Iterator[Translation]:
+    def _behind(self, n: int) -> Iterator[Translation]:
         use, rows = self.walk.uses[n], self._rows(self._side(n, True))
         into, eldest = use.into, torch.where(use.into > 0, self.frame.nodes.wires[use.into], 0)
         values = [s.read[n].values * self._ratio(k, eldest, into) for k, s in enumerate(self.drawn)]
-        own = [port for p in leaves if (port := self._of_nodes(p, into)) is not None]
+        own = [port for p in self._leaves(into) if (port := self._of_nodes(p, into)) is not None]
         for port, by in product((None, *own), (None, *own)) if rows is not None else ():
             if port is by is not None or not self._sums(values, eldest, port, by):
                 continue
@@ -261,13 +275,14 @@ class Shifts:
 
     def _sums(self, values: Sequence[Tensor], eldest: Tensor, bias: Port | None, by: Port | None) -> bool:
         """Return whether (x - b) / w, of all tokens, have a sum of 0: w are gains of a norm of data."""
-        sums, sizes = [], []
-        for k, x in enumerate(values):
-            w = 1.0 if by is None else self.readings[k].at(by.memory, by.places[:, 0])[0]
-            b = torch.zeros(1).double() if bias is None else self._bias(k, bias, eldest)
-            sums.append(((x - b) / w).sum(1))
-            sizes.append((x / w).abs().sum(1))
-        return self._vanishes(sums, sizes)
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for k, x in enumerate(values):
+                w = 1.0 if by is None else self.readings[k].at(by.memory, by.places[:, 0])[0]
+                b = torch.zeros(1).double() if bias is None else self._bias(k, bias, eldest)
+                yield ((x - b) / w).sum(1), (x / w).abs().sum(1)
+
+        return self._vanishes(pairs())
 
     def _over(self, above: Tensor, below: Tensor, by: Port | None) -> Matrix:
         """Return the units of nodes over those of others, and over the entries of a port, as a row."""
@@ -287,6 +302,16 @@ class Shifts:
     def _bias(self, k: int, port: Port, eldest: Tensor) -> Tensor:
         return self.readings[k].at(port.memory, port.places[:, 0])[0] * self._ratio(k, eldest, port.nodes)
 
+    def _ports(self, nodes: Tensor) -> list[Port]:
+        """Return the ports that have the channel of the first of some nodes."""
+        known = len(nodes) > 0 and int(nodes[0]) > 0 and (channel := int(self.frame.channel_of[nodes[0]])) >= 0
+        return self.frame.holding(channel) if known else []
+
+    def _leaves(self, nodes: Tensor) -> list[Port]:
+        """Return those of them that are activations themselves, one entry for each channel."""
+        last = len(self.walk.uses)
+        return [p for p in self._ports(nodes) if p.use >= last and len(p.theta.steps) == 1]
+
     def _of_nodes(self, port: Port, nodes: Tensor) -> Port | None:
         """Return the rows of a port on the channels of nodes, in order, None if it does not have all of these."""
         channels = torch.where(nodes > 0, self.frame.channel_of[nodes], -1)
@@ -303,37 +328,49 @@ class Shifts:
         """Yield what one map takes up and another gives back, for maps that read the same."""
         uses, same = self.walk.uses, dict[tuple[object, ...], list[int]]()
         for n, use in enumerate(uses):
-            if n not in self.tables and use.shape[2] == 1 and self._alone(use.entries):
+            if n not in self.tables and use.shape[2] == 1 and n in self.lone:
                 x = self.drawn[0].read[n].values
                 same.setdefault((x.shape, float(x.sum()), float(x.square().sum())), []).append(n)
+        between = dict[tuple[int, int], list[int]]()
+        for n, use in enumerate(uses):
+            if n not in self.tables and use.shape[2] == 1:
+                between.setdefault(self.sets[n], []).append(n)
         for some in same.values():
-            for a in some:
-                for m in some:
-                    if a < m and (at := self._aligned(a, m)) is not None:
-                        yield from self._tried(self._of_two(a, m, at))
-                    for b in range(len(uses)) if a != m else ():
-                        if b not in self.tables and uses[b].shape[2] == 1 and b not in (a, m):
-                            yield from self._tried(self._of_three(a, b, m))
+            for a, m in product(some, some):
+                if a < m and self.sets[a][1] == self.sets[m][1]:
+                    yield from self._tried(self._of_two(a, m, self._order(uses[a].out, uses[m].out)))
+                for b in between.get((self.sets[a][1], self.sets[m][1]), ()) if a != m else ():
+                    if b not in (a, m):
+                        yield from self._tried(self._of_three(a, b, m))
 
-    def _aligned(self, a: int, m: int) -> Tensor | None:
-        """Return which output of `a` is on the channel of each output of `m`, None if they are not on the same."""
-        return self._order(self.walk.uses[a].out, self.walk.uses[m].out)
+    @cached_property
+    def sets(self) -> list[tuple[int, int]]:
+        """Return numbers of the sets of channels that each use reads and writes; of what is none, one of its own."""
+        known: dict[tuple[int, ...], int] = {}
 
-    def _order(self, one: Tensor, other: Tensor) -> Tensor | None:
-        key = torch.where(one > 0, 2 * self.frame.channel_of[one] + self.frame.nodes.dual[one].long(), -1)
-        wanted = torch.where(other > 0, 2 * self.frame.channel_of[other] + self.frame.nodes.dual[other].long(), -1)
-        if len(key) != len(wanted) or bool((key < 0).any()) or not torch.equal(key.sort()[0], wanted.sort()[0]):
-            return None
+        def number(nodes: Tensor) -> int:
+            key = self._key(nodes).sort()[0]
+            plain = len(key) > 0 and int(key[0]) >= 0 and bool((key[1:] > key[:-1]).all())
+            return known.setdefault(tuple(key.tolist()) if plain else (-1, len(known)), len(known))
+
+        return [(number(use.into), number(use.out)) for use in self.walk.uses]
+
+    def _key(self, nodes: Tensor) -> Tensor:
+        return torch.where(nodes > 0, 2 * self.frame.channel_of[nodes] + self.frame.nodes.dual[nodes].long(), -1)
+
+    def _order(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return which of some nodes is on the channel of each of others, of the same set."""
+        key = self._key(one)
         order = torch.argsort(key)
-        return order[torch.searchsorted(key[order], wanted)] if len(key.unique()) == len(key) else None
+        return order[torch.searchsorted(key[order], self._key(other))]
 
     def _of_two(self, a: int, m: int, at: Tensor) -> Iterator[Translation]:
         A, M = (self.walk.uses[n] for n in (a, m))
-        pairs = [
+        pairs = (
             (s.written[m].slopes, s.written[a].slopes[:, at] * self._ratio(k, A.out[at], M.out))
             for k, s in enumerate(self.drawn)
-        ]
-        if self._vanishes([x - y for x, y in pairs], [x.abs() for x, _ in pairs]):
+        )
+        if self._vanishes((x - y, x.abs()) for x, y in pairs):
             one, other = self._rows(self._side(a, True).at(at)), self._rows(self._side(m, True))
             if one is not None and other is not None:
                 constant, gains = self.frame.ratio((A.out[at],), (M.out,))
@@ -342,24 +379,22 @@ class Shifts:
     def _of_three(self, a: int, b: int, m: int) -> Iterator[Translation]:
         """Yield A += z, W -= B z and B += z, W -= z A, for W beside B A."""
         A, B, W = (self.walk.uses[n] for n in (a, b, m))
-        k, j = self._order(A.out, B.into), self._aligned(b, m)
-        if k is None or j is None or len({a, b, m}) < 3:
-            return
+        k, j = self._order(A.out, B.into), self._order(B.out, W.out)
         rows = [self._rows(self._side(n, True)) for n in (a, b, m)]
         if any(each is None for each in rows):
             return
         rows_a, _, rows_m = (each for each in rows if each is not None)
-        values = [
-            reading.at(B.memory, B.places[j][:, :, 0])[0] * self._ratio(s, W.out, B.out[j])[:, None]
+        values = (
+            B.values(reading)[j, :, 0] * self._ratio(s, W.out, B.out[j])[:, None]
             for s, reading in enumerate(self.readings)
-        ]
+        )
         inner = [self._ratio(s, B.into, A.out[k]) for s in range(len(self.drawn))]
         above, gains_above = self.frame.ratio((W.out,), (B.out[j],))
         beside, gains_beside = self.frame.ratio((B.into,), (A.out[k],))
         dA = [s.written[a].slopes[:, k] for s in self.drawn]
         dW = [s.written[m].slopes for s in self.drawn]
-        back = [d @ V * u for d, V, u in zip(dW, values, inner, strict=True)]
-        if self._vanishes([x - y for x, y in zip(dA, back, strict=True)], [x.abs() for x in dA]):
+        back = (d @ V * u for d, V, u in zip(dW, values, inner, strict=True))
+        if self._vanishes((x - y, x.abs()) for x, y in zip(dA, back, strict=True)):
             V = self._rows(self._side(b, True).at(j))
             M = Matrix(-above, beside, V, gains=(gains_above, gains_beside))
             order = self._rows(self._side(a, True).at(k))
@@ -367,13 +402,13 @@ class Shifts:
                 yield from self._made("beside", Part(order), Part(rows_m, M))
         dB = [s.written[b].slopes[:, j] for s in self.drawn]
         read = [s.read[b].values for s in self.drawn]
-        made = [s.written[a].values[:, k] * u for s, u in zip(self.drawn, inner, strict=True)]
-        outer = [d * self._ratio(s, W.out, B.out[j]) for s, d in enumerate(dW)]
+        made = (s.written[a].values[:, k] * u for s, u in zip(self.drawn, inner, strict=True))
+        outer = (d * self._ratio(s, W.out, B.out[j]) for s, d in enumerate(dW))
         if (
             a not in self.walk.biases
-            and self._alone(B.entries)
-            and self._vanishes([x - y for x, y in zip(read, made, strict=True)], [x.abs() for x in read])
-            and self._vanishes([x - y for x, y in zip(dB, outer, strict=True)], [x.abs() for x in dB])
+            and b in self.lone
+            and self._vanishes((x - y, x.abs()) for x, y in zip(read, made, strict=True))
+            and self._vanishes((x - y, x.abs()) for x, y in zip(dB, outer, strict=True))
         ):
             M = Matrix(
                 beside, torch.ones(rows_a.columns), self._rows(self._side(a, True).at(k)), gains=(gains_beside, ())
@@ -441,7 +476,7 @@ class Shifts:
         if not port.writes:
             yield from self._reader(port, u)
             return
-        if not self._alone(port.entries):
+        if port.use not in self.lone and not self._alone(port.entries):
             return
         if port.use < last and port.use not in self.tables:
             if port.use in self.known:
@@ -478,8 +513,10 @@ class Shifts:
             return
         made, sizes = [], [s.read[port.use].slopes[:, port.rows].abs().sum(0) for s in self.drawn]
         for k, (each, reading) in enumerate(zip(g, self.readings, strict=True)):
-            V = reading.at(use.memory, use.places[:, port.rows])[0].sum(2)
-            made.append(-((each[:, 0] * self._ratio(k, nearest.nodes, use.out)) @ V) * u[k])
+            if not k or reading is not self.readings[k - 1]:
+                V = use.values(reading).flatten(1)
+            back = (each[:, 0] * self._ratio(k, nearest.nodes, use.out)) @ V
+            made.append(-back.view(use.shape[1:]).sum(1)[port.rows] * u[k])
         way = Way(port, torch.stack(made), torch.stack(sizes) * u.abs(), nearest)
         if float(way.g.norm()) > NOISE * float(way.size.norm()):
             yield way
@@ -490,13 +527,12 @@ class Shifts:
         if n in self.biases:
             rows, entries = torch.arange(len(use.out)), Table.of(self.biases[n][:, None])
             return Port(last, use.memory, True, False, rows, use.out, rows, entries, entries)
-        for p in self.frame.ports:
-            if p.use >= last and p.entries.shape[1] == 1:
-                q = self._of_nodes(p, use.out)
-                if q is not None and self._alone(q.entries):
-                    name = self.frame.name_of(q)
-                    at = self.walk.taken[name][q.entries[0, 0] - self.frame.entries.start[name]]
-                    found.setdefault(abs(int(at) - use.operation), q)
+        for p in self._leaves(use.out):
+            q = self._of_nodes(p, use.out)
+            if q is not None and self._alone(q.entries):
+                name = self.frame.name_of(q)
+                at = self.walk.taken[name][q.entries[0, 0] - self.frame.entries.start[name]]
+                found.setdefault(abs(int(at) - use.operation), q)
         return found[min(found)] if found else None
 
     def _top(self, port: Port, u: Tensor) -> float:
@@ -515,10 +551,13 @@ class Shifts:
         N, smallest = null_space(rows / size / len(rows) ** 0.5, scale=1.0)
         self.smallest = min(self.smallest, smallest)
         N = N / size[:, None]
+        # Each has a way of its own, in which no other moves: one that adds, if there is one, for its constant to be 0.
+        adding = torch.tensor([way.bias is None and way.known is None for way in ways])
         for k in range(N.shape[1]):
-            left = (N / N.norm(dim=1, keepdim=True).amax().clamp(min=1e-300))[:, k:].abs()
-            at = int(left.argmax())
-            row, column = at // (N.shape[1] - k), at % (N.shape[1] - k) + k
+            left = N[:, k:].abs()
+            free = (left.amax(1) > _CLEAR * left.max()) & adding
+            row = int(free.int().argmax()) if bool(free.any()) else int(left.amax(1).argmax())
+            column = int(left[row].argmax()) + k
             N[:, [k, column]] = N[:, [column, k]]
             N[:, k] = N[:, k] / N[row, k]
             factor = N[row].clone()
@@ -545,7 +584,7 @@ class Shifts:
             z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
             z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
-        for way, c in _merged(some):
+        for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # first what is added
             constant, gains = self.frame.ratio((way.port.nodes,), ())
             rows = self._rows(way.port)
             if rows is None:
@@ -568,7 +607,7 @@ class Shifts:
             if rows.columns > 1 and by is not None:
                 right = Product((by, torch.ones(1, rows.columns)))
             parts.append(Part(rows, left, right if way.known is None else way.known.right))
-        if all(way.known is not None for way, _ in some):
+        if any(way.known is not None for way, _ in some):
             kind = "constant"
         else:
             kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
@@ -589,7 +628,7 @@ class Shifts:
 
     def _mean_is_free(self, way: Way) -> bool:
         """Return whether this way adds nothing by equal constants."""
-        return self._vanishes(list(way.g.sum(1)[:, None]), list(way.size.sum(1)[:, None]))
+        return self._vanishes(zip(way.g.sum(1)[:, None], way.size.sum(1)[:, None], strict=True))
 
 
 def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
@@ -600,8 +639,11 @@ def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
         nodes = tuple(port.nodes.tolist()) if port.writes else ()
         same.setdefault((port.use, port.writes, port.dual, c, nodes), []).append((way, c))
     for pairs in same.values():
-        ways, c = [way for way, _ in pairs], pairs[0][1]
-        ports, axis = [way.port for way in ways], int(ways[0].port.writes)
+        (way, c), *others = pairs
+        if not others:
+            yield way, c
+            continue
+        ports, axis = [way.port for way, _ in pairs], int(way.port.writes)
         theta, spots = (
             Table.of(torch.cat(each, axis)) for each in ([p.entries for p in ports], [p.places for p in ports])
         )
@@ -610,7 +652,7 @@ def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
             every = zip(*((p.rows, p.nodes, p.channels) for p in ports), strict=True)
             rows, at, channels = (torch.cat(each) for each in every)
             port = replace(port, rows=rows, nodes=at, channels=channels)
-        yield ways[0] if len(ways) == 1 else replace(ways[0], port=port), c
+        yield replace(way, port=port), c
 
 
 def _diagonal(constant: Tensor, gains: Sequence[object]) -> Sparse | None:
@@ -624,8 +666,7 @@ def _diagonal(constant: Tensor, gains: Sequence[object]) -> Sparse | None:
 def _of_channels(port: Port, channels: Tensor) -> Port:
     """Return the rows of a port that have these channels, in their order."""
     order = torch.argsort(port.channels)
-    rows = order[torch.searchsorted(port.channels[order], channels)]
-    return port if torch.equal(rows, torch.arange(len(port.rows))) else port.at(rows)
+    return port.at(order[torch.searchsorted(port.channels[order], channels)])
 
 
 def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -172,5 +172,5 @@ class Spans:
 
     def _within(self, vectors: Sequence[Tensor], spans: Sequence[Tensor]) -> bool:
         """Return whether vectors (tokens, n) are in the span of rows (r, n), sample by sample."""
-        left = [d - (d @ Q.mT) @ Q for d, Q in zip(vectors, map(basis, spans), strict=True)]
-        return self.shifts._vanishes(left, [d.abs() for d in vectors])
+        pairs = zip(vectors, map(basis, spans), strict=True)
+        return self.shifts._vanishes((d - (d @ Q.mT) @ Q, d.abs()) for d, Q in pairs)

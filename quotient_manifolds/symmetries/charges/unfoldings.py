@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
@@ -42,6 +42,10 @@ class Unfolding:
     entries: Tensor
     into: Tensor
     of: Tensor
+
+    def kept(self, some: Tensor) -> Unfolding:
+        """Return this with some of the unknowns."""
+        return Unfolding(self.entries, self.into[some], self.of[some])
 
 
 def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
@@ -80,11 +84,22 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
 
 
 class Unfoldings:
-    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires."""
+    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires.
 
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        self.shapes = dict(shapes)
-        self.parts = list(unfoldings(list(self.shapes.values())))
+    some: the entries that fields may change, bool (P,).
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size], some: Tensor) -> None:
+        self.shapes, self.some = dict(shapes), some
+        every = unfoldings(list(self.shapes.values()))
+        self.parts = [part.kept(some[part.entries].any(1)[part.into]) for part in every]
+        single = torch.zeros(len(some), len(some), dtype=torch.bool)
+        for part in self.parts:
+            if part.entries.shape[1] == 1:
+                single[part.entries[part.into, 0], part.entries[part.of, 0]] = True
+        for k, part in enumerate(self.parts):
+            if part.entries.shape[1] > 1:  # else: sums of unknowns that are there already
+                self.parts[k] = part.kept(~single[part.entries[part.into], part.entries[part.of]].all(1))
         self.size = sum(shape.numel() for shape in shapes.values())
         self.count = self.size + sum(len(part.into) for part in self.parts)
 
@@ -99,7 +114,7 @@ class Unfoldings:
 
     def charges(self, point: Point) -> tuple[Tensor, Tensor]:
         """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
-        g, theta = point.gradients, point.theta
+        g, theta = point.gradients * self.some, point.theta
         total, size = [g], [g.abs()]
         for part in self.parts:
             G, W = g[:, part.entries], theta[part.entries]
@@ -121,7 +136,9 @@ class Unfoldings:
             unknown.append(torch.arange(start, start := start + len(part.into)).repeat_interleave(rest))
             changed.append(part.entries[part.into].reshape(-1))
             by.append(part.entries[part.of].reshape(-1))
-        return torch.cat(unknown), torch.cat(changed), torch.cat(by)
+        every = [torch.cat(each) for each in (unknown, changed, by)]
+        keep = self.some[every[1]]
+        return every[0][keep], every[1][keep], every[2][keep]
 
     def fields(self, theta: Tensor, basis: Tensor) -> Tensor:
         """Return the changes of theta (P, k) by columns of unknowns."""
@@ -158,50 +175,54 @@ class Unfoldings:
 
 @dataclass(frozen=True, eq=False)
 class Rest:
-    """Hold what was found beyond other symmetries, and in how many directions nothing was.
+    """Hold what was found beyond other symmetries. largest, smallest: as in `Kernel`."""
 
-    largest, smallest: as in `Kernel`.
-    """
-
-    symmetries: tuple[Linear | Charted, ...]
-    missing: int
-    largest: float
-    smallest: float
-
-    def with_(self, symmetries: Sequence[Linear | Charted], known: Tensor, params: Params) -> Rest:
-        """Return this with more, which moves params beyond known directions (P, k)."""
-        every = torch.cat([known, tangents(symmetries, params)], 1)
-        count = spanned(every).shape[1] - spanned(known).shape[1]
-        return replace(self, symmetries=(*self.symmetries, *symmetries), missing=max(0, self.missing - count))
+    symmetries: tuple[Linear | Charted, ...] = ()
+    largest: float = 0.0
+    smallest: float = float("inf")
 
     def and_(self, other: Rest) -> Rest:
-        """Return this and what is found with less missing."""
+        """Return this and more."""
         gap = max(self.largest, other.largest), min(self.smallest, other.smallest)
-        return Rest((*self.symmetries, *other.symmetries), other.missing, *gap)
+        return Rest((*self.symmetries, *other.symmetries), *gap)
 
-    def beside(self, read: Readings) -> Readings:
-        """Return what was found before, and this."""
+    def beside(self, read: Readings, missing: int) -> Readings:
+        """Return what was found before, and this, and in how many directions nothing was."""
         largest, smallest = max(read.largest, self.largest), min(read.smallest, self.smallest)
-        why = f"{self.missing} dimensions: of no group, rational in other weights, or at these weights alone"
-        refused = (*read.refused, why) if self.missing else read.refused
+        why = f"{missing} dimensions: of no group, or with coefficients that are rational in other weights"
+        refused = (*read.refused, why) if missing else read.refused
         return Readings((*read.symmetries, *self.symmetries), refused, largest, smallest)
 
 
 def read_rest(
-    unknowns: Unfoldings,
+    shapes: Mapping[str, torch.Size],
     draw: Callable[[], Point],
     theta: Tensor,
-    missing: int,
+    kernel: Tensor,
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
     """Return linear fields that move the weights theta in directions beyond known ones, columns (P, k).
 
-    One symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are symmetries.
+    One symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are symmetries. kernel:
+    all directions at theta that no gradient has.
     """
-    X, largest, smallest = fields(unknowns, draw, theta, known, generator)
-    linear = tuple(by_parameters(unknowns.shapes, X))
-    return Rest((), missing, largest, smallest).with_(linear, known, unknowns.split(theta))
+    unknowns = Unfoldings(shapes, open_to(kernel, known))
+    X, *gap = fields(unknowns, draw, theta, known, generator)
+    return Rest(tuple(by_parameters(unknowns.shapes, X)), *gap)
+
+
+def open_to(kernel: Tensor, known: Tensor) -> Tensor:
+    """Return which entries (P,) a kernel, columns, moves in more ways than are known.
+
+    A kernel at generic weights that is a sum of parts on sets of entries is so at all weights, and what a symmetry does
+    to one of these sets is a symmetry: sets on which the kernel is known have no others.
+    """
+    K, Q = spanned(kernel), spanned(known)
+    both = K @ K.T
+    part = torch.from_numpy(connected_components(csr_matrix((both.abs() > _APART).numpy()), directed=False)[1]).long()
+    more = (both.diagonal() - Q.square().sum(1)).clamp(min=0)
+    return (torch.zeros(len(part), dtype=torch.float64).index_add(0, part, more) > _APART)[part]
 
 
 def fields(

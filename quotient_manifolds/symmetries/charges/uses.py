@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.entries import numbers
+from quotient_manifolds.symmetries.charges.entries import Reading, numbers
 
 
 class Tokens(ABC):
@@ -95,6 +95,10 @@ class Use:
     def places(self) -> Tensor:
         """Compute where each entry is in the memory that it is read from, int64 (outputs, inputs, taps)."""
         return numbers(self.spots).reshape(self.shape)
+
+    def values(self, reading: Reading) -> Tensor:
+        """Return its numbers (outputs, inputs, taps)."""
+        return reading.viewed(self.memory, self.theta, self.spots).reshape(self.shape)
 
     def rows(self, writes: bool) -> tuple[Tensor, Tensor] | None:
         """Return starts and steps: entry r of the row of channel c is starts[c] + steps[r], in the entries of theta.

@@ -113,10 +113,10 @@ def _real(like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: 
 
 def _mask(like: Tensor) -> tuple[Any, Any] | None:
     """Return the value of a mask that is more frequent, which shows, and the other; None for what is no mask."""
+    if like.is_complex() or not bool(((like == like.min()) | (like == like.max())).all()):
+        return None
     values, counts = like.unique(return_counts=True)
     known = values.tolist()
-    if len(known) > 2 or like.is_complex():
-        return None
     if all(value in (0, 1) for value in known):
         shown = known[int(counts.argmax())] if int(counts.min()) < int(counts.max()) or len(known) == 1 else 1
         return torch.tensor(shown, dtype=like.dtype), torch.tensor(1 - int(shown), dtype=like.dtype)

@@ -37,13 +37,13 @@ class Walk:
     """Hold what one walk through a recording proposes.
 
     uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
-    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins say
-    of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped: operations
-    that have no derivative, by name, with the reason. constants: numbers that are added to channels, as (operation,
-    nodes of the result, numbers). taken: by name, for each entry of a leaf the operation that takes it, -1 of several.
-    roles: nodes by what computes them: on the "left" of a product of two activations, "queries" that this is computed
-    from, "mixed" over tokens, "normed", "added" to or "gated" by one another, "bent" by a function; a parameter that is
-    the "factor" of what depends on none.
+    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins
+    say of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped:
+    operations that derivatives do not show, by module and name, with the reason. constants: numbers that are added
+    to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
+    operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
+    activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
+    another, "bent" by a function; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -53,7 +53,7 @@ class Walk:
         self.uses: list[Use] = []
         self.gains: list[Gain] = []
         self.biases: dict[int, Tensor] = {}
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[tuple[str, str], str] = {}
         self.leaves: dict[str, Tensor] = {}
         self.taken: dict[str, Tensor] = {}
         self.constants: list[tuple[int, Tensor, Tensor]] = []
@@ -201,8 +201,10 @@ class Walk:
                 return
             active = [n for n in dict.fromkeys((*live, *parameters)) if self.program.layouts[n].is_floating_point]
             self._generic(operation, active)
+            if operation.func.namespace != "aten" and not any(self._labelled(n) for n in outs):
+                self.skipped[operation.module, operation.name] = "each result depends on several channels"
         except _REFUSED as error:
-            self.skipped[operation.name] = str(error)[:200]
+            self.skipped[operation.module, operation.name] = str(error)[:200]
 
     def _weight(self, operation: Operation) -> bool:
         """Follow a product of a parameter and something else: it writes new channels and reads the other side's."""
@@ -365,7 +367,9 @@ class Walk:
             return "factor"
         if operation.name in ("mm", "bmm"):
             return "mixed" if several or not alone else ""
-        return ("added" if several else "") if linear else "gated" if several else "bent"
+        if linear:
+            return "added" if several else ""
+        return "gated" if several and operation.name == "mul" else "bent"
 
     def _leave_origins(self, out: int) -> None:
         """Take the wires that a linear result is of from those that it is computed from."""
@@ -562,8 +566,9 @@ class Walk:
         count = math.prod(label.shape[a] for a in axes)
         flat = label.permute(*rest, *axes).reshape(-1, count)
         sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
-        of_one = len(self.nodes.tensors.eldest(sets[0]).unique()) == 1
-        distinct = torch.unique(torch.cat([each.unique() for each in sets]), return_counts=True)[1]
+        known = [each[each > 0].unique() for each in sets]  # zeros that are appended add nothing
+        of_one = len(self.nodes.tensors.eldest(known[0]).unique()) <= 1
+        distinct = torch.unique(torch.cat(known), return_counts=True)[1]
         if len(sets) < 2 or of_one or bool((distinct > 1).any()):
             return None
         self.nodes.join(sets.amax(1, keepdim=True).expand_as(sets), sets)

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 
 from quotient_manifolds.symmetries.charges.finder import Finder
-from quotient_manifolds.symmetries.charges.readings import Readings, read
-from quotient_manifolds.symmetries.groups import GL, FromSum, Gauge, Symmetry, Translation
+from quotient_manifolds.symmetries.charges.readings import Readings, is_of_sums, read
+from quotient_manifolds.symmetries.groups import GL, Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
 
 
@@ -24,17 +24,13 @@ class Wide(Finder):
     def everywhere(self) -> Readings:
         known = read(self.frame, torch.arange(len(self.frame.roots)), self.tokens, self.generator)
         found = self.shifts()
+        moved = {name for each in found.symmetries for name in each.names}
+        groups = [each for each in known.symmetries if not (is_of_sums(each) and moved.issuperset(each.names))]
         gauges = [each for each in known.symmetries if isinstance(each, Gauge)]
-        sums = [each for each in gauges if isinstance(each.algebra, FromSum)]
-        moved = {slot.rows.name for each in sums for slot in each.wire.slots if slot.writes}  # to all constants
         full = {slot.rows.name for each in gauges if isinstance(each.algebra, GL) for slot in each.wire.slots}
-        shifts = (
-            each
-            for each in found.symmetries
-            if not moved.intersection(each.names) and not (_of_spans(each) and full.intersection(each.names))
-        )
+        shifts = (each for each in found.symmetries if not (_of_spans(each) and full.intersection(each.names)))
         return Readings(
-            (*known.symmetries, *shifts),
+            (*groups, *shifts),
             (*known.refused, *found.refused),
             max(known.largest, found.largest),
             min(known.smallest, found.smallest),

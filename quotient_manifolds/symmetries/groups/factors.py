@@ -71,8 +71,8 @@ class Matrix(Record):
         Z = beside[:, None] * Z.to(beside.device)
         if self.rows is None:
             return above[:, None] * Z.sum(0).to(above.device)
-        found = self.rows.read(params)
-        return above.to(found.device)[:, None] * ((found.mT if self.turned else found) @ Z.to(found.device))
+        made = self.rows.times(params, Z, self.turned)
+        return above.to(made.device)[:, None] * made
 
     def read(self) -> Iterator[Rows]:
         yield from (self.rows,) if self.rows is not None else ()

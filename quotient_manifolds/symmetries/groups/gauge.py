@@ -109,6 +109,9 @@ class Gauge(Symmetry):
         moved = self._each([U * _within(s, condition)[:, None] @ Vh for U, s, Vh in parts])
         return moved if self.algebra.contains(moved) else self.identity
 
+    def stretching(self, X: Tensor) -> Tensor:
+        return (X + X.mT) / 2
+
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         return self.wire.overlap(params, target)
 
@@ -116,11 +119,11 @@ class Gauge(Symmetry):
         return self.algebra.nearest(overlap, self.reflections)
 
     @property
-    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor], ...]]]:
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor, bool], ...]]]:
         rows = []
         for slot in self.wire.slots:
             row = torch.full((self.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
-            rows.append((slot.rows, row))
+            rows.append((slot.rows, row, slot.writes))
         summands, flips = self.algebra.summands, self.reflections
         counted = flips is not None and sum(len(c) * a.components for c, a in summands) == len(flips)
         start = 0
@@ -128,7 +131,11 @@ class Gauge(Symmetry):
             for each in channels:
                 own = flips[start : start + algebra.components] if counted and flips is not None else None
                 start += algebra.components
-                yield algebra, own, tuple((of, row[each]) for of, row in rows if bool((row[each] >= 0).all()))
+                yield (
+                    algebra,
+                    own,
+                    tuple((of, row[each], writes) for of, row, writes in rows if bool((row[each] >= 0).all())),
+                )
 
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
         """Return A with equal second moments of what is written and read in the wire's units, A M A^T = A^-T N A^-1."""

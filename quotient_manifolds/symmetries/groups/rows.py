@@ -178,12 +178,17 @@ class Rows(Record):
             return entries
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
-    def times(self, params: Mapping[str, Tensor], M: Tensor) -> Tensor:
-        """Return read(params) @ M, of columns M; float64 entries that are a window are not copied."""
+    def times(self, params: Mapping[str, Tensor], M: Tensor, turned: bool = False) -> Tensor:
+        """Return read(params) @ M, with the transpose of what is read if it is turned.
+
+        float64 entries that are a window are not copied.
+        """
         flat = flattened(params, self.name, self.shape)
         if self._window is None or not self.plain or flat.dtype != torch.float64:
-            return self.read(params) @ M
-        return self._within(flat) @ M
+            found = self.read(params)
+        else:
+            found = self._within(flat)
+        return (found.mT if turned else found) @ M.to(flat.device)
 
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
         """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w."""

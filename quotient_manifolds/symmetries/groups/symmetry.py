@@ -99,6 +99,10 @@ class Symmetry(Record, ABC):
         """Return the nearest element with a condition number of at most this; the identity where that is none."""
         return element
 
+    def stretching(self, X: Tensor) -> Tensor:
+        """Return the part of a generator that stretches: the condition number of exp(X) is at most e^2 to its norm."""
+        return torch.zeros_like(X)
+
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         """Return M with <M, R> = <target, act(params, R)> + constant for orthogonal elements R (units of 1)."""
         return torch.zeros_like(self.identity)
@@ -108,8 +112,10 @@ class Symmetry(Record, ABC):
         return self.identity
 
     @property
-    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor], ...]]]:
-        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on."""
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor, bool], ...]]]:
+        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on, with
+        whether these write channels.
+        """
         return iter(())
 
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:

@@ -133,6 +133,9 @@ class Torus(Symmetry):
         """Return the ratio of the largest scale and the smallest."""
         return float((element.max() - element.min()).exp()) if element.numel() else 1.0
 
+    def stretching(self, X: Tensor) -> Tensor:
+        return X
+
     def balancing(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return log-scales that make each alone about the least of |w|^2, but those of gains."""
         value, size = self.charge(params, params)

@@ -95,6 +95,11 @@ class Slot(Record):
         gains = tuple(replace(gain, at=gain.at[at]) for gain in self.gains)
         return replace(self, rows=self.rows.some(at), channels=place[self.channels[at]], constant=constant, gains=gains)
 
+    @property
+    def plain(self) -> bool:
+        """Return whether all units are 1."""
+        return self.constant is None and not self.gains
+
     def units(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the units u, float64 (rows,). ValueError for a gain that is 0 or not finite."""
         u = torch.ones(len(self.rows), dtype=torch.float64) if self.constant is None else self.constant
@@ -110,9 +115,14 @@ class Slot(Record):
 
         A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
         """
-        s, (covered, at) = self._from_wire(params), self.among(sets)
-        V, at = self.rows.read(params) / s, at.to(s.device)
-        return s * V.index_copy(0, at.flatten(), (A[covered].to(s.device) @ V[at]).flatten(0, 1))
+        V, (covered, at) = self.rows.read(params), self.among(sets)
+        s = None if self.plain else self._from_wire(params)
+        V, A, at = V if s is None else V / s, A[covered].to(V.device), at.to(V.device)
+        if at.numel() == len(V) and torch.equal(at.flatten(), torch.arange(len(V), device=V.device)):
+            V = (A @ V.view(*at.shape, -1)).flatten(0, 1)
+        else:
+            V = V.index_copy(0, at.flatten(), (A @ V[at]).flatten(0, 1))
+        return V if s is None else s * V
 
     def among(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         """Return which sets of channels (k, m) the slot covers, bool (k,), and their rows."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.double_precision import grouped_product
+
 aten = torch.ops.aten
 
 _OF_TORCH = (
@@ -26,6 +28,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     for op, function in torch._decomp.get_decompositions([getattr(aten, name) for name in _OF_TORCH]).items()
 }
 """By the name of an operation what it is made of; NotImplemented where that is no simpler."""
+DECOMPOSITIONS["_grouped_mm"] = grouped_product
 
 
 def _decomposition(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -53,6 +54,14 @@ class Layout:
     def expanded(self) -> bool:
         """Return whether several entries of the value are one of its memory."""
         return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the entries of the value are all of its memory, in order."""
+        steps = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
+        return self.dense and all(
+            size == 1 or s == t for size, s, t in zip(self.shape, self.stride, steps, strict=True)
+        )
 
     @cached_property
     def dense(self) -> bool:
@@ -115,6 +124,14 @@ class Program:
         memory = [layout.memory for layout in self.layouts]
         pairs = (({memory[n] for n in each.ins}, {memory[n] for n in each.outs}) for each in self.operations)
         return tuple(place for place, (ins, outs) in enumerate(pairs) if not outs or outs - ins)
+
+    @cached_property
+    def names(self) -> list[Any]:
+        """Return what programs with the same operations but for views have in common, at whatever sizes."""
+        views = [(n, name, self.layouts[n]) for n, name in self.parameters.items()]
+        computing = [self.operations[place] for place in self.computing]
+        memories = ([[self.layouts[n].memory for n in some] for some in (each.ins, each.outs)] for each in computing)
+        return [views, *((each.func, *some) for each, some in zip(computing, memories, strict=True))]
 
     @cached_property
     def released(self) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.batches import mapped, tensors_in
-from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.replica import Cast, attention_by_formula, replica, unchanged
 from quotient_manifolds.symmetries.checks import ModelError, running
-from quotient_manifolds.symmetries.outputs import Evaluate, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 from quotient_manifolds.symmetries.trace.decompositions import DECOMPOSITIONS
 from quotient_manifolds.symmetries.trace.program import Layout, Operation, Program, Ref
 
@@ -44,11 +44,35 @@ class Recording:
     written: tuple[str, ...] = ()
 
 
+PRECISIONS: tuple[Cast, ...] = (unchanged, doubled)
+"""Casts with which a model is recorded: in its own precision, or in float64 if the batch is of another."""
+
+
+def recorded(
+    model: nn.Module, batch: Any, evaluate: Evaluate, casts: Sequence[Cast] = PRECISIONS
+) -> tuple[Recording, Cast]:
+    """Record a copy of a model, which may set what it computes with while it runs, with the first cast that it takes.
+
+    Return that cast, too. In its own precision the copy shares the model's parameters. Raises what `record` raises with
+    the first cast.
+    """
+    errors = []
+    for cast in casts:
+        try:
+            if cast is unchanged:
+                return record(replica(model, dict(model.named_parameters())), batch, evaluate), cast
+            return record(replica(model, {}, cast), mapped(cast, batch), evaluate), cast
+        except ModelError as error:
+            errors.append(error)
+    raise errors[0] from errors[0].__cause__
+
+
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Record `evaluate(model, batch)`, which must not compute gradients, in the model's own precision.
 
     A tensor that an operation takes is an input if no operation made it and it is part of the batch, is passed to the
-    model, or is taken outside of the model, as by a loss that closes over its data. All others that no operation made
+    model, or is taken outside of the model, as by a loss that closes over its data or draws it with a generator of its
+    own. All others that no operation made
     are constants of the model: buffers, attributes, and whatever a forward pass closes over. Parameters that share all
     their memory are one; a parameter that is no float of at least 16 bits is a constant. Attention is computed by its
     formula.
@@ -225,6 +249,8 @@ class _Recorder(TorchDispatchMode):
         operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
         drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
         if torch.Tag.nondeterministic_seeded in func.tags:
+            if len(self.modules) == 1 and kwargs.get("generator") is not None:
+                return func(*args, **kwargs)  # data of a loss, the same in each run
             drawn = f"{self.modules[-1] or 'its forward'} draws random numbers ({func.overloadpacket.__name__})"
         out = func(*args, **kwargs)
         if drawn is not None:

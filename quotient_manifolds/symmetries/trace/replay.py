@@ -23,6 +23,8 @@ FLAT |= {f"fake_quantize_per_{part}_affine_cachemask" for part in ("tensor", "ch
 FLAT |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
 """Operations on real numbers that are constant between jumps, whatever gradient torch gives them."""
 
+Looked = Callable[[str, Tensor], Tensor | None]
+"""Give rows of a table by name and index."""
 Weights = Callable[[str], Tensor]
 """Give a parameter by name, in any type of floating point numbers, or of others."""
 
@@ -74,6 +76,11 @@ class Replay:
             n for func, first, ins in takers for n in ins if func is not aten.embedding.default or _of(first) != n
         }
         self._tables = set(program.parameters) - others - set(program.outputs)
+        self._looked = {
+            place: program.parameters[first.number]
+            for place, (func, first, _) in enumerate(takers)
+            if func is aten.embedding.default and _of(first) in self._tables and program.layouts[first.number].whole
+        }
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
         rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
         self._large = sum(rooms.values()) > HELD
@@ -108,21 +115,23 @@ class Replay:
         inputs: Sequence[Tensor],
         watch: Mapping[int, int | None],
         *,
+        rows: Looked | None = None,
         generic: bool = True,
         tap: Tap | None = None,
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         """Return the outputs, and of each watched operation what it takes and gives.
 
+        rows: gives rows of what is a table alone, or None; then the whole is asked for.
         tap: called with the operations at its places and what gives a value by number, before each runs.
         watch: by operation the place of the argument whose derivative is wanted for this use alone, or None. The
         tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
         """
         known = Values(self, weights, {**self._constants, **dict(zip(self.program.inputs, inputs, strict=True))})
         with saved_tensors_hooks(known.packed, known.unpacked) if self._large else nullcontext():
-            return self._run(known, watch, generic, tap)
+            return self._run(known, watch, rows, generic, tap)
 
     def _run(
-        self, known: Values, watch: Mapping[int, int | None], generic: bool, tap: Tap | None
+        self, known: Values, watch: Mapping[int, int | None], rows: Looked | None, generic: bool, tap: Tap | None
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         seen, kept, wanted = {}, {}, set(self.program.outputs)
         for place, operation in enumerate(self.program.operations):
@@ -130,12 +139,17 @@ class Replay:
                 tap(place, operation, known.__getitem__)
             if not operation.outs:
                 continue
-            args, kwargs = arguments(operation, known.__getitem__, generic and place in self._varying)
+            found = rows(self._looked[place], known[operation.ins[1]]) if rows and place in self._looked else None
+            if found is None:
+                args, kwargs = arguments(operation, known.__getitem__, generic and place in self._varying)
+            else:
+                args, kwargs = (found,), {}
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
-                made = args[0] if operation.func is aten.detach.default else operation.func(*args, **kwargs)
+                given = found is not None or operation.func is aten.detach.default
+                made = args[0] if given else operation.func(*args, **kwargs)
                 made = wide(made) if operation.func is aten.embedding.default else made
             if place in watch:
                 made = made if _in_graph(made) else _apart(made)
