@@ -43,6 +43,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.horizontal import Horizontal
+from quotient_manifolds.symmetries.names import BESIDE
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
@@ -136,7 +137,12 @@ class Quotient(Geometry):
         """
         symmetries = self._known()
         pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
+        held = {name for pair in pairs for name in pair.names}
         others = tuple(each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
+        # At the least weight an update is part of its base, and its pair has lost its rank: these stay.
+        beside = [each for each in others if each.kind == BESIDE and held.intersection(each.names)]
+        others = tuple(each for each in others if each not in beside)
+        doubts = tuple(f"{each.name} is not quotiented out beside its pair." for each in beside[:1])
         if not (pairs or others):  # the frozen stays
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
@@ -144,7 +150,7 @@ class Quotient(Geometry):
                 "pairs of the model"
             )
         if not others:  # factors of pairs are balanced one by one
-            return _Begin(pairs, (), start, ())
+            return _Begin(pairs, (), start, doubts)
         held = {name: w.detach() for name, w in every.items()} | start
         whole = held if layouts is None else Whole(held, layouts)
         # With a relaxed metric the place of a pair in its orbit counts.
@@ -155,7 +161,7 @@ class Quotient(Geometry):
         if layouts is not None:
             point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}
         constant = tuple(name for name in found.constant if name in start)
-        return _Begin([pair.without(found.zeros) for pair in pairs], constant, point, found.doubts)
+        return _Begin([pair.without(found.zeros) for pair in pairs], constant, point, (*doubts, *found.doubts))
 
     def _space(
         self, pairs: list[SymmetricPair], constant: Collection[str], point: Params, start: Params

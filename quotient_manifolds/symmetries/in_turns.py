@@ -14,16 +14,20 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
+    Constant,
+    Constants,
     Draft,
     FromSum,
     Gauge,
     Matrix,
     Part,
     Rows,
+    Slices,
     Slot,
     Sparse,
     Symmetry,
     Terms,
+    Torus,
     Translation,
     Wire,
     blocks,
@@ -120,13 +124,16 @@ def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
-    """Return symmetries with those gauges as one that are alike, but for which rows of the same parameters they have.
+    """Return symmetries with all log-scales as one, and those gauges that are alike, as the heads of a layer.
 
-    As the heads of a layer.
+    These differ only in which rows of the same parameters they have.
     """
     alike: dict[Any, list[Gauge]] = {}
-    result: list[Symmetry] = []
+    tori = [each for each in symmetries if isinstance(each, Torus)]
+    result: list[Symmetry] = [_at_once(tori)] if tori else []
     for each in symmetries:
+        if isinstance(each, Torus):
+            continue
         slots = each.wire.slots if isinstance(each, Gauge) else ()
         plain = all(s.constant is None and not s.gains and s.rows.plain for s in slots)
         if isinstance(each, Gauge) and isinstance(each.algebra, GL) and plain and not each.wire.constants.every:
@@ -138,6 +145,16 @@ def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
     for gauges in alike.values():
         result += [_beside(gauges)] if len(gauges) > 1 and _disjoint(gauges) else gauges
     return result
+
+
+def _at_once(tori: Sequence[Torus]) -> Torus:
+    """Return tori as one."""
+    slices, constants, start = list[Slices](), list[Constant](), 0
+    for torus in tori:
+        slices += [replace(each, index=each.index + torch.tensor([[0], [start]])) for each in torus.slices]
+        constants += [each for each in torus.constants.every if each not in constants]
+        start += torus.size
+    return Torus(tuple(slices), start, Constants(tuple(constants)))
 
 
 def _disjoint(gauges: Sequence[Gauge]) -> bool:

@@ -35,13 +35,17 @@ NAMES = (
     "weight standardization, convolution",
 )
 
+BEYOND = {"GATv2": 3}
+"""Dimensions of what a narrow map does not reach: fields that are no affine functions of its weights."""
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_find_has_what_affine_fields_have(name: str) -> None:
     model, x = kind(name)
     made = compared(model, x[:4], most=300)
     assert independent(made.oracle.affine).shape[1] <= KINDS[name].kernel
-    assert made.more.shape[1] == 0
+    assert made.more.shape[1] == BEYOND.get(name, 0)
+    assert made.found.shape[1] <= KINDS[name].kernel
     assert (made.linear.shape[1], made.affine.shape[1]) == (0, 0)
 
 
