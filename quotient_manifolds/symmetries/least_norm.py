@@ -268,7 +268,7 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
             moved = point.added(share * change)
             for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
-        except ValueError:  # too far for a group to act
+        except (ValueError, torch.linalg.LinAlgError):  # too far for a group to act
             share /= 4
             continue
         if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):
