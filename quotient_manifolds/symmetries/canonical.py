@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.groups import (
     Torus,
     Translation,
 )
+from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import flattened
 from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
@@ -128,7 +129,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
     draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
-    settled = without_constants(draft, translations)
+    zero = _zero(symmetries, {**draft})
+    settled = without_constants(draft, translations, zero)
     point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
@@ -180,8 +182,36 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 
 def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
     """Return the point at parameters that symmetries may move, with the directions of translations."""
-    none = torch.zeros((), dtype=torch.float64)
-    moved = _shapes(symmetries, params)
+    zero = _zero(symmetries, params)
+    size = sum(each.numel() for each in zero.values())
+    none = torch.zeros(0, size, dtype=torch.float64)
+    point = Point(params, zero, none, _units(symmetries, params))
+    rows = [point.row(directions(each, params, zero)) for each in translations]
+    return replace(point, directions=_orthonormal(torch.cat([none, *rows])))
+
+
+def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return by name the units of wires in which lengths are measured, of parameters for which they are not all 1."""
+    units: Params = {}
+    for gauge in symmetries:
+        own: Params = {}
+        for slot in gauge.wire.slots if isinstance(gauge, Gauge) else ():
+            if not slot.plain:
+                w = params[slot.name]
+                each = own.setdefault(slot.name, torch.ones(w.numel(), dtype=torch.float64, device=w.device))
+                u = slot.units(params)[:, None].expand(-1, slot.rows.columns)
+                each[slot.places] = 1 / u if slot.writes else u
+        for name, each in own.items():
+            units[name] = units.get(name, 1.0) * each.view(params[name].shape)
+    return units
+
+
+def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return the numbers that parameters are 0 at: where what counts in place of them is, offset and constants included.
+
+    Symmetries act on that, so that it is what has a length. Constants are those of gains as they are at `params`.
+    """
+    none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in _every_rows(symmetries):
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
@@ -189,10 +219,17 @@ def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequenc
             flat = zero[rows.name].flatten().clone()
             flat[rows.places] = at.double().expand(rows.places.shape)
             zero[rows.name] = flat.view(rows.shape)
-    size = sum(each.numel() for each in zero.values())
-    D = [directions(each, params, zero) for each in translations]
-    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
-    return Point(params, zero, _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *flat])))
+    draft = Draft(zero)
+    for each in symmetries:
+        for constant in _constants(each).every:
+            draft.write(constant.bias, -constant.read(params)[:, None])
+    return {**draft}
+
+
+def _constants(symmetry: Symmetry) -> Constants:
+    if isinstance(symmetry, Gauge):
+        return symmetry.wire.constants
+    return symmetry.constants if isinstance(symmetry, Torus) else Constants()
 
 
 def _orthonormal(D: Tensor) -> Tensor:
@@ -265,14 +302,14 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     )
     if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
         return point
-    D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}
+    D = {name: each.flatten(1) for name, each in point.changes(point.directions).items()}
     for slot, V in some:
         s = slot.units(point.params)[:, None]
         s = s if slot.writes else 1 / s
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = torch.cat([*D.values()], 1)
+    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
