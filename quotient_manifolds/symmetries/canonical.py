@@ -14,6 +14,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups import (
+    SO,
+    CenteredSO,
     Draft,
     FromSum,
     Gauge,
@@ -42,6 +44,8 @@ _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
 _IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
+_FEW = 8
+"""Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -141,11 +145,12 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
             point, some = without_idle(point, symmetry)
             idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    mixed = {name for each in others if not _rotates(each) for name in each.names}
+    free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        mixed = {name for each in others for name in each.names}
-        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
+        free = [replace(each, basis=each.basis.to_dense()) for each in free]
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
@@ -207,9 +212,9 @@ def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
 
 
 def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
-    """Return the numbers that parameters are 0 at: where what counts in place of them is, offset and constants included.
+    """Return where parameters count as 0: where what a symmetry acts on is, offsets and constants included.
 
-    Symmetries act on that, so that it is what has a length. Constants are those of gains as they are at `params`.
+    Constants are those of gains as they are at `params`.
     """
     none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
@@ -313,12 +318,20 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
-def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
+def _rotates(symmetry: Symmetry) -> bool:
+    """Return whether a group leaves lengths as they are."""
+    return isinstance(symmetry, Gauge) and all(
+        isinstance(each, (SO, CenteredSO)) for _, each in symmetry.algebra.summands
+    )
+
+
+def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
     """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
 
     These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
-    mixed: parameters that other groups act on, whose lengths are not those of single entries.
+    mixed: parameters that groups act on that change lengths, too.
     """
+    torus, basis = free.symmetry, free.basis.to_dense()
     assert isinstance(torus, Torus)
     exponents = [np.zeros((0, len(basis) + 1))]
     for name in torus.names:
@@ -336,7 +349,7 @@ def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str])
         found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
         alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
         target = torch.from_numpy(E[alone].T @ counts[alone])
-    return Free(torus, basis, target)
+    return replace(free, target=target)
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Settled(NamedTuple):
 
 
 def without_constants(draft: Draft, translations: Sequence[Translation], zero: Mapping[str, Tensor]) -> Settled:
-    """Move a draft along translations until constants are at their numbers in `zero`, those of earlier parameters first.
+    """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
     turn it has another one only if what these or their factors are has changed.

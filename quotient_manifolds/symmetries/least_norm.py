@@ -245,7 +245,7 @@ def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
 
 
 def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int, power: int = 0) -> Tensor:
-    """Return derivatives (count, *shape) by name as rows (count, P) in units: of changes, or of duals for a power -2."""
+    """Return derivatives (count, *shape) by name as rows (count, P) in units, of duals for a power of -2."""
     found = {}
     for name, at in point.zero.items():
         each = parts.get(name)
