@@ -15,6 +15,9 @@ from quotient_manifolds.derivatives import differentiated, in_no_graph
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+"""What torch raises where a factorization fails, which its stubs do not export."""
+
 _CONDITION, _ROUGH = 1e4, 30.0
 """Up to which condition number a Gram matrix in float64, and in float32, serves for a frame in float32."""
 

@@ -237,7 +237,7 @@ class _Aligner:
         other: Params,
         symmetries: Symmetries,
         permutations: Sequence[Permutation],
-        seen: Callable[..., list[Tensor]] | None,
+        seen: Callable[..., list[Tensor | None]] | None,
         condition: float,
     ) -> None:
         self._own, self._other = (
@@ -277,7 +277,7 @@ class _Aligner:
         """Find orders of units, and what brings parameters near to others that are in these orders."""
         (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
         self._moments = self._activations(first, last, there)
-        self._steps, self._orders = [*first], []
+        self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
         self._in_order(several)
         for _ in range(1, ROUNDS):
             before = distance(self._here, self._there)

@@ -111,8 +111,8 @@ def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str],
         rows = []
         for symmetry, B in zip(symmetries, bases, strict=True):
             tangent = symmetry.tangent(here, B)
-            J = [tangent[n].flatten(1) if n in tangent else r.new_zeros(len(B), here[n].numel()) for n in names]
-            rows.append(torch.cat(J, 1))
+            parts = [tangent[n].flatten(1) if n in tangent else r.new_zeros(len(B), here[n].numel()) for n in names]
+            rows.append(torch.cat(parts, 1))
         J = torch.cat(rows)
         size = J.norm(dim=1, keepdim=True).clamp(min=1e-300)
         values, V = torch.linalg.eigh((J / size) @ (J / size).mT)

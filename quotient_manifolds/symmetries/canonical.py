@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
     SO,
     CenteredSO,
@@ -102,7 +103,7 @@ def canonical(
     """
     try:
         found = _canonical(symmetries, params)
-    except torch.linalg.LinAlgError as error:
+    except LinAlgError as error:
         raise NoPlaceError(f"the orbit must have a canonical point. Found none: {error}") from error
     change = changed(found.params) if changed else 0.0
     if change <= _CHANGE:

@@ -135,7 +135,8 @@ class Symmetries:
     @property
     def groups(self) -> tuple[Acting, ...]:
         """Return the groups, which may act one after another: of reparameterizations, then of pairs."""
-        return tuple(each.symmetry for each in (*self.reparameterizations, *self.pairs))
+        own = (each.symmetry for each in self.reparameterizations)
+        return (*own, *(pair.symmetry for pair in self.pairs))
 
     @property
     def every(self) -> tuple[Symmetry, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.canonical import canonical
@@ -199,14 +200,14 @@ def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Be
         values = tuple(losses.own_value(index) for index in indices)
         params = losses.params()
         if begin is not None:
-            with contextlib.suppress(ValueError, torch.linalg.LinAlgError):  # what is claimed may lead nowhere
+            with contextlib.suppress(ValueError, LinAlgError):  # what is claimed may lead nowhere
                 params = begin(symmetries, params)
                 moved = _acted(symmetries.groups, params, seed)
                 there = [losses.value(moved, index) for index in indices]
                 del moved
         if not there:
             # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
-            with contextlib.suppress(ValueError, torch.linalg.LinAlgError):
+            with contextlib.suppress(ValueError, LinAlgError):
                 params = canonical(symmetries.groups, params).params
         params = jittered({name: w.clone() for name, w in params.items()}, seed)
     tolerances = list[float]()

@@ -77,9 +77,10 @@ class Replay:
         }
         self._tables = set(program.parameters) - others - set(program.outputs)
         self._looked = {
-            place: program.parameters[first.number]
+            place: program.parameters[number]
             for place, (func, first, _) in enumerate(takers)
-            if func is aten.embedding.default and _of(first) in self._tables and program.layouts[first.number].whole
+            if func is aten.embedding.default and (number := _of(first)) in self._tables
+            if number is not None and program.layouts[number].whole
         }
         self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
         rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
