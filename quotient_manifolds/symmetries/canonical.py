@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
+    SO,
+    CenteredSO,
     Draft,
     FromSum,
     Gauge,
@@ -27,6 +29,7 @@ from quotient_manifolds.symmetries.groups import (
     Torus,
     Translation,
 )
+from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import flattened
 from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
@@ -42,6 +45,8 @@ _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
 _IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
+_FEW = 8
+"""Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
 _TINY = 1e-7
 """Coordinates of unit vectors that count as 0."""
 
@@ -129,7 +134,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
             point, each = _with_gains(point, symmetry, numbers)
             free.append(each)
     draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
-    settled = without_constants(draft, translations)
+    zero = _zero(symmetries, {**draft})
+    settled = without_constants(draft, translations, zero)
     point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
@@ -140,11 +146,12 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
             point, some = without_idle(point, symmetry)
             idle |= some
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    mixed = {name for each in others if not _rotates(each) for name in each.names}
+    free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:
         point, left = in_turns(point, others, free)
     else:
-        mixed = {name for each in others for name in each.names}
-        free = [_with_lengths(point, each.symmetry, each.basis.to_dense(), mixed) for each in free]
+        free = [replace(each, basis=each.basis.to_dense()) for each in free]
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
@@ -181,19 +188,54 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 
 def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
     """Return the point at parameters that symmetries may move, with the directions of translations."""
-    none = torch.zeros((), dtype=torch.float64)
-    moved = _shapes(symmetries, params)
+    zero = _zero(symmetries, params)
+    size = sum(each.numel() for each in zero.values())
+    none = torch.zeros(0, size, dtype=torch.float64)
+    point = Point(params, zero, none, _units(symmetries, params))
+    rows = [point.row(directions(each, params, zero)) for each in translations]
+    return replace(point, directions=_orthonormal(torch.cat([none, *rows])))
+
+
+def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return by name the units of wires in which lengths are measured, of parameters for which they are not all 1."""
+    units: Params = {}
+    for gauge in symmetries:
+        own: Params = {}
+        for slot in gauge.wire.slots if isinstance(gauge, Gauge) else ():
+            if not slot.plain:
+                w = params[slot.name]
+                each = own.setdefault(slot.name, torch.ones(w.numel(), dtype=torch.float64, device=w.device))
+                u = slot.units(params)[:, None].expand(-1, slot.rows.columns)
+                each[slot.places] = 1 / u if slot.writes else u
+        for name, each in own.items():
+            units[name] = units.get(name, 1.0) * each.view(params[name].shape)
+    return units
+
+
+def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
+    """Return where parameters count as 0: where what a symmetry acts on is, offsets and constants included.
+
+    Constants are those of gains as they are at `params`.
+    """
+    none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in _every_rows(symmetries):
         at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
         if bool(at.any()):
-            entries = zero[rows.name].flatten().clone()
-            entries[rows.places] = at.double().expand(rows.places.shape)
-            zero[rows.name] = entries.view(rows.shape)
-    size = sum(each.numel() for each in zero.values())
-    D = [directions(each, params, zero) for each in translations]
-    flat = [torch.cat([each[name].flatten(1) for name in zero], 1) for each in D]
-    return Point(params, zero, _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *flat])))
+            flat = zero[rows.name].flatten().clone()
+            flat[rows.places] = at.double().expand(rows.places.shape)
+            zero[rows.name] = flat.view(rows.shape)
+    draft = Draft(zero)
+    for each in symmetries:
+        for constant in _constants(each).every:
+            draft.write(constant.bias, -constant.read(params)[:, None])
+    return {**draft}
+
+
+def _constants(symmetry: Symmetry) -> Constants:
+    if isinstance(symmetry, Gauge):
+        return symmetry.wire.constants
+    return symmetry.constants if isinstance(symmetry, Torus) else Constants()
 
 
 def _orthonormal(D: Tensor) -> Tensor:
@@ -266,23 +308,31 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
     )
     if not wanted or wire.sides or any(len(slot.channels) < wire.channels for slot, _ in some):
         return point
-    D = {name: each.flatten(1) for name, each in point.split(point.directions).items()}
+    D = {name: each.flatten(1) for name, each in point.changes(point.directions).items()}
     for slot, V in some:
         s = slot.units(point.params)[:, None]
         s = s if slot.writes else 1 / s
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = torch.cat([*D.values()], 1)
+    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
-def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str]) -> Free:
+def _rotates(symmetry: Symmetry) -> bool:
+    """Return whether a group leaves lengths as they are."""
+    return isinstance(symmetry, Gauge) and all(
+        isinstance(each, (SO, CenteredSO)) for _, each in symmetry.algebra.summands
+    )
+
+
+def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
     """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
 
     These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
-    mixed: parameters that other groups act on, whose lengths are not those of single entries.
+    mixed: parameters that groups act on that change lengths, too.
     """
+    torus, basis = free.symmetry, free.basis.to_dense()
     assert isinstance(torus, Torus)
     exponents = [np.zeros((0, len(basis) + 1))]
     for name in torus.names:
@@ -300,7 +350,7 @@ def _with_lengths(point: Point, torus: Symmetry, basis: Tensor, mixed: Set[str])
         found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
         alone = found.x[k:] > _SEEN if found.success else np.zeros(m, bool)
         target = torch.from_numpy(E[alone].T @ counts[alone])
-    return Free(torus, basis, target)
+    return replace(free, target=target)
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:

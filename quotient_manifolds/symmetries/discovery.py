@@ -249,9 +249,10 @@ def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterizatio
 def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> tuple[Permutation, ...]:
     """Return the units of a model that may change places: neurons, heads, experts, channels of a stream.
 
-    One exchange of all of them, at other weights and on inputs of other sizes, leaves all outputs as they are. Channels
-    that a continuous group mixes are left out, as are units that a parameter may depend on which did not run. Takes
-    what `find_symmetries` takes, and raises what it raises.
+    One exchange of all of them, at other weights and on inputs of other sizes, leaves all outputs as they are. Buffers
+    that have a number for each unit are exchanged, too, as are channels that a continuous group mixes. Units that a
+    parameter may depend on which did not run are left out. Takes what `find_symmetries` takes, and raises what it
+    raises.
     """
     points = charges.points_of(model, batch, evaluate, 0)
     params = {name: w.detach() for name, w in model.named_parameters()}

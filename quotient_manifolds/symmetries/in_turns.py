@@ -53,8 +53,8 @@ class Settled(NamedTuple):
     left: list[Translation]
 
 
-def without_constants(draft: Draft, translations: Sequence[Translation]) -> Settled:
-    """Move a draft along translations until constants are 0, those of earlier parameters first.
+def without_constants(draft: Draft, translations: Sequence[Translation], zero: Mapping[str, Tensor]) -> Settled:
+    """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
     turn it has another one only if what these or their factors are has changed.
@@ -65,7 +65,7 @@ def without_constants(draft: Draft, translations: Sequence[Translation]) -> Sett
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        turns[k] = turn = _projected(draft, translations[k], place)
+        turns[k] = turn = _projected(draft, zero, translations[k], place)
         if turn.z is not None:
             translations[k].move(draft, turn.z)
             steps.append((translations[k], turn.z))
@@ -74,8 +74,8 @@ def without_constants(draft: Draft, translations: Sequence[Translation]) -> Sett
     zeros: dict[str, Tensor] = {}
     for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
         name, at = part.rows.name, part.rows.places[:, 0]
-        if float(draft[name].flatten()[at].abs().max()) <= _ZERO:
-            draft.write(part.rows, torch.zeros_like(part.rows.read(draft)))
+        if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
+            draft.write(part.rows, part.rows.read(zero))
             zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
 
@@ -271,8 +271,10 @@ class Turn(NamedTuple):
     exact: bool
 
 
-def _projected(params: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]) -> Turn:
-    """Return the turn of a translation: the first of its parameters go to their least |w|.
+def _projected(
+    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
+) -> Turn:
+    """Return the turn of a translation: the first of its parameters go to their least |w - zero|.
 
     First are those that no weights multiply, in order: the others take back what these lose.
     """
@@ -281,13 +283,13 @@ def _projected(params: Mapping[str, Tensor], translation: Translation, place: Ma
     a, b = translation.shape
     if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
         jointly = all(part.right is None for part in parts)
-        return _jointly(params, parts, (a, b)) if jointly else Turn(None, set(), False)
+        return _jointly(params, zero, parts, (a, b)) if jointly else Turn(None, set(), False)
     z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
     read, far, exact = set[str](), 0.0, True
     for part in parts:
         left, right = part.at(params)
         read |= {part.rows.name, *(rows.name for rows in part.read())}
-        wanted = -_against(part.rows, params, right)
+        wanted = -_against(part.rows, params, zero, right)
         if basis is None and left is None:
             step, null = wanted, None
         else:
@@ -306,21 +308,26 @@ def _projected(params: Mapping[str, Tensor], translation: Translation, place: Ma
     return Turn(z if far > DONE * size else None, read, exact)
 
 
-def _against(rows: Rows, params: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
-    """Return the rows' coordinates in the rows of `right`: values with values @ right as near to them as it can be."""
+def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
+    """Return coordinates in the rows of `right` of how far rows are from `zero`: those of the nearest combination."""
+    if bool(zero[rows.name].any()):
+        far = rows.read(params) - rows.read(zero)
+        return far if right is None else far @ torch.linalg.pinv(right)
     if right is None:
         return rows.read(params)
     inverse = right.mT / right.square().sum() if len(right) == 1 else torch.linalg.pinv(right)
     return rows.times(params, inverse)
 
 
-def _jointly(params: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]) -> Turn:
-    """Return z of least |w| of several parts of several columns, that nothing multiplies from the right."""
+def _jointly(
+    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
+) -> Turn:
+    """Return z of least |w - zero| of several parts of several columns, that nothing multiplies from the right."""
     (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
     gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
     columns = [torch.eye(a, dtype=torch.float64) if (left := part.at(params)[0]) is None else left for part in parts]
     for left, part in zip(columns, parts, strict=True):
-        gram, value = gram + left.mT @ left, value + left.mT @ part.rows.read(params)
+        gram, value = gram + left.mT @ left, value + left.mT @ (part.rows.read(params) - part.rows.read(zero))
     z = -torch.linalg.pinv(gram, hermitian=True) @ value
     for left, part in zip(columns, parts, strict=True):
         far = max(far, float((left @ z).norm()) / float(params[part.rows.name].norm().clamp(min=1e-300)))
@@ -399,7 +406,7 @@ def _scaled(point: Point, free: Free) -> tuple[Point, float]:
         return point, 0.0
     first = 0.0
     for step in range(_STEPS):
-        value, size = torus.charge(point.params, point.params)
+        value, size = torus.charge(point.params, point.dual())
         g = N @ value - free.target
         far = float((g.abs() / (abs(N) @ size).clamp(min=1e-300)).max())
         first = max(first, far)
@@ -411,7 +418,8 @@ def _scaled(point: Point, free: Free) -> tuple[Point, float]:
         p, rz = z, float(r @ z)
         for _ in range(50):
             d = torus.tangent(point.params, N.t() @ p)
-            full = {name: d.get(name, torch.zeros_like(w)) for name, w in point.params.items() if name in torus.names}
+            full = {name: d.get(name, torch.zeros_like(point.params[name])) for name in torus.names}
+            full = {name: each * point.units[name] ** 2 if name in point.units else each for name, each in full.items()}
             Hp = 2 * (N @ torus.charge(point.params, full).value)
             curve = float(p @ Hp)
             if curve <= 0:

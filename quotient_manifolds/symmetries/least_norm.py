@@ -37,40 +37,54 @@ Step = tuple[Symmetry, Tensor]
 class Point:
     """Hold a point of an orbit, the steps that led there, and the directions of translations there.
 
-    params: float64. zero: by name, the numbers whose distance counts, 0 but for weights used as w + offset.
-    directions: (k, P) over the entries of `zero`, orthonormal.
+    params: float64. zero: by name, the numbers whose distance counts, 0 but for weights used as w + offset, and biases
+    beside constants. units: by name, what multiplies distances, 1 for other names: in the units of wires, groups that
+    hold A hold A^T, so that least |w| is unique. directions: (k, P) over the entries of `zero`, orthonormal in units.
     """
 
     params: Params
     zero: Params
     directions: Tensor
+    units: Params
     steps: tuple[Step, ...] = ()
 
     @property
     def vector(self) -> Tensor:
-        """Return w - zero in a row (P,)."""
-        none = torch.zeros(0, dtype=torch.float64)
-        return torch.cat([none, *((self.params[name] - at).flatten() for name, at in self.zero.items())])
+        """Return w - zero in units, in a row (P,)."""
+        return self.row({name: self.params[name] - at for name, at in self.zero.items()})
 
-    def split(self, rows: Tensor) -> Params:
-        """Return what rows (..., P) are by name."""
+    def row(self, changes: Mapping[str, Tensor]) -> Tensor:
+        """Return changes (*shape) by name in units, in a row (P,); of a batch (k, *shape), rows (k, P)."""
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        for name, at in self.zero.items():
+            each = changes[name] * self.units[name] if name in self.units else changes[name]
+            parts.append(each.flatten(each.ndim - at.ndim) if at.ndim else each[..., None])
+        return torch.cat([parts[0].expand(*parts[-1].shape[:-1], 0), *parts[1:]], -1)
+
+    def changes(self, rows: Tensor) -> Params:
+        """Return the changes by name that are rows (..., P) in units."""
         parts = rows.split([at.numel() for at in self.zero.values()], -1)
-        return {n: p.view(*rows.shape[:-1], *at.shape) for (n, at), p in zip(self.zero.items(), parts, strict=True)}
+        found = {n: p.view(*rows.shape[:-1], *at.shape) for (n, at), p in zip(self.zero.items(), parts, strict=True)}
+        return {name: each / self.units[name] if name in self.units else each for name, each in found.items()}
+
+    def dual(self) -> Params:
+        """Return the derivative of |w - zero|^2 / 2, with lengths in units, by name."""
+        far = {name: self.params[name] - at for name, at in self.zero.items()}
+        return {name: each * self.units[name] ** 2 if name in self.units else each for name, each in far.items()}
 
     def acted(self, symmetry: Symmetry, element: Tensor) -> Point:
         """Return the point after an element of a group, which carries the directions of translations along."""
         params = symmetry.act(self.params, element)
         D = self.directions
         if len(D) and not isinstance(symmetry, Translation):
-            carried = carry(symmetry, element, self.params, self.split(D))
-            D = torch.cat([each.flatten(1) for each in carried.values()], 1)
+            D = self.row(carry(symmetry, element, self.params, self.changes(D)))
             D = torch.linalg.qr(D.mT)[0].mT
         return replace(self, params=params, directions=D, steps=(*self.steps, (symmetry, element)))
 
     def added(self, change: Tensor) -> Point:
         """Return the point after a translation by a change (P,)."""
         point = self
-        for name, each in self.split(change).items():
+        for name, each in self.changes(change).items():
             if bool(each.any()):
                 rows = Rows.along(name, tuple(each.shape), 0)
                 point = point.acted(Translation((Part(rows),)), each.reshape(len(rows), -1))
@@ -214,26 +228,30 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
-    """Return tangents (k, P), and the derivatives of the charges at w, w along all entries."""
-    T, S = [point.directions[:0]], [point.directions[:0]]
+    """Return tangents (k, P) in units, and the derivatives of the charges at w, w along all entries."""
+    T, S, dual = [point.directions[:0]], [point.directions[:0]], point.dual()
     for each in free:
         own, count = each.symmetry.names, len(each.basis)
         with torch.enable_grad():
             x = {name: w.detach().requires_grad_(name in point.zero) for name, w in point.params.items()}
-            y = {name: (x[name] - point.zero[name]).detach().requires_grad_() for name in own}
+            y = {name: dual[name].detach().requires_grad_() for name in own}
             charge = each.basis.flatten(1) @ each.symmetry.charge(x, y).value.flatten()
             wanted = [*y.values(), *(x[name] for name in point.zero)]
             seeds = torch.eye(count, dtype=torch.float64)
             parts = torch.autograd.grad(charge, wanted, seeds, is_grads_batched=True, allow_unused=True)
         T.append(_in_rows(point, dict(zip(own, parts, strict=False)), count))
-        S.append(_in_rows(point, dict(zip(point.zero, parts[len(own) :], strict=True)), count))
+        S.append(_in_rows(point, dict(zip(point.zero, parts[len(own) :], strict=True)), count, -2))
     return torch.cat(T), torch.cat(T) + torch.cat(S)
 
 
-def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int) -> Tensor:
-    """Return derivatives (count, *shape) by name as rows (count, P)."""
-    found = ((parts.get(name), at) for name, at in point.zero.items())
-    return torch.cat([at.new_zeros(count, at.numel()) if w is None else w.flatten(1) for w, at in found], 1)
+def _in_rows(point: Point, parts: Mapping[str, Tensor | None], count: int, power: int = 0) -> Tensor:
+    """Return derivatives (count, *shape) by name as rows (count, P) in units, of duals for a power of -2."""
+    found = {}
+    for name, at in point.zero.items():
+        each = parts.get(name)
+        each = at.new_zeros(count, *at.shape) if each is None else each
+        found[name] = each * point.units[name] ** power if power and name in point.units else each
+    return point.row(found)
 
 
 def _newton(along: Tensor, H: Tensor, W: Tensor) -> Tensor:
@@ -268,7 +286,7 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
             moved = point.added(share * change)
             for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
-        except ValueError:  # too far for a group to act
+        except (ValueError, torch.linalg.LinAlgError):  # too far for a group to act
             share /= 4
             continue
         if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):

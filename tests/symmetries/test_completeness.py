@@ -34,7 +34,6 @@ NAMES = (
     "capsules, read",
     "weight standardization, convolution",
 )
-
 BEYOND = {"GATv2": 3}
 """Dimensions of what a narrow map does not reach: fields that are no affine functions of its weights."""
 

@@ -38,6 +38,7 @@ from quotient_manifolds.symmetries.groups import (
     Product,
     Rows,
     Sparse,
+    Sum,
     Symmetry,
     Terms,
     Translation,
@@ -611,7 +612,7 @@ class Shifts:
             kind = "constant"
         else:
             kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
-        yield from self._made(kind, *parts)
+        yield from self._made(kind, *_united(parts))
 
     def _taken(self, way: Way, c: float, rows: Rows, n: int) -> Factor:
         """Return -c V u in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""
@@ -629,6 +630,25 @@ class Shifts:
     def _mean_is_free(self, way: Way) -> bool:
         """Return whether this way adds nothing by equal constants."""
         return self._vanishes(zip(way.g.sum(1)[:, None], way.size.sum(1)[:, None], strict=True))
+
+
+def _united(parts: Iterable[Part]) -> list[Part]:
+    """Return parts of which those of the same entries are one: a bias may add a constant, and take back others."""
+    made = list[Part]()
+    for part in parts:
+        place = part.rows.places[:, :1].flatten()
+        for k, other in enumerate(made):
+            there = other.rows.places[:, :1].flatten()
+            same = other.rows.name == part.rows.name and other.rows.columns == part.rows.columns == 1
+            if same and other.right is part.right is None and torch.equal(place.sort()[0], there.sort()[0]):
+                eye = torch.eye(len(place), dtype=torch.float64)
+                own = eye[place.argsort()[there.argsort().argsort()]]  # in the order of the other
+                own = own if part.left is None else Product((own, part.left))  # type: ignore[assignment]
+                made[k] = replace(other, left=Sum((eye if other.left is None else other.left, own)))
+                break
+        else:
+            made.append(part)
+    return made
 
 
 def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:

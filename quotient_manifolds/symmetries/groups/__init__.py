@@ -42,7 +42,7 @@ from quotient_manifolds.symmetries.groups.algebras import (
     planes,
 )
 from quotient_manifolds.symmetries.groups.charted import Chart, Charted
-from quotient_manifolds.symmetries.groups.factors import Beyond, Factor, Matrix, Product, Sparse, Terms
+from quotient_manifolds.symmetries.groups.factors import Beyond, Factor, Matrix, Product, Sparse, Sum, Terms
 from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.gauge import Gauge
 from quotient_manifolds.symmetries.groups.linear import Linear
@@ -84,6 +84,7 @@ __all__ = [
     "Slot",
     "Span",
     "Sparse",
+    "Sum",
     "Symmetry",
     "Terms",
     "Torus",

@@ -146,6 +146,32 @@ class Product(Record):
 
 
 @dataclass(frozen=True, eq=False)
+class Sum(Record):
+    """Add matrices, of numbers or of weights."""
+
+    terms: tuple[Tensor | Factor, ...]
+
+    def __post_init__(self) -> None:
+        self._store(terms=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.terms))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.terms[0].shape[0], self.terms[0].shape[1]
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.terms)
+        return reduce(lambda A, B: A + B.to(A.device), matrices)
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        made = (each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z) for each in self.terms)
+        return reduce(lambda A, B: A + B.to(A.device), made)
+
+    def read(self) -> Iterator[Rows]:
+        for each in self.terms:
+            yield from () if isinstance(each, Tensor) else each.read()
+
+
+@dataclass(frozen=True, eq=False)
 class Beyond(Record):
     """Project on what is orthogonal to the rows of all factors: 1 - V^+ V (n, n)."""
 
