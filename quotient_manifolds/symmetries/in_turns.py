@@ -59,13 +59,13 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
     turn it has another one only if what these or their factors are has changed.
     """
-    place = {name: k for k, name in enumerate(draft)}
+    place, free = {name: k for k, name in enumerate(draft)}, _free(translations, draft)
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
     todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        turns[k] = turn = _projected(draft, zero, translations[k], place)
+        turns[k] = turn = _projected(draft, zero, translations[k], place, free)
         if turn.z is not None:
             translations[k].move(draft, turn.z)
             steps.append((translations[k], turn.z))
@@ -271,12 +271,31 @@ class Turn(NamedTuple):
     exact: bool
 
 
+def _free(translations: Sequence[Translation], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return orthonormal directions (entries, k) of constants that may change alone, by parameter."""
+    found: dict[str, list[Tensor]] = {}
+    for each in translations:
+        rows = each.parts[0].rows
+        if len(each.parts) == 1 and rows.columns == 1:
+            left, right = each.parts[0].at(params)
+            if left is not None and right is None:
+                B = torch.zeros(params[rows.name].numel(), left.shape[1], dtype=torch.float64)
+                B[rows.places[:, 0]] = left
+                found.setdefault(rows.name, []).append(B)
+    return {name: torch.linalg.qr(torch.cat(each, 1))[0] for name, each in found.items()}
+
+
 def _projected(
-    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
+    params: Mapping[str, Tensor],
+    zero: Mapping[str, Tensor],
+    translation: Translation,
+    place: Mapping[str, int],
+    free: Mapping[str, Tensor],
 ) -> Turn:
     """Return the turn of a translation: the first of its parameters go to their least |w - zero|.
 
-    First are those that no weights multiply, in order: the others take back what these lose.
+    First are those that no weights multiply, in order: the others take back what these lose. free: directions of
+    parameters that may change alone, in which nothing is wanted of a translation of several.
     """
     # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
     parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
@@ -290,12 +309,16 @@ def _projected(
         left, right = part.at(params)
         read |= {part.rows.name, *(rows.name for rows in part.read())}
         wanted = -_against(part.rows, params, zero, right)
+        Q = _own(part, free) if len(parts) > 1 else None
         if basis is None and left is None:
-            step, null = wanted, None
+            step, null = (wanted, None) if Q is None else (wanted - Q @ (Q.mT @ wanted), Q)
         else:
             wanted = wanted if basis is None else wanted - (z if left is None else left @ z)
             L = left if basis is None else basis if left is None else left @ basis
             assert L is not None
+            if Q is not None and bool((Q.mT @ L).abs().max() > _RANK * L.abs().max()):
+                L = L - Q @ (Q.mT @ L)
+            wanted = wanted if Q is None else wanted - Q @ (Q.mT @ wanted)
             step, null = _solved(L, wanted, 1.0 if left is None else float(left.norm()))
             exact &= float((L @ step - wanted).norm()) <= _RANK * float(wanted.norm())
             step = step if basis is None else basis @ step
@@ -306,6 +329,15 @@ def _projected(
         basis = null if basis is None else basis @ null
     size = max(float(torch.linalg.vector_norm(params[part.rows.name])) for part in parts)
     return Turn(z if far > DONE * size else None, read, exact)
+
+
+def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
+    """Return those free directions of a parameter that are of the rows of a part alone, None if there are none."""
+    if part.rows.columns > 1 or part.right is not None or part.rows.name not in free:
+        return None
+    Q = free[part.rows.name][part.rows.places[:, 0]]
+    whole = Q.square().sum(0) > 1 - _RANK
+    return Q[:, whole] if bool(whole.any()) else None
 
 
 def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
