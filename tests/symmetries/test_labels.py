@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from quotient_manifolds.symmetries import example_inputs, find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries import example_inputs, find_symmetries, propose_symmetries, verify_symmetries
 from quotient_manifolds.symmetries.names import meaning
 from studies.common import load
 from studies.invariance import Subject
@@ -38,11 +38,24 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
     assert meaning("one of the user's own") == ""
 
 
-@pytest.mark.parametrize("row", load("fibres")["rows"], ids=lambda row: row["name"])
+PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")
+FEWER: dict[str, str] = {}
+"""Models of which less is found than the record has, and why."""
+
+
+def _case(row: dict[str, Any]) -> Any:
+    marks = [pytest.mark.xfail(strict=True, reason=FEWER[row["name"]])] if row["name"] in FEWER else []
+    return pytest.param(row, id=row["name"], marks=marks)
+
+
+@pytest.mark.parametrize("row", map(_case, load("fibres")["rows"]))
 def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
+    """Pairs as recorded, and no fewer dimensions; translations are told apart in other ways than there."""
     subject = Subject.of(row["name"])
     frozen = {name for name, w in subject.model.named_parameters() if not w.requires_grad}
-    found = find_symmetries(subject.model, subject.batch)
+    found = propose_symmetries(subject.model, subject.batch)
     found = found.without([each.name for each in found.reparameterizations if frozen.intersection(each.names)])
-    assert found.families == row["found"]
+    kept, recorded = found.families, row["found"]
+    assert {kind: kept.get(kind) for kind in PAIRS} == {kind: recorded.get(kind) for kind in PAIRS}
+    assert sum(recorded.values()) - row["shared"] <= sum(kept.values()) <= row["dimension"]
     assert verify_symmetries(subject.model, subject.batch, found).failed == {}
