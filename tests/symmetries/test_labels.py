@@ -55,7 +55,7 @@ def _case(row: dict[str, Any]) -> Any:
     return pytest.param(row, id=row["name"], marks=marks)
 
 
-@pytest.mark.parametrize("row", map(_case, load("fibres")["rows"]))
+@pytest.mark.parametrize("row", [_case(row) for row in load("fibres")["rows"]])
 def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
     """Pairs as recorded, and no more than the fibre has; translations are told apart in other ways than there."""
     subject = Subject.of(row["name"])
