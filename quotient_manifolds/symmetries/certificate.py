@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress, text_table
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
-from quotient_manifolds.symmetries.discovery import find_symmetries
+from quotient_manifolds.symmetries.discovery import propose_symmetries
 from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
 from quotient_manifolds.symmetries.names import meaning
 from quotient_manifolds.symmetries.outputs import Evaluate
@@ -107,7 +107,7 @@ def certify(
     else:
         small, listed = model, distinct(batches)
         fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
-    proposed = find_symmetries(small, joined(listed), evaluate=evaluate)
+    proposed = propose_symmetries(small, joined(listed), evaluate=evaluate)
     K, own = fibre.kernel, dict(small.named_parameters())
     frozen = torch.cat([torch.full((w.numel(),), not w.requires_grad) for w in own.values()])
     directions = tangents(proposed, own)

@@ -100,39 +100,45 @@ def test_a_false_claim_fails(what: str) -> None:
         assert verification.holding(wrong).pairs == ()
 
 
-def forgetful(wire: Wire, A: Tensor) -> tuple[Tensor, Tensor]:
-    return A, A.inverse()
+with_dual = Wire._with_dual
 
 
-def to_first_order(wire: Wire, A: Tensor) -> tuple[Tensor, Tensor]:
-    return A, (2 * torch.eye(len(A)) - A).mT
+def forgetful(wire: Wire, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    A, _, sets = with_dual(wire, A, sets)
+    return A, A.inverse(), sets
+
+
+def to_first_order(wire: Wire, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    A, _, sets = with_dual(wire, A, sets)
+    return A, (2 * torch.eye(A.shape[-1]) - A).mT, sets
 
 
 @pytest.mark.parametrize("wrong", [forgetful, to_first_order])
-def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., tuple[Tensor, Tensor]]) -> None:
+def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
     monkeypatch.setattr(Wire, "_with_dual", wrong)
     checks = verify_symmetries(attention(), noise(2, 5, 12), claimed(attention())).checks
     assert [check.verdict for check in checks] == ["fails"] * 2
     assert all("acting with one of its elements changes the output" in check.reason for check in checks)
 
 
-def linear_layers() -> tuple[nn.Module, Tensor]:
-    """Two linear layers, and what directions (4, 2) of the four activations between them the second does not read."""
-    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)).double().eval()
-    return model, torch.linalg.svd(model[1].weight.detach()).Vh[2:].mT
+def linear_layers() -> tuple[nn.Module, Tensor, Tensor]:
+    """Two linear layers, which directions (4, 2) of the four activations between them nothing reads, and the others."""
+    Q = torch.linalg.qr(noise(4, 4).double()).Q
+    model = Computed(lambda s, x: s.second(s.first(x) @ Q[:, :2].to(x)), first=nn.Linear(3, 4), second=nn.Linear(2, 2))
+    return model.double().eval(), Q[:, 2:], Q[:, :2]
 
 
 def unread(left: Tensor) -> Symmetries:
     """The claim that outputs of the first layer may change along directions."""
-    translation = Translation((Part(Rows.along("0.weight", (4, 3), 0), left=left),))
+    translation = Translation((Part(Rows.along("first.weight", (4, 3), 0), left=left),))
     return Symmetries((), reparameterizations=(Reparameterization(translation, "unread output direction", 6),))
 
 
 def test_a_translation_is_verified_where_it_was_found() -> None:
-    model, K = linear_layers()
+    model, K, others = linear_layers()
     inputs = noise(5, 3).double()
     assert verdicts(model, inputs, unread(K)) == ["holds"]
-    beside = (K + 1e-3 * torch.linalg.svd(model[1].weight.detach()).Vh[:2].mT) / (1 + 1e-6) ** 0.5
+    beside = (K + 1e-3 * others) / (1 + 1e-6) ** 0.5
     checks = verify_symmetries(model, inputs, unread(beside)).checks
     assert [check.verdict for check in checks] == ["fails"]
     assert 1e-6 < checks[0].slope < 1e-2
