@@ -42,7 +42,6 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
-_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
 _FEW = 8
 """Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
@@ -139,11 +138,9 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
-    idle = False
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
-            point, some = without_idle(point, symmetry)
-            idle |= some
+            point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
     free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
@@ -154,7 +151,7 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
-    doubts = [_IDLE] if idle else []
+    doubts: list[str] = []
     if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
         names = ", ".join(open_[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
