@@ -311,7 +311,7 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
+    left = point.row({name: each.view(len(each), *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 
