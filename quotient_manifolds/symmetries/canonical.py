@@ -43,7 +43,6 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
-_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
 _FEW = 8
 """Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
@@ -140,11 +139,9 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
-    idle = False
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
-            point, some = without_idle(point, symmetry)
-            idle |= some
+            point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
     free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
@@ -155,7 +152,7 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
-    doubts = [_IDLE] if idle else []
+    doubts: list[str] = []
     if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
         names = ", ".join(open_[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
@@ -315,7 +312,7 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
+    left = point.row({name: each.view(len(each), *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 

@@ -47,7 +47,7 @@ def _columns(torus: Torus, some: Tensor) -> Torus:
         if bool(keep.any()):
             index = torch.stack([each.index[0][keep], place[each.index[1][keep]]])
             slices.append(replace(each, index=index, powers=each.powers[keep]))
-    return Torus(tuple(slices), len(some), torus.constants.of({each.rows.name for each in slices}))
+    return Torus(tuple(slices), len(some), torus.constants)
 
 
 def _pivots(T: Tensor, known: Tensor) -> Tensor:

@@ -182,15 +182,15 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
     return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
-def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
-    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+def without_idle(point: Point, gauge: Gauge) -> Point:
+    """Return the point where what is written and never read, or read and never written, is 0.
 
-    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
-    channels on which nothing is both written and read stays as it is.
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write, the same from
+    all points of an orbit. A set of channels on which nothing is both written and read stays as it is.
     """
-    wire, changed = gauge.wire, False
+    wire = gauge.wire
     if wire.sides or wire.constants.every or _tied(gauge):
-        return point, False
+        return point
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, GL) or algebra.n == 1:
             continue
@@ -207,8 +207,8 @@ def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
                 change = torch.zeros_like(V)
                 change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
                 if float(change.abs().max()) > _ZERO * float(V.abs().max()):
-                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
-    return point, changed
+                    point = point.acted(Translation((Part(slot.rows),)), change)
+    return point
 
 
 def _tied(gauge: Gauge) -> bool:

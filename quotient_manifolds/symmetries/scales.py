@@ -182,7 +182,7 @@ class Scales:
                 used, row = np.unique(own.row, return_inverse=True)
                 index = torch.from_numpy(np.stack([row, own.col]).astype(np.int64))
                 slices.append(Slices(some_rows(each, torch.from_numpy(used).long()), index, _tensor(own.data)))
-        return Torus(tuple(slices), len(scales), self.constants.of({each.rows.name for each in slices}))
+        return Torus(tuple(slices), len(scales), self.constants)
 
 
 def _same(one: Rows, other: Rows) -> bool:

@@ -159,7 +159,7 @@ def test_all_measures_of_a_model_need_one_run(subject: tuple[Any, ...], monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
-def test_another_loss_or_batch_is_a_run_of_its_own_and_other_weights_are_none(
+def test_another_loss_is_a_run_of_its_own_and_other_inputs_and_weights_are_none(
     subject: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batches = subject
@@ -167,7 +167,7 @@ def test_another_loss_or_batch_is_a_run_of_its_own_and_other_weights_are_none(
     for each, loss, several, count in [
         (model, cross_entropy, batches, 1),
         (model, lambda *given: 2 * cross_entropy(*given), batches, 1),
-        (model, cross_entropy, [(2 * batches[0][0], batches[0][1])], 1),
+        (model, cross_entropy, [(2 * batches[0][0], batches[0][1])], 0),
         (shaken(Classifier(), 0.3), cross_entropy, batches, 0),
     ]:
         alone = measure.of(each, loss, several)

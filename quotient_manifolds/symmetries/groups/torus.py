@@ -69,8 +69,8 @@ class Torus(Symmetry):
     """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
 
     Slices of one parameter may overlap, as rows and columns do; their log-scales add up. Biases are multiplied with the
-    `constants` included that they take up. ValueError for an unknown
-    that is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
+    `constants` included that they take up; those that slices do not move are left out. ValueError for an unknown that
+    is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
     """
 
     slices: tuple[Slices, ...]
@@ -78,7 +78,8 @@ class Torus(Symmetry):
     constants: Constants = field(default_factory=Constants)
 
     def __post_init__(self) -> None:
-        self._store(slices=tuple(self.slices))
+        moved = {each.rows.name for each in self.slices}
+        self._store(slices=tuple(self.slices), constants=self.constants.of(moved))
         if any(
             s.index.numel() and not 0 <= int(s.index[1].min()) <= int(s.index[1].max()) < self.size for s in self.slices
         ):

@@ -430,11 +430,15 @@ def digest(recording: Recording) -> str:
     """Return what two recordings have in common that do the same with parameters of the same names.
 
     That includes shapes and the values of constants, statistics of norms among them, but not those of inputs and
-    parameters.
+    parameters, nor the precision that all are in.
     """
     program, digested = recording.program, hashlib.sha256()
     operations = [(str(each.func), each.args, each.kwargs, each.outs) for each in program.operations]
-    digested.update(repr((operations, program.layouts, program.parameters, program.inputs, program.outputs)).encode())
+    layouts = [
+        (each.memory, each.shape, each.stride, each.offset, each.room, each.dtype.is_floating_point)
+        for each in program.layouts
+    ]
+    digested.update(repr((operations, layouts, program.parameters, program.inputs, program.outputs)).encode())
     for number, tensor in program.constants.items():
         values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         digested.update(repr((number, values.detach().cpu().tolist())).encode())
