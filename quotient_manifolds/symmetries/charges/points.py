@@ -16,7 +16,15 @@ from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import Cast, replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
-from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes, unwarned
+from quotient_manifolds.symmetries.charges.variations import (
+    MOODS,
+    Axes,
+    Variations,
+    limits,
+    numbers,
+    other_sizes,
+    unwarned,
+)
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
