@@ -305,7 +305,8 @@ class Points:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
         weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
-        own |= {name: own[first] for name, first in old.tied.items()}
+        known = {name for name, _ in self.model.named_parameters()}  # of one parameter in two places, one name
+        own |= {name: own[first] for name, first in old.tied.items() if name in known}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
         (cast,) = self._casts
         made = record(replica(self.model, own, cast), mapped(cast, batch), self.evaluate)
