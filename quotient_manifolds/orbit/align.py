@@ -247,7 +247,7 @@ class _Aligner:
         self._groups = symmetries.groups
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
-        self._units = [each for each in units if not each.exchanged]
+        self._units = [each for each in units if each.told]
         self._seen, self._condition = seen, condition
         wide = {name for name, count in axes.items() if count > 1}
         self._compared = wide if any(name in wide for each in self._groups for name in each.names) else {*axes}
@@ -278,6 +278,10 @@ class _Aligner:
         (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
         self._moments = self._activations(first, last, there)
         self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
+        for units in several:
+            if units.exchanged:  # gains are brought to 1, or -1; matrices do the rest
+                self._assign(units, {*self._there})
+        several = [units for units in several if not units.exchanged]
         self._in_order(several)
         for _ in range(1, ROUNDS):
             before = distance(self._here, self._there)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -17,10 +17,11 @@ Placed = list[tuple[Rows, Tensor]]
 class Units:
     """Hold where the entries of each unit of a permutation are, and which matrices act inside of units.
 
-    exchanged: whether units are channels that matrices exchange, too. inside: numbers of symmetries that act inside.
+    exchanged: whether units are channels that matrices exchange, too; these are told apart by what no matrix moves, as
+    signs of gains. inside: numbers of symmetries that act inside.
     """
 
-    def __init__(self, permutation: Permutation, symmetries: Iterable[Symmetry], shapes: Mapping[str, int]) -> None:
+    def __init__(self, permutation: Permutation, symmetries: Sequence[Symmetry], shapes: Mapping[str, int]) -> None:
         self.permutation, self.exchanged = permutation, False
         self._label(permutation)
         inside: dict[bytes, tuple[Algebra, Tensor | None, dict[int, Placed]]] = {}
@@ -45,7 +46,17 @@ class Units:
         full = [each for each in inside.values() if len(each[2]) == permutation.units]
         self._inside = [(a, flips, [of[u] for u in range(permutation.units)]) for a, flips, of in full]
         self.inside = tuple(sorted(within))
-        self._rest = self._apart(taken, shapes)
+        wide = any(shapes[name] > 1 for name in self._unit)
+        names = [name for name in self._unit if shapes[name] > 1 or not wide]  # translations move biases
+        if self.exchanged:
+            turned = {name for each in symmetries if each.mixes for name in each.names}
+            self._inside, names = [], [name for name in self._unit if name not in turned]
+        self._rest = self._apart(taken, names)
+
+    @property
+    def told(self) -> bool:
+        """Return whether there is anything to tell units apart by."""
+        return bool(self._count or self._inside)
 
     def order(self, here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> Tensor:
         """Return the order of units with the least sum of squared distances to the units of another model.
@@ -54,12 +65,15 @@ class Units:
         """
         a, b = (self._numbers(params) for params in (here, there))
         gain = b @ a.mT
+        gain = gain + 1e-9 * gain.abs().max() * torch.eye(len(gain), dtype=torch.float64)  # alike: as they are
         for algebra, flips, placed in self._inside:
             M = torch.zeros((), dtype=torch.float64)
             for slot in zip(*placed, strict=True):
                 V, W = (torch.stack([rows.read(p)[at] for rows, at in slot]) for p in (here, there))
                 M = M + torch.einsum("inc,jmc->ijnm", W, V)
             gain = gain + (M * algebra.nearest(M, flips)).sum((-2, -1))
+        if bool((gain.diagonal() >= gain.amax(1)).all()):
+            return torch.arange(len(gain))
         return torch.from_numpy(linear_sum_assignment(-gain.numpy())[1])
 
     def _label(self, permutation: Permutation) -> None:
@@ -79,12 +93,10 @@ class Units:
                 code[at] = base + own % m * columns + torch.arange(columns)
             base += m * columns
 
-    def _apart(self, taken: Mapping[str, Tensor], shapes: Mapping[str, int]) -> list[tuple[str, Tensor, Tensor]]:
-        """Return what matrices inside do not move: entries, with a place among (units, numbers), of matrices if any."""
-        wide = any(shapes[name] > 1 for name in self._unit)
-        names = [name for name in self._unit if shapes[name] > 1 or not wide]  # translations move biases
+    def _apart(self, taken: Mapping[str, Tensor], names: Iterable[str]) -> list[tuple[str, Tensor, Tensor]]:
+        """Return what matrices inside do not move: entries, with a place among (units, numbers)."""
         free = {name: torch.nonzero((self._unit[name] >= 0) & ~taken[name])[:, 0] for name in names}
-        codes = torch.cat([self._code[name][at] for name, at in free.items()])
+        codes = torch.cat([torch.zeros(0, dtype=torch.long), *(self._code[name][at] for name, at in free.items())])
         _, which, count = codes.unique(return_inverse=True, return_counts=True)
         good, self._count = count == self.permutation.units, int((count == self.permutation.units).sum())
         column, found = good.cumsum(0) - 1, []

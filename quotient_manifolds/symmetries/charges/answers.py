@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.batches import tensors_in
-from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
+from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes, unwarned
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
@@ -105,7 +105,7 @@ class Answers:
         return left
 
     def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), unwarned():
             return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
     def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, list[int]]:

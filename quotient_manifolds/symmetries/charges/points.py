@@ -16,7 +16,15 @@ from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import Cast, replica
 from quotient_manifolds.symmetries.charges.answers import Answers
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
-from quotient_manifolds.symmetries.charges.variations import MOODS, Axes, Variations, limits, numbers, other_sizes
+from quotient_manifolds.symmetries.charges.variations import (
+    MOODS,
+    Axes,
+    Variations,
+    limits,
+    numbers,
+    other_sizes,
+    unwarned,
+)
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
@@ -186,7 +194,8 @@ class Points:
     def _try(self, variations: Variations, sizes: Mapping[Axes, int], mood: str | None) -> bool:
         """Record a variation, and return whether it runs and is finite."""
         try:
-            self.add(variations.made(sizes, mood))
+            with unwarned():
+                self.add(variations.made(sizes, mood))
         except RUN_ERRORS:
             return False
         return True
@@ -226,7 +235,8 @@ class Points:
         for axes in variations.axes:
             if not axes.leads and axes.size > 2 * _FEW:
                 try:
-                    made = self._recorded(variations.made({axes: _FEW}, "normal"))
+                    with unwarned():
+                        made = self._recorded(variations.made({axes: _FEW}, "normal"))
                 except RUN_ERRORS:
                     continue
                 found += [made] if made.program.names == recording.program.names else []
@@ -295,7 +305,8 @@ class Points:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
         weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
         own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
-        own |= {name: own[first] for name, first in old.tied.items()}
+        known = {name for name, _ in self.model.named_parameters()}  # of one parameter in two places, one name
+        own |= {name: own[first] for name, first in old.tied.items() if name in known}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
         (cast,) = self._casts
         made = record(replica(self.model, own, cast), mapped(cast, batch), self.evaluate)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -35,6 +37,14 @@ class Axes:
     def leads(self) -> bool:
         """Return whether they may count examples."""
         return any(axis == 0 for _, axis in self.places)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Hide what a model warns of on batches that were made here: nobody gave it these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def limits(program: Program) -> dict[int, int]:

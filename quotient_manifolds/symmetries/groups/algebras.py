@@ -284,6 +284,10 @@ class IntoMean(Algebra):
         w = M.mT[:, None] / self.n**0.5
         return w.expand(-1, self.n, -1)[: len(w) if _has_ones(N) else 0]
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        odd = (M.sum((-2, -1)) < 0)[..., None]  # <M, 1 - 2/n 1 1^T> > <M, 1>
+        return self.reflect(odd & flips if flips is not None else torch.zeros_like(odd)).to(M)
+
     def reflect(self, flips: Tensor) -> Tensor:
         return torch.eye(self.n, dtype=torch.float64) - 2.0 / self.n * flips[..., None].double()
 
