@@ -18,7 +18,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "full convolution": (75, f"constants by position through zeros beside the tokens; {MEAN}"),
     "norm per head": (114, f"a gain and a bias that heads share; {MEAN}"),
     "two streams": (118, f"two ways from the inputs to the head make up for each other; {MEAN}"),
-    "multi-latent attention": (173, MEAN),
+    "multi-latent attention": (173, f"what values of heads wider than their latent never reach; {MEAN}"),
     **{
         name: (found, MEAN)
         for name, found in {
