@@ -206,7 +206,8 @@ def heads_of_scales(
         return
     if min(written, key=lambda side: side.port).inverse:
         sides = [replace(side, inverse=not side.inverse) for side in sides]
-    acts: Group = "GL+(1)" if roles.has("bent", torch.cat(nodes)) else "GL(h)"
+    signed = not any(roles.has(what, torch.cat(nodes)) for what in ("bent", "bending"))
+    acts: Group = "GL(h)" if signed else "GL+(1)"
     yield from _heads(sides, nodes, acts, roles, origins, scale=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -142,6 +142,7 @@ def body(program: Program) -> Callable[[Any, Tensor], Tensor]:
 
 
 @settings(max_examples=4 * settings().max_examples)
+@example(program=[("gated neurons", 0, 0)], bias=False, pooled=False)
 @given(program=programs, bias=st.booleans(), pooled=st.booleans())
 def test_no_symmetry_of_a_random_program_is_false(program: Program, bias: bool, pooled: bool) -> None:
     torch.manual_seed(0)

@@ -43,7 +43,7 @@ class Walk:
     to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
     operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
     activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
-    another, "bent" by a function; a parameter that is the "factor" of what depends on none.
+    another, "bent" by a function of what is "bending"; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -335,6 +335,8 @@ class Walk:
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
             linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
+        if role == "bent":
+            self.roles.setdefault("bending", []).extend(label.unique() for label in labels)
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
