@@ -35,8 +35,7 @@ class Found:
 
     refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
     largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
-    among what is refused. change: the largest relative change of an output under a joint random element. finder: what
-    found them, None where nothing was looked for.
+    among what is refused. change: the largest relative change of an output under a joint random element.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -45,7 +44,6 @@ class Found:
     largest: float
     smallest: float
     change: float
-    finder: Finder | None = None
 
 
 class Finder(ABC):
@@ -130,7 +128,7 @@ class Finder(ABC):
             kept = tuple(self._with_reflections(good))
             change, _ = self.change(kept)
         why = tuple(dict.fromkeys([*refused, *read.refused]))
-        return Found(kept, why, self.points.held, read.largest, read.smallest, change, self)
+        return Found(kept, why, self.points.held, read.largest, read.smallest, change)
 
     def _read(self) -> Readings:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""

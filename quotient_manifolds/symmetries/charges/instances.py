@@ -386,7 +386,7 @@ class Instances:
         X[:, own[at], own[at]] = (self.sign[lead[at]][:, None] * inside[at]).T
         of_column = torch.stack([(own == k).long().argmax() for k in range(m)])
         sets = self.position[I[:, of_column]]
-        blocks, flips = alike(X)
+        blocks, flips = _alike(X)
         X = X[:, blocks[0][:, None], blocks[0]]
         algebra = Complex() if len(X) == X.shape[1] == 2 and _same(Complex().project(X), X) else Span(X.shape[1], X)
         aligned = sets[:, blocks].transpose(0, 1).flatten(1)
@@ -469,7 +469,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= _ZERO * b.abs().max())
 
 
-def alike(X: Tensor) -> tuple[Tensor, Tensor]:
+def _alike(X: Tensor) -> tuple[Tensor, Tensor]:
     """Return blocks (blocks, c) of channels on which matrices (k, m, m) are the same, or, flipped, contragredient.
 
     One block of all channels if they are not.

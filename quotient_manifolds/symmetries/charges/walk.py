@@ -41,9 +41,7 @@ class Walk:
     say of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped:
     operations that derivatives do not show, by module and name, with the reason. constants: numbers that are added
     to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
-    operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
-    activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
-    another, "bent" by a function; a parameter that is the "factor" of what depends on none.
+    operation that takes it, -1 of several.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -59,7 +57,6 @@ class Walk:
         self.constants: list[tuple[int, Tensor, Tensor]] = []
         self.occurring: dict[str, Tensor] = {}
         """Which entries of leaves are used here: the others may be in longer inputs."""
-        self.roles: dict[str, list[Tensor]] = {}
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -330,11 +327,10 @@ class Walk:
         found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
         solved = self.nodes.solved.eldest
-        role = self._role(operation, live, linear, alone)
         if len(outside) and bool(
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
-            linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
+            linear = False  # a norm: its result is another wire
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
@@ -351,25 +347,12 @@ class Walk:
                 self._put(out, self._function(nodes).view(self.program.layouts[out].shape))
             else:
                 self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
-            self.roles.setdefault(role, []).append(self.labels(out).unique())  # type: ignore[union-attr]
         if len(live) > 1 and not linear and operation.name in ("mm", "bmm"):
-            self._queries(*live)
             self._contract(*labels)
         if not linear or any(not bool(one[0].any()) for one in found):
             self.nodes.solve_together(*labels)
         if len(outside) and operation.name in ("mul", "div"):
             self.nodes.solve_together(*labels, outside)
-
-    def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
-        """Return what the results of an operation are, see `roles`."""
-        several = sum(not self.entries.known(n) for n in live) > 1
-        if operation.name in ("mul", "div") and all(map(self.entries.known, live)) and not alone:
-            return "factor"
-        if operation.name in ("mm", "bmm"):
-            return "mixed" if several or not alone else ""
-        if linear:
-            return "added" if several else ""
-        return "gated" if several and operation.name == "mul" else "bent"
 
     def _leave_origins(self, out: int) -> None:
         """Take the wires that a linear result is of from those that it is computed from."""
@@ -575,22 +558,12 @@ class Walk:
         summed = label.amax(axes, keepdim=True)
         return summed.expand(shape) if operation.name in ("mm", "bmm") else summed.reshape(shape)
 
-    def _queries(self, left: int, right: int) -> None:
-        """Take note of the tensors that the left side of a contraction is computed from, and the right side is not."""
-        tensors, made = self.nodes.tensors.of, []
-        for number in (left, right):
-            nodes = torch.tensor(sorted(self._made_of([number])), dtype=torch.long)
-            made.append(tensors[torch.cat([nodes, self.labels(number).unique()])])  # type: ignore[union-attr]
-        own = made[0][~torch.isin(made[0], made[1]) & (made[0] > 0)]
-        self.roles.setdefault("queries", []).append(torch.nonzero(torch.isin(tensors, own))[:, 0])
-
     def _contract(self, a: Tensor, b: Tensor) -> None:
         """Follow q . k: whatever mixes q is undone in k."""
         a, b = (each if each.ndim == 3 else each[None] for each in (a, b))
         if bool((a == a[..., :1]).all()) or bool((b == b[:, :1]).all()):
             return
         left, right = b[..., 0][:, None].expand_as(a), a[:, 0][..., None].expand_as(b)
-        self.roles.setdefault("left", []).append(a.unique())
         one = torch.cat([a.reshape(-1), right.reshape(-1)])
         other = torch.cat([left.reshape(-1), b.reshape(-1)])
         self.nodes.join(one, other, dual=True)
