@@ -25,13 +25,21 @@ from quotient_manifolds.symmetries.groups import (
     Params,
     Part,
     Rows,
+    Span,
     Symmetry,
     Torus,
     Translation,
 )
 from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
+from quotient_manifolds.symmetries.in_turns import (
+    balanced_alone,
+    in_turns,
+    joined,
+    of_sums,
+    without_constants,
+    without_idle,
+)
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -43,7 +51,6 @@ _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
 """Of the largest entry: what counts as 0 beside it."""
-_IDLE = "|w| must have a least value on the orbit. Found a limit of it, where what is never read or written is 0."
 _SEEN = 1e-6
 _FEW = 8
 """Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
@@ -136,33 +143,51 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
     zero = _zero(symmetries, {**draft})
     settled = without_constants(draft, translations, zero)
-    point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
+    still = [] if wide else [*settled.left, *_moved_by_means(translations, symmetries)]
+    point = replace(_start(symmetries, {**draft}, still), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
-    idle = False
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
-            point, some = without_idle(point, symmetry)
-            idle |= some
+            point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    sums = [each for each in others if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
+    shifted = [set(each.names) for each in translations]
+    open_ = [each for each in sums if set(each.names) not in shifted]
+    others = [each for each in others if each not in sums or each in open_]
+    others += [_of_mean(each) for each in sums if each not in open_]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
     free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:
         point, left = in_turns(point, others, free)
     else:
+        point, others = balanced_alone(point, others, [*(each.symmetry for each in free), *settled.left])
         free = [replace(each, basis=each.basis.to_dense()) for each in free]
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
-    doubts = [_IDLE] if idle else []
-    if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
+    doubts: list[str] = []
+    if open_:
         names = ", ".join(open_[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _of_mean(gauge: Gauge) -> Gauge:
+    """Return what 1 1^T / n generates, of t 1^T: the rest adds constants that translations have settled."""
+    n = gauge.algebra.n
+    return replace(gauge, algebra=Span(n, torch.full((1, n, n), 1.0 / n, dtype=torch.float64)), reflections=None)
+
+
+def _moved_by_means(translations: Sequence[Translation], symmetries: Sequence[Symmetry]) -> list[Translation]:
+    """Return translations along means that nothing reads, which 1 + 1 w^T moves after they are 0."""
+    means = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, IntoMean)]
+    moved = {name for each in means for name in each.names}
+    return [each for each in translations if len(each.parts) == 1 and moved.issuperset(each.names)]
 
 
 def _shapes(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
@@ -247,11 +272,13 @@ def _orthonormal(D: Tensor) -> Tensor:
 
 
 def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
-    """Return the entries that are gains between a wire and a slot, by name and number."""
+    """Return the entries that are gains between a wire and a slot, by name and number, but those that pairs balance."""
     gains: dict[str, Rows] = {}
+    mixed = {slot.name for each in symmetries if isinstance(each, Gauge) for slot in each.wire.slots}
     for symmetry in symmetries:
         for rows in (*symmetry.units, *(each.rows for each in symmetry.gains(params))):
-            gains.setdefault(rows.name, rows)
+            if rows.name not in mixed:
+                gains.setdefault(rows.name, rows)
     return gains
 
 
@@ -315,7 +342,7 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
         point = point.acted(Translation((Part(slot.rows),)), -s * V.mean(0))
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
-    left = point.row({name: each.view(-1, *point.zero[name].shape) for name, each in D.items()})
+    left = point.row({name: each.view(len(each), *point.zero[name].shape) for name, each in D.items()})
     return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -11,20 +12,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
     Constant,
     Constants,
     Draft,
+    Factor,
     FromSum,
     Gauge,
     Matrix,
     Part,
+    Product,
     Rows,
     Slices,
     Slot,
+    Span,
     Sparse,
+    Sum,
     Symmetry,
     Terms,
     Torus,
@@ -57,27 +63,115 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
     """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
-    turn it has another one only if what these or their factors are has changed.
+    turn it has another one only if what these or their factors are has changed. Parameters in which others are
+    made up for come last: what is moved back and forth between two translations may grow without end.
     """
-    place = {name: k for k, name in enumerate(draft)}
+    paid = [each.parts for each in translations if any(map(_is_direct, each.parts))]
+    taking = {part.rows.name for parts in paid for part in parts if not _is_direct(part)}
+    place = {name: k for k, name in enumerate(sorted(draft, key=lambda name: name in taking))}
+    free, translations = _free(translations, draft), _told_apart(translations, place, draft)
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
     todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
         k, visits = next(iter(todo)), visits + 1
         del todo[k]
-        turns[k] = turn = _projected(draft, zero, translations[k], place)
+        turns[k] = turn = _projected(draft, zero, translations[k], place, free)
         if turn.z is not None:
             translations[k].move(draft, turn.z)
             steps.append((translations[k], turn.z))
             moved = {*translations[k].names}
             todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
-    for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
-        name, at = part.rows.name, part.rows.places[:, 0]
+    for part in (part for each in translations for part in each.parts):
+        name, at = part.rows.name, part.rows.places.flatten()
         if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
             draft.write(part.rows, part.rows.read(zero))
-            zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
+            if part.rows.columns == 1 and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
+                zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
+    """Return parts in order: what is moved as it is comes first, so that no reader's weights have to be inverted.
+
+    What matrices multiply comes last, for other groups mix their rows.
+    """
+    matrices = lambda part: any(rows.columns > 1 for rows in part.read())  # noqa: E731
+    return sorted(translation.parts, key=lambda part: (not _is_direct(part), matrices(part), place[part.rows.name]))
+
+
+def _told_apart(
+    translations: Sequence[Translation], place: Mapping[str, int], params: Mapping[str, Tensor]
+) -> list[Translation]:
+    """Return translations no two of which settle the same constants first: their differences settle others."""
+    found: list[Translation] = []
+    firsts: list[tuple[Part, Tensor | None, Translation]] = []
+    for own in sorted(translations, key=lambda each: _in_order(each, place)[0].left is not None):
+        for _ in translations:
+            first = _in_order(own, place)[0]
+            if len(own.parts) == 1 or not _is_direct(first) or first.rows.columns > 1:
+                break
+            left = first.at(params)[0]
+            known = [
+                each for each in firsts if _same_rows(each[0], first) and (each[1] is None or _same(each[1], left))
+            ]
+            other = _difference(own, first, known[0][2], known[0][0]) if known else None
+            if other is None:
+                firsts.append((first, None if _same(left, None) else left, own))
+                break
+            own = other
+        found.append(own)
+    return found
+
+
+def _same_rows(one: Part, other: Part) -> bool:
+    a, b = one.rows, other.rows
+    plain = not any(isinstance(each, Tensor) for each in (a.scale, b.scale))
+    return plain and (a.name, a.scale) == (b.name, b.scale) and torch.equal(a.places, b.places)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    one, other = (
+        None if each is None or torch.equal(each, torch.eye(len(each), each.shape[1]).double()) else each
+        for each in (one, other)
+    )
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def _difference(own: Translation, first: Part, other: Translation, its: Part) -> Translation | None:
+    """Return own less other, by which the rows of `first` stay as they are; None if rows overlap in part.
+
+    its: the part of other in the same rows, whose left is 1 or that of first.
+    """
+    of = None if its.left is not None else first.left
+    parts = [part for part in own.parts if part is not first]
+    for part in (part for part in other.parts if part is not its):
+        if part.right is not None or any(each.right is not None for each in parts):
+            return None
+        beside = next((k for k, each in enumerate(parts) if _same_rows(each, part)), None)
+        if beside is not None:
+            both = (_left(parts[beside]), _negative(part, of))
+            parts[beside] = Part(part.rows, Sum(both))
+        elif any(each.rows.meets(part.rows) for each in parts):
+            return None
+        else:
+            parts.append(Part(part.rows, _negative(part, of)))
+    return Translation(tuple(parts), own.kind)
+
+
+def _left(part: Part) -> Tensor | Factor:
+    return torch.eye(len(part.rows), dtype=torch.float64) if part.left is None else part.left
+
+
+def _negative(part: Part, of: Tensor | Factor | None) -> Factor:
+    n = len(part.rows)
+    if of is not None:
+        return Product((-torch.eye(n, dtype=torch.float64), _left(part), of))
+    if part.left is None:
+        return Sparse((n, n), (Terms(torch.arange(n).repeat(2, 1), -torch.ones(n, dtype=torch.float64)),))
+    if isinstance(part.left, Sparse):
+        return Sparse(part.left.shape, tuple(replace(each, values=-each.values) for each in part.left.terms))
+    return Product((-torch.eye(n, dtype=torch.float64), part.left))
 
 
 def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
@@ -182,15 +276,15 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
     return Gauge(Wire(tuple(slots), n * count), algebra, torch.cat(flips) if flips else None)
 
 
-def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
-    """Return the point where what is written and never read, or read and never written, is 0; whether there was any.
+def without_idle(point: Point, gauge: Gauge) -> Point:
+    """Return the point where what is written and never read, or read and never written, is 0.
 
-    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write. A set of
-    channels on which nothing is both written and read stays as it is.
+    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write, the same from
+    all points of an orbit. A set of channels on which nothing is both written and read stays as it is.
     """
-    wire, changed = gauge.wire, False
+    wire = gauge.wire
     if wire.sides or wire.constants.every or _tied(gauge):
-        return point, False
+        return point
     for channels, algebra in gauge.algebra.summands:
         if not isinstance(algebra, GL) or algebra.n == 1:
             continue
@@ -207,8 +301,8 @@ def without_idle(point: Point, gauge: Gauge) -> tuple[Point, bool]:
                 change = torch.zeros_like(V)
                 change[at.flatten()] = ((P[covered] @ (V / s)[at]).flatten(0, 1) * s[at.flatten()]) - V[at.flatten()]
                 if float(change.abs().max()) > _ZERO * float(V.abs().max()):
-                    point, changed = point.acted(Translation((Part(slot.rows),)), change), True
-    return point, changed
+                    point = point.acted(Translation((Part(slot.rows),)), change)
+    return point
 
 
 def _tied(gauge: Gauge) -> bool:
@@ -263,6 +357,33 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
+def balanced_alone(
+    point: Point, groups: Sequence[Symmetry], others: Sequence[Symmetry]
+) -> tuple[Point, list[Symmetry]]:
+    """Return the point where gauges that share no parameter are at their least |w|, and the other groups."""
+    counts, left = Counter(name for each in (*groups, *others) for name in each.names), list[Symmetry]()
+    for each in groups:
+        if (
+            isinstance(each, Gauge)
+            and all(counts[name] == 1 and name not in point.units for name in each.names)
+            and all(isinstance(algebra, (GL, Complex)) for _, algebra in each.algebra.summands)
+            and _has_both_sides(point, each)
+        ):
+            with suppress(ValueError, LinAlgError):  # of factors that have lost rank, only steps lead to the limit
+                moved, _ = _balanced(point, each)
+                if _balanced(moved, each)[1] <= DONE:
+                    point = moved
+                    continue
+        left.append(each)
+    return point, left
+
+
+def _has_both_sides(point: Point, gauge: Gauge) -> bool:
+    """Return whether no block has writers alone or readers alone, of which |w| has no least value."""
+    sides = [moments(point.params, gauge, channels) for channels, _ in gauge.algebra.summands]
+    return all(torch.equal(M.flatten(1).any(1), N.flatten(1).any(1)) for M, N in sides)
+
+
 class Turn(NamedTuple):
     """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
 
@@ -271,15 +392,33 @@ class Turn(NamedTuple):
     exact: bool
 
 
+def _free(translations: Sequence[Translation], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return orthonormal directions (entries, k) of constants that may change alone, by parameter."""
+    found: dict[str, list[Tensor]] = {}
+    for each in translations:
+        rows = each.parts[0].rows
+        if len(each.parts) == 1 and rows.columns == 1:
+            left, right = each.parts[0].at(params)
+            if left is not None and right is None:
+                B = torch.zeros(params[rows.name].numel(), left.shape[1], dtype=torch.float64)
+                B[rows.places[:, 0]] = left
+                found.setdefault(rows.name, []).append(B)
+    return {name: torch.linalg.qr(torch.cat(each, 1))[0] for name, each in found.items()}
+
+
 def _projected(
-    params: Mapping[str, Tensor], zero: Mapping[str, Tensor], translation: Translation, place: Mapping[str, int]
+    params: Mapping[str, Tensor],
+    zero: Mapping[str, Tensor],
+    translation: Translation,
+    place: Mapping[str, int],
+    free: Mapping[str, Tensor],
 ) -> Turn:
     """Return the turn of a translation: the first of its parameters go to their least |w - zero|.
 
-    First are those that no weights multiply, in order: the others take back what these lose.
+    First are those that no weights multiply, in order: the others take back what these lose. free: directions of
+    parameters that may change alone, in which nothing is wanted of a translation of several.
     """
-    # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
-    parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+    parts = _in_order(translation, place)
     a, b = translation.shape
     if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
         jointly = all(part.right is None for part in parts)
@@ -290,12 +429,16 @@ def _projected(
         left, right = part.at(params)
         read |= {part.rows.name, *(rows.name for rows in part.read())}
         wanted = -_against(part.rows, params, zero, right)
+        Q = _own(part, free) if len(parts) > 1 else None
         if basis is None and left is None:
-            step, null = wanted, None
+            step, null = (wanted, None) if Q is None else (wanted - Q @ (Q.mT @ wanted), Q)
         else:
             wanted = wanted if basis is None else wanted - (z if left is None else left @ z)
             L = left if basis is None else basis if left is None else left @ basis
             assert L is not None
+            if Q is not None and bool((Q.mT @ L).abs().max() > _RANK * L.abs().max()):
+                L = L - Q @ (Q.mT @ L)
+            wanted = wanted if Q is None else wanted - Q @ (Q.mT @ wanted)
             step, null = _solved(L, wanted, 1.0 if left is None else float(left.norm()))
             exact &= float((L @ step - wanted).norm()) <= _RANK * float(wanted.norm())
             step = step if basis is None else basis @ step
@@ -306,6 +449,15 @@ def _projected(
         basis = null if basis is None else basis @ null
     size = max(float(torch.linalg.vector_norm(params[part.rows.name])) for part in parts)
     return Turn(z if far > DONE * size else None, read, exact)
+
+
+def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
+    """Return those free directions of a parameter that are of the rows of a part alone, None if there are none."""
+    if part.rows.columns > 1 or part.rows.name not in free:
+        return None
+    Q = free[part.rows.name][part.rows.places[:, 0]]
+    whole = Q.square().sum(0) > 1 - _RANK
+    return Q[:, whole] if bool(whole.any()) else None
 
 
 def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
@@ -372,9 +524,18 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     for channels, algebra in gauge.algebra.summands:
         k, m = channels.shape
         blocks.append(torch.eye(m, dtype=torch.float64).repeat(k, 1, 1))
-        if not isinstance(algebra, (GL, Complex)):
+        if not isinstance(algebra, (GL, Complex, Span)):
             continue
         M, N = moments(point.params, gauge, channels)
+        if isinstance(algebra, Span):
+            J = algebra.basis[0] * algebra.basis[0].trace().sign()
+            if len(algebra.basis) > 1 or float((J @ J - J).abs().max()) > _RANK:  # scales of a line alone are closed
+                continue
+            a, b = ((J * each).sum((1, 2)) for each in (M, N))
+            if bool((a > 0).all() and (b > 0).all()):
+                far = max(far, float(((a - b).abs() / (a + b)).max()))
+                blocks[-1] = blocks[-1] + ((b / a).pow(0.25) - 1)[:, None, None] * J
+            continue
         scalar = m == 1 or isinstance(algebra, Complex)
         if scalar:
             M, N = (each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import expm
 from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
@@ -787,6 +789,10 @@ def test_linear_fields_flow_as_exponentials_of_sparse_matrices(seed: int, k: int
     after = torch.cat([moved[name].flatten() for name in linear.names])
     torch.testing.assert_close(after, torch.from_numpy(expected[:-1]), rtol=1e-10, atol=1e-10)
     assert moved["other"] is x["other"]
+    s = torch.linalg.svdvals(torch.from_numpy(expm(A[:-1, :-1].numpy())))
+    assert math.log(linear.condition(z)) == pytest.approx(float((s[0] / s[-1]).log()), abs=1e-5)
+    assert linear.condition(linear.bounded(z, 2.0)) <= 2 * (1 + 1e-9)
+    assert torch.equal(linear.bounded(z, 2 * linear.condition(z)), z)
     back = linear.act(moved, -z)
     assert_same({name: back[name] for name in x}, x, 1e-8)
     J = torch.cat([t.reshape(k, -1) for t in linear.tangent(x, torch.eye(k)).values()], 1)
@@ -989,3 +995,17 @@ def test_bad_input_is_named_in_one_sentence(act: Callable[[], object], message: 
     with pytest.raises(ValueError, match=message) as error:
         act()
     assert str(error.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("algebra", [GL(9), SO(9), CenteredSO(9)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("shared", "more"), [(3, (1, 2)), (2, (0, 0)), (0, (3, 3)), (5, (0, 1)), (1, (2, 1))])
+@pytest.mark.parametrize("ones", [False, True])
+def test_matrices_between_subspaces_are_counted_without_being_made(
+    algebra: Algebra, shared: int, more: tuple[int, int], ones: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    both = torch.randn(9, shared, generator=draw, dtype=torch.float64)
+    if ones and shared:
+        both[:, 0] = 1
+    N, M = (torch.linalg.qr(torch.cat([both, torch.randn(9, k, generator=draw).double()], 1))[0] for k in more)
+    assert algebra.count_within(N, M) == len(algebra.within(N, M))

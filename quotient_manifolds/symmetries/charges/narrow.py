@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -16,15 +16,18 @@ from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_s
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Undecided
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
+_STACKED, _INPUTS = 32, 8
+"""Gradients at once of a model of few outputs; at most so many inputs one after another."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -39,6 +42,10 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
+        self._ways: tuple[bool, ...] = (
+            True,
+            False,
+        )  # whether words differ in a stack of inputs: masks of labels do not take it
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -47,7 +54,7 @@ class Narrow(Finder):
 
     def everywhere(self) -> Readings:
         kernel = solve(self.unknowns, self.counted)
-        known = Recognition(kernel, self.counted(), self.generator)
+        known = Recognition(kernel, self.counted(), self.elsewhere, self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
         shifts = self.shifts()  # at the points of `tokens`
@@ -147,6 +154,13 @@ class Narrow(Finder):
         pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
         return self._point(constants.included(weights), torch.cat([pulled[name] for name in every], 1))
 
+    def elsewhere(self) -> Point:
+        """Return other weights, with constants included in biases, and no gradients."""
+        weights = self.frame.constants.included(self.points.weights())
+        entries = self.frame.entries
+        theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
+        return Point(theta, entries.read(weights.__getitem__), torch.zeros(0, len(theta), dtype=torch.float64))
+
     def _point(self, weights: Mapping[str, Tensor], gradients: Tensor) -> Point:
         self.touched = self.touched | (gradients != 0).any(0)
         entries = self.frame.entries
@@ -154,12 +168,45 @@ class Narrow(Finder):
         return Point(theta, entries.read(weights.__getitem__), gradients)
 
     def _gradients(self, weights: Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
-        at, samples = self.points.samples(_LOSSES, vectors=list(self.own), which=self.which(), weights=weights)
+        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs.
+
+        A model of few outputs, as a loss is, is asked at many inputs at once, where its operations take them.
+        """
+        few = _outputs(self.recording)
+        while few < _LOSSES and self._ways:
+            try:
+                weights, found = self.points.stacked(
+                    -(-_STACKED // few), [*self.own], self.which(), weights, words=self._ways[0]
+                )
+                rows = torch.cat([found[name].flatten(1) for name in self.frame.entries.shapes], 1)
+                if len(rows):
+                    return weights, rows
+                break
+            except RUN_ERRORS:
+                self._ways = self._ways[1:]
+        several: list[Tensor] = []
+        for _ in range(_INPUTS):
+            at, samples = self.points.samples(
+                min(_LOSSES, 1 + few), vectors=list(self.own), which=self.which(), weights=weights
+            )
+            weights = at.weights
+            several.append(self._rows(samples[: _outputs(at.recording)]))
+            if sum(map(len, several)) >= _LOSSES:
+                break
+        assert weights is not None
+        return weights, torch.cat(several)
+
+    def _rows(self, samples: Sequence[Sample]) -> Tensor:
+        """Return the gradients of all parameters in rows (losses, P)."""
         gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
         for name, w in self.own.items():
             start = self.frame.entries.start[name]
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
-        layouts = at.recording.program.layouts
-        return at.weights, gradients[: 1 + sum(prod(layouts[n].shape) for n in at.recording.program.outputs)]
+        return gradients
+
+
+def _outputs(recording: Recording) -> int:
+    """Return how many numbers a model returns, at least 1."""
+    program = recording.program
+    return max(1, sum(prod(program.layouts[number].shape) for number in program.outputs))

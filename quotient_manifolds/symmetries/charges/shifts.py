@@ -142,8 +142,16 @@ class Shifts:
 
     @cached_property
     def lone(self) -> set[int]:
-        """Return the uses whose entries are all of parameters, and used once."""
-        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta)}
+        """Return the uses whose entries are all of parameters, and used once, with as many channels in all samples.
+
+        A map that mixes tokens has more for longer inputs.
+        """
+
+        def steady(n: int) -> bool:
+            read = {s.read[n].values.shape[1] for s in self.drawn if n in s.read}
+            return len(read) <= 1 and len({s.written[n].slopes.shape[1] for s in self.drawn if n in s.written}) <= 1
+
+        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta) and steady(n)}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
@@ -204,9 +212,15 @@ class Shifts:
                 yield from self._made("mean", Part(rows, None, Matrix(one, equal[0], gains=((), equal[1]))))
         for port in self.frame.ports:
             g = self._gradients(port) if port.use >= len(self.walk.uses) and self._alone(port.entries) else None
-            if g is None or len(port.rows) < 2 or (equal := self._equal(port.nodes, [d.mT for d in g])) is None:
+            if g is None or len(port.rows) < 2:
                 continue
-            if (rows := self._rows(port)) is not None:
+            every = torch.arange(g[0].shape[1])
+            columns, equal = every, self._equal(port.nodes, [d.mT for d in g])
+            if equal is None and 1 < len(every) <= _APART:  # of some positions, as where a single token is read
+                free = [self._equal(port.nodes, [d[:, k : k + 1].mT for d in g]) is not None for k in every]
+                columns = every[torch.tensor(free)]
+                equal = self._equal(port.nodes, [d[:, columns].mT for d in g])
+            if equal is not None and (rows := self._rows(port.at(torch.arange(len(port.rows)), columns))) is not None:
                 yield from self._made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
 
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
@@ -228,7 +242,9 @@ class Shifts:
         """Yield what no output depends on: outputs of uses that nothing reads, and inputs that are always 0."""
         uses = {n: self.walk.uses[n] for n in self.lone}
         seen: dict[tuple[int, bool], Tensor] = {}
-        for k in range(len(self.drawn) + _CALM):
+        k, last, count = 0, 0, -1
+        # As many draws show nothing new as have shown the others: of a maximum, each may turn a single unit on.
+        while k < max(len(self.drawn) + _CALM, 2 * last) and not (k >= len(self.drawn) and _all(seen.values())):
             sample = self.drawn[k] if k < len(self.drawn) else self.draw()
             for n in uses:
                 for writes in (True, False) if uses[n].tokens.place is not None and uses[n].shape[2] == 1 else (True,):
@@ -237,8 +253,8 @@ class Shifts:
                         seen[n, writes] = seen.get((n, writes), torch.zeros(t.shape[1], dtype=torch.bool)) | (
                             t != 0
                         ).any(0)
-            if k >= len(self.drawn) - 1 and all(bool(each.all()) for each in seen.values()):
-                return
+            k, before, count = k + 1, count, sum(int(each.sum()) for each in seen.values())
+            last = k if count > before else last
         for (n, writes), each in seen.items():
             own, other = (torch.nonzero(flags)[:, 0] for flags in (~each, seen[n, True]))
             if len(own) and (writes or len(other)):
@@ -687,6 +703,10 @@ def _of_channels(port: Port, channels: Tensor) -> Port:
     """Return the rows of a port that have these channels, in their order."""
     order = torch.argsort(port.channels)
     return port.at(order[torch.searchsorted(port.channels[order], channels)])
+
+
+def _all(flags: Iterable[Tensor]) -> bool:
+    return all(bool(each.all()) for each in flags)
 
 
 def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,17 @@ class Axes:
 
 
 def limits(program: Program) -> dict[int, int]:
-    """Return by place among the inputs how many rows the smallest table has in which it is looked up."""
+    """Return by place among the inputs how many rows the smallest table has in which it is looked up.
+
+    Numbers of which differences are taken, as of the corners of boxes, are no words: their order counts.
+    """
     of = {program.layouts[number].memory: place for place, number in enumerate(program.inputs)}
     found: dict[int, int] = {}
+    ordered = set[int]()
     for operation in program.operations:
+        places = [of.get(program.layouts[number].memory) for number in operation.ins]
+        if operation.name == "sub" and len(places) == 2 and places[0] is not None and places[0] == places[1]:
+            ordered.add(places[0])
         if operation.name in ("clone", "_to_copy") and program.layouts[operation.ins[0]].memory in of:
             for out in operation.outs:
                 of.setdefault(program.layouts[out].memory, of[program.layouts[operation.ins[0]].memory])
@@ -49,7 +56,7 @@ def limits(program: Program) -> dict[int, int]:
             place = of.get(program.layouts[number].memory)
             if place is not None and program.layouts[number].dtype != torch.bool:
                 found[place] = min(found.get(place, rows), rows)
-    return found
+    return {place: rows for place, rows in found.items() if place not in ordered}
 
 
 def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
@@ -80,13 +87,15 @@ def numbers(
     if limit is None and (pair := _mask(like)) is not None:
         shown, hidden = pair
         made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
-        if made.ndim and made.shape[-1]:
+        if made.ndim and made.numel():  # tokens are the last axis that has several, as of a mask (batch, tokens, 1)
+            axis = next((k for k in reversed(range(1, made.ndim)) if made.shape[k] > 1), -1)
+            made = made.movedim(axis, -1).contiguous()
             first = torch.zeros(made.shape[:-1], dtype=torch.long)
             if mood not in ("normal", "positive"):  # half of the rows are padded in front
                 first = torch.randint(made.shape[-1], first.shape, generator=generator)
                 first = first * torch.randint(2, first.shape, generator=generator)
             made &= torch.arange(made.shape[-1]) >= first[..., None]
-            made.scatter_(-1, first[..., None], True)
+            made = made.scatter_(-1, first[..., None], True).movedim(-1, axis)
         return torch.where(made, shown, hidden).to(like.dtype)
     if like.is_floating_point() or like.is_complex():
         return _real(like, shape, generator, mood)
