@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -31,8 +31,9 @@ class Answers:
     """Compare outputs before and after a move.
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
-    examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words. own: the model's parameters, those of small models in float64, once for all runs.
+    examples, 16 times the length, each if the model runs on it without NaN; and others that are given, as a model may
+    do other operations there. limits: by tensor of the batch the number of its words. own: the model's parameters,
+    those of small models in float64, once for all runs.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Answers:
         evaluate: Evaluate | None,
         generator: torch.Generator,
         limits: Mapping[int, int] | None = None,
+        others: Sequence[Any] = (),
     ) -> None:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
@@ -76,6 +78,8 @@ class Answers:
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
             left = self._tried(variations, {**small, axes: factor * sizes[axes]}, "normal", left)
+        for other in others:
+            self._keeps(other)
         if not self.batches:
             self.batches.append(batch)
             self._known.append(self._at({}, 0))
@@ -92,7 +96,11 @@ class Answers:
         size = variations.numel(sizes) + _FLOOR
         if size > left:
             return left
-        self.batches.append(variations.made(sizes, mood))
+        return left - size if self._keeps(variations.made(sizes, mood)) else left
+
+    def _keeps(self, batch: Any) -> bool:
+        """Keep a batch if the model runs there, and return whether it does."""
+        self.batches.append(batch)
         try:
             outputs = self._at({}, len(self.batches) - 1)
         except RUN_ERRORS:
@@ -100,9 +108,9 @@ class Answers:
         self._known.append(outputs)
         finite = all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs)
         if outputs and finite and _size(outputs) >= _LEAST * _size(self._known[0]):  # less is what rounding left
-            return left - size
+            return True
         self._forget()
-        return left
+        return False
 
     def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
         with torch.no_grad(), unwarned():

@@ -39,7 +39,7 @@ def find(
     """
     points = points_of(model, batch, evaluate, seed)
     for other in others:
-        points.add(other)
+        points.give(other)
     size = sum(w.numel() for w in points.recordings[0].parameters.values() if movable(w))
     if not size:
         return Found((), ("No parameter is of floating point",), points.held, 0.0, float("inf"), 0.0)

@@ -146,6 +146,7 @@ class Points:
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
+        self.given: list[Any] = []
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
         self._raised: Counter[int] = Counter()
@@ -223,6 +224,11 @@ class Points:
         self.recordings.append(made)
         self.batches.append(batch)
         return len(self.recordings) - 1
+
+    def give(self, batch: Any) -> None:
+        """Add a batch that was given: outputs are compared there, too."""
+        self.add(batch)
+        self.given.append(batch)
 
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
@@ -364,7 +370,7 @@ class Points:
 
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
-        return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
+        return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits, self.given)
 
 
 def _entries(recording: Recording) -> int:

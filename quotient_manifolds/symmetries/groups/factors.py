@@ -119,26 +119,17 @@ class Sparse(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Product(Record):
-    """Multiply matrices, of numbers or of weights."""
+class _Several(Record):
+    """Hold matrices, of numbers or of weights."""
 
     factors: tuple[Tensor | Factor, ...]
 
     def __post_init__(self) -> None:
         self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.factors[0].shape[0], self.factors[-1].shape[1]
-
-    def at(self, params: Mapping[str, Tensor]) -> Tensor:
-        matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
-        return reduce(lambda A, B: A @ B.to(A.device), matrices)
-
-    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
-        for each in reversed(self.factors):
-            Z = each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z)
-        return Z
+    def each_at(self, params: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """Yield the numbers of all at these parameters."""
+        yield from (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
 
     def read(self) -> Iterator[Rows]:
         for each in self.factors:
@@ -146,39 +137,38 @@ class Product(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Record):
-    """Add matrices, of numbers or of weights."""
-
-    terms: tuple[Tensor | Factor, ...]
-
-    def __post_init__(self) -> None:
-        self._store(terms=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.terms))
+class Product(_Several):
+    """Multiply matrices, of numbers or of weights."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.terms[0].shape[0], self.terms[0].shape[1]
+        return self.factors[0].shape[0], self.factors[-1].shape[1]
 
     def at(self, params: Mapping[str, Tensor]) -> Tensor:
-        matrices = (each if isinstance(each, Tensor) else each.at(params) for each in self.terms)
-        return reduce(lambda A, B: A + B.to(A.device), matrices)
+        return reduce(lambda A, B: A @ B.to(A.device), self.each_at(params))
 
     def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
-        made = (each.to(Z.device) @ Z if isinstance(each, Tensor) else each.times(params, Z) for each in self.terms)
-        return reduce(lambda A, B: A + B.to(A.device), made)
-
-    def read(self) -> Iterator[Rows]:
-        for each in self.terms:
-            yield from () if isinstance(each, Tensor) else each.read()
+        return reduce(lambda made, each: _product(each, params, made), reversed(self.factors), Z)
 
 
 @dataclass(frozen=True, eq=False)
-class Beyond(Record):
+class Sum(_Several):
+    """Add matrices, of numbers or of weights."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.factors[0].shape[0], self.factors[0].shape[1]
+
+    def at(self, params: Mapping[str, Tensor]) -> Tensor:
+        return reduce(lambda A, B: A + B.to(A.device), self.each_at(params))
+
+    def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+        return reduce(lambda A, B: A + B.to(A.device), (_product(each, params, Z) for each in self.factors))
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond(_Several):
     """Project on what is orthogonal to the rows of all factors: 1 - V^+ V (n, n)."""
-
-    factors: tuple[Tensor | Factor, ...]
-
-    def __post_init__(self) -> None:
-        self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -193,12 +183,12 @@ class Beyond(Record):
         return Z.to(Q.device) - Q.mT @ (Q @ Z.to(Q.device))
 
     def _basis(self, params: Mapping[str, Tensor]) -> Tensor:
-        every = [each if isinstance(each, Tensor) else each.at(params) for each in self.factors]
+        every = list(self.each_at(params))
         return basis(torch.cat([each.to(every[0].device) for each in every]))
 
-    def read(self) -> Iterator[Rows]:
-        for each in self.factors:
-            yield from () if isinstance(each, Tensor) else each.read()
+
+def _product(factor: Tensor | Factor, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
+    return factor.to(Z.device) @ Z if isinstance(factor, Tensor) else factor.times(params, Z)
 
 
 def basis(rows: Tensor) -> Tensor:
