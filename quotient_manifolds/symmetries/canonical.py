@@ -244,11 +244,13 @@ def _orthonormal(D: Tensor) -> Tensor:
 
 
 def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
-    """Return the entries that are gains between a wire and a slot, by name and number."""
+    """Return the entries that are gains between a wire and a slot, by name and number, but those that pairs balance."""
     gains: dict[str, Rows] = {}
+    mixed = {slot.name for each in symmetries if isinstance(each, Gauge) for slot in each.wire.slots}
     for symmetry in symmetries:
         for rows in (*symmetry.units, *(each.rows for each in symmetry.gains(params))):
-            gains.setdefault(rows.name, rows)
+            if rows.name not in mixed:
+                gains.setdefault(rows.name, rows)
     return gains
 
 

@@ -76,11 +76,11 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
             moved = {*translations[k].names}
             todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
-    for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
-        name, at = part.rows.name, part.rows.places[:, 0]
+    for part in (part for each in translations for part in each.parts):
+        name, at = part.rows.name, part.rows.places.flatten()
         if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
             draft.write(part.rows, part.rows.read(zero))
-            if not bool(zero[name].flatten()[at].any()):  # a bias before a BatchNorm is its running mean
+            if part.rows.columns == 1 and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
                 zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
 
