@@ -99,16 +99,18 @@ def _told_apart(
     """Return translations no two of which settle the same constants first: their differences settle others."""
     found: list[Translation] = []
     firsts: list[tuple[Part, Tensor | None, Translation]] = []
-    for own in translations:
+    for own in sorted(translations, key=lambda each: _in_order(each, place)[0].left is not None):
         for _ in translations:
             first = _in_order(own, place)[0]
             if len(own.parts) == 1 or not _is_direct(first) or first.rows.columns > 1:
                 break
             left = first.at(params)[0]
-            known = next((each for each in firsts if _same_rows(each[0], first) and _same(each[1], left)), None)
-            other = None if known is None else _difference(own, first, known[2], known[0])
+            known = [
+                each for each in firsts if _same_rows(each[0], first) and (each[1] is None or _same(each[1], left))
+            ]
+            other = _difference(own, first, known[0][2], known[0][0]) if known else None
             if other is None:
-                firsts.append((first, left, own))
+                firsts.append((first, None if _same(left, None) else left, own))
                 break
             own = other
         found.append(own)
@@ -122,24 +124,31 @@ def _same_rows(one: Part, other: Part) -> bool:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    one, other = (None if each is None or torch.equal(each, torch.eye(*each.shape)) else each for each in (one, other))
+    one, other = (
+        None if each is None or torch.equal(each, torch.eye(len(each), each.shape[1]).double()) else each
+        for each in (one, other)
+    )
     return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def _difference(own: Translation, first: Part, other: Translation, its: Part) -> Translation | None:
-    """Return own less other, which move the rows of `first` alike, and these no more; None if rows overlap in part."""
+    """Return own less other, by which the rows of `first` stay as they are; None if rows overlap in part.
+
+    its: the part of other in the same rows, whose left is 1 or that of first.
+    """
+    of = None if its.left is not None else first.left
     parts = [part for part in own.parts if part is not first]
     for part in (part for part in other.parts if part is not its):
         if part.right is not None or any(each.right is not None for each in parts):
             return None
         beside = next((k for k, each in enumerate(parts) if _same_rows(each, part)), None)
         if beside is not None:
-            both = (_left(parts[beside]), _negative(part))
+            both = (_left(parts[beside]), _negative(part, of))
             parts[beside] = Part(part.rows, Sum(both))
         elif any(each.rows.meets(part.rows) for each in parts):
             return None
         else:
-            parts.append(Part(part.rows, _negative(part)))
+            parts.append(Part(part.rows, _negative(part, of)))
     return Translation(tuple(parts), own.kind)
 
 
@@ -147,8 +156,10 @@ def _left(part: Part) -> Tensor | Factor:
     return torch.eye(len(part.rows), dtype=torch.float64) if part.left is None else part.left
 
 
-def _negative(part: Part) -> Factor:
+def _negative(part: Part, of: Tensor | Factor | None) -> Factor:
     n = len(part.rows)
+    if of is not None:
+        return Product((-torch.eye(n, dtype=torch.float64), _left(part), of))
     if part.left is None:
         return Sparse((n, n), (Terms(torch.arange(n).repeat(2, 1), -torch.ones(n, dtype=torch.float64)),))
     if isinstance(part.left, Sparse):

@@ -234,9 +234,10 @@ class Shifts:
                 for writes in (True, False) if uses[n].tokens.place is not None and uses[n].shape[2] == 1 else (True,):
                     t = sample.written[n].slopes if writes else sample.read[n].values
                     if len(t):  # of an expert that no token is given to, nothing is known
-                        seen[n, writes] = seen.get((n, writes), torch.zeros(t.shape[1], dtype=torch.bool)) | (
-                            t != 0
-                        ).any(0)
+                        now = (t != 0).any(0)
+                        before = seen.get((n, writes), torch.zeros_like(now))
+                        same = before.shape == now.shape  # if not, its channels are tokens, of which all are used
+                        seen[n, writes] = before | now if same else torch.ones_like(before)
             if k >= len(self.drawn) - 1 and all(bool(each.all()) for each in seen.values()):
                 return
         for (n, writes), each in seen.items():
