@@ -248,9 +248,11 @@ class Points:
                 found += [made] if made.program.names == recording.program.names else []
         return found
 
-    def places(self, program: Program) -> list[int]:
-        """Return the places of recordings with the operations of a program, of those that make good points if any."""
-        alike, good = self.like(program), self.exercised()
+    def places(self, walk: Walk) -> list[int]:
+        """Return the places of recordings with the operations and uses of a walk, those of good points if any."""
+        like = self.like(walk.program)
+        alike = [k for k in like if self._used(k, self.recordings[k].program, walk).fit]
+        good = self.exercised()
         return [k for k in alike if k in good] or alike
 
     def weights(self, *, signed: bool = False) -> Mapping[str, Tensor]:
@@ -336,7 +338,7 @@ class Points:
         Raises RuntimeError if 24 points in turn do not run or are not finite.
         """
         if walk is not None and which is None:
-            which = self.places(walk.program)
+            which = self.places(walk)
         why = ""
         for _ in range(_TRIES):
             place = self._next(which)
