@@ -155,8 +155,9 @@ class Quotient(Geometry):
         whole = held if layouts is None else Whole(held, layouts)
         # With a relaxed metric the place of a pair in its orbit counts.
         acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, whole), reparameterizations=others)
-        read = dict.fromkeys(name for each in acting.groups for name in each.reads)
-        found, moved = canonical(acting.groups, {name: whole[name] for name in read}), set(acting.moved)
+        read = {name for each in acting.groups for name in each.reads}
+        found = canonical(acting.groups, {name: whole[name] for name in every if name in read})
+        moved = set(acting.moved)
         point = {name: found.params[name] if name in moved else w for name, w in start.items()}
         if layouts is not None:
             point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}

@@ -57,9 +57,13 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
     """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
 
     Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
-    turn it has another one only if what these or their factors are has changed.
+    turn it has another one only if what these or their factors are has changed. Parameters in which others are
+    made up for come last: what is moved back and forth between two translations may grow without end.
     """
-    place, free = {name: k for k, name in enumerate(draft)}, _free(translations, draft)
+    paid = [each.parts for each in translations if any(map(_is_direct, each.parts))]
+    taking = {part.rows.name for parts in paid for part in parts if not _is_direct(part)}
+    place = {name: k for k, name in enumerate(sorted(draft, key=lambda name: name in taking))}
+    free = _free(translations, draft)
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
     todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
@@ -333,7 +337,7 @@ def _projected(
 
 def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
     """Return those free directions of a parameter that are of the rows of a part alone, None if there are none."""
-    if part.rows.columns > 1 or part.right is not None or part.rows.name not in free:
+    if part.rows.columns > 1 or part.rows.name not in free:
         return None
     Q = free[part.rows.name][part.rows.places[:, 0]]
     whole = Q.square().sum(0) > 1 - _RANK

@@ -359,7 +359,7 @@ def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point
             flips, frames[k] = frames[k].settled(cubes, margin, _CLEAR if best >= _CLEAR and not alone else _LEAST)
             if bool(flips.any()):
                 point = point.acted(frames[k].gauge, frames[k].flipped(flips))
-    left = sum(int(frame.open.sum()) for frame in frames)
+    left = sum(int(_alive(frame, point.params, small).open.sum()) for frame in frames)
     return point, [*doubts, f"Sums of cubes must not vanish. Found {left} axes whose sign is open."] if left else doubts
 
 
@@ -369,12 +369,12 @@ def _largest_entry(w: Tensor) -> float:
 
 
 def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
-    """Return a frame without the signs of axes on which nothing stands."""
+    """Return a frame without the signs of axes on which nothing stands, and turns that change no others."""
     alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
     for slot in frame.gauge.wire.slots:
         alive |= (frame.along(slot, params).abs() > small).flatten(1).any(1)
     if frame.turns.ndim == 2:
-        return frame if bool((frame.turns & alive).any()) else replace(frame, turns=frame.turns[:0])
+        return replace(frame, turns=frame.turns[(frame.turns & alive).any(1)])
     return replace(frame, turns=frame.turns & alive)
 
 
