@@ -47,7 +47,7 @@ class Narrow(Finder):
 
     def everywhere(self) -> Readings:
         kernel = solve(self.unknowns, self.counted)
-        known = Recognition(kernel, self.counted(), self.generator)
+        known = Recognition(kernel, self.counted, self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
         shifts = self.shifts()  # at the points of `tokens`
