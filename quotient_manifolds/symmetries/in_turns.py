@@ -80,7 +80,8 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
         name, at = part.rows.name, part.rows.places[:, 0]
         if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
             draft.write(part.rows, part.rows.read(zero))
-            zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
+            if not bool(zero[name].flatten()[at].any()):  # a bias before a BatchNorm is its running mean
+                zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
 
 

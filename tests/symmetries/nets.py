@@ -732,7 +732,7 @@ ALL_TOKENS: dict[str, Body] = {
     "half number": lambda s, x: s.a(on_half(lambda y: y * numbers(x), x)).tanh(),
     "half first": lambda s, x: s.a(on_half(lambda y: y[:, :1].expand(-1, TOKENS, -1), x)).tanh(),
     "half mixed": lambda s, x: s.a(
-        on_half(lambda y: softmax(torch.arange(25.0).view(5, 5) / 9, -1).to(y) @ y, x)
+        on_half(lambda y: softmax(torch.arange(25.0, dtype=y.dtype).view(5, 5) / 9, -1) @ y, x)
     ).tanh(),
     "average pool": lambda s, x: s.norm(averaged(x + s.p_5_8)),
     "average padded": lambda s, x: s.norm(averaged(x + s.p_5_8, padding=1)),
