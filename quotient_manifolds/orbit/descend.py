@@ -30,6 +30,7 @@ from quotient_manifolds.symmetries.symmetries import check_symmetries
 Model = TypeVar("Model", bound=nn.Module)
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
 PATIENCE = 20  # steps over which the objective has to fall
+FLAT = 1e-6  # of the objective: slopes far below are rounding, which Adam would take for a direction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -279,9 +280,9 @@ def minimize(
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
             break
         charges = walk.charges(dict(zip(names, grads, strict=True)))
-        if not step:  # it is small beside the slope, whatever the unit of the objective
+        if not step:  # small beside the slope, whatever the unit of the objective
             squares = torch.cat([C.square().flatten() for C in charges])
-            eps = 1e-8 * min(1.0, float(squares.mean().sqrt())) or 1e-8
+            eps = max(1e-8 * min(1.0, float(squares.mean().sqrt())), FLAT * abs(value)) or 1e-8
         first = [m.lerp(C, 0.1) for m, C in zip(first, charges, strict=True)]
         second = [v.lerp(C.square(), 0.001) for v, C in zip(second, charges, strict=True)]
         a, b, rate = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1), learning_rate * (1 - step / steps)

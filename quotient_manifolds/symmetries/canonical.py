@@ -31,7 +31,14 @@ from quotient_manifolds.symmetries.groups import (
 )
 from quotient_manifolds.symmetries.groups.gains import Constants
 from quotient_manifolds.symmetries.groups.rows import flattened
-from quotient_manifolds.symmetries.in_turns import in_turns, joined, of_sums, without_constants, without_idle
+from quotient_manifolds.symmetries.in_turns import (
+    balanced_alone,
+    in_turns,
+    joined,
+    of_sums,
+    without_constants,
+    without_idle,
+)
 from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, directions, in_units, least
 from quotient_manifolds.symmetries.principal_axes import turned
 
@@ -149,6 +156,7 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     if wide:
         point, left = in_turns(point, others, free)
     else:
+        point, others = balanced_alone(point, others, [*(each.symmetry for each in free), *settled.left])
         free = [replace(each, basis=each.basis.to_dense()) for each in free]
         free += [Free.of(each) for each in others]
         free = [each for each in free if len(each.basis)]

@@ -350,6 +350,25 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
     return point, left
 
 
+def balanced_alone(
+    point: Point, groups: Sequence[Symmetry], others: Sequence[Symmetry]
+) -> tuple[Point, list[Symmetry]]:
+    """Return the point where gauges that share no parameter have gone to their least |w|, and the groups that are left."""
+    counts, left = Counter(name for each in (*groups, *others) for name in each.names), list[Symmetry]()
+    for each in groups:
+        if (
+            isinstance(each, Gauge)
+            and all(counts[name] == 1 and name not in point.units for name in each.names)
+            and all(isinstance(algebra, (GL, Complex)) for _, algebra in each.algebra.summands)
+        ):
+            moved, _ = _balanced(point, each)
+            if _balanced(moved, each)[1] <= DONE:
+                point = moved
+                continue
+        left.append(each)
+    return point, left
+
+
 class Turn(NamedTuple):
     """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
 

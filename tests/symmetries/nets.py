@@ -732,7 +732,7 @@ ALL_TOKENS: dict[str, Body] = {
     "half number": lambda s, x: s.a(on_half(lambda y: y * numbers(x), x)).tanh(),
     "half first": lambda s, x: s.a(on_half(lambda y: y[:, :1].expand(-1, TOKENS, -1), x)).tanh(),
     "half mixed": lambda s, x: s.a(
-        on_half(lambda y: softmax(torch.arange(25.0).view(5, 5) / 9, -1).to(y) @ y, x)
+        on_half(lambda y: softmax(torch.arange(25.0, dtype=y.dtype).view(5, 5) / 9, -1) @ y, x)
     ).tanh(),
     "average pool": lambda s, x: s.norm(averaged(x + s.p_5_8)),
     "average padded": lambda s, x: s.norm(averaged(x + s.p_5_8, padding=1)),
@@ -885,7 +885,7 @@ by half: 72/104 64/96; padded by ones before a conv: 72/128 64/120; up: 152 136;
 up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72; most of windows, positions: 96/109
 72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
-of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
+of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 145/255
 129/206; group norm of positions: 170/176 138/144; less half its mean: 153/216 129/192; less another's
 mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
 some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;

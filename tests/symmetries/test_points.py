@@ -377,15 +377,15 @@ def test_weights_of_a_large_model_are_drawn_again_and_saved_by_nothing(
             torch.testing.assert_close(side.slopes, b.written[n].slopes, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_rows_of_a_large_table_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, signed: bool) -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_rows_of_a_large_table_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, alike: bool) -> None:
     """Drawn in chunks of four rows, which differ."""
     monkeypatch.setattr("quotient_manifolds.symmetries.charges.points._CHUNK", 25)
     own, index = {"b": torch.ones(7), "t": torch.ones(50, 6)}, torch.randint(50, (4, 5))
-    held = Drawn(own, 3, signed)
+    held = Drawn(own, 3, alike)
     assert held.rows("t", index) is None
     monkeypatch.setattr("quotient_manifolds.symmetries.charges.points.HELD", 0)
-    drawn = Drawn(own, 3, signed)
+    drawn = Drawn(own, 3, alike)
     assert torch.equal(drawn["t"], held["t"])
     assert torch.equal(drawn.rows("t", index), drawn["t"][index])
     assert len(torch.cat([drawn["b"], drawn["t"].flatten()]).unique()) > 290

@@ -16,6 +16,8 @@ from quotient_manifolds.symmetries.groups.rows import Rows
 Step = tuple[Tensor, Tensor, Tensor]
 """By row which use of a gain it is or -1, the number of the gain, and the power."""
 _FAR = 1 << 60
+_MOST = 1 / torch.finfo(torch.float64).eps
+"""What is added beyond this hides channels: nothing would be left of a bias that takes it up."""
 Steps = Callable[[Tensor], tuple[Tensor, list[Step]]]
 """Return the units of nodes as constants and steps."""
 
@@ -66,7 +68,8 @@ def _events(walk: Walk) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     none = torch.zeros(0, dtype=torch.long)
     yield none, none, none.double()
     for place, nodes, values in walk.constants:
-        yield torch.full_like(nodes, place), nodes, values
+        some = values.abs() < _MOST
+        yield torch.full_like(nodes[some], place), nodes[some], values[some]
 
 
 def _biases(walk: Walk, shares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:

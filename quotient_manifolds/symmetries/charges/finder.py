@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -97,15 +98,23 @@ class Finder(ABC):
         drawn = [*self.sampled, *(self._sampled(_LOSSES) for _ in range(_POINTS - len(self.sampled)))]
         self.sampled = []
         pairs = [(at, sample) for at, found in drawn for sample in found]
-        return translations(Shifts(self.frame, pairs, lambda: self._sampled(1)[1][0]))
+        return translations(Shifts(self.frame, pairs, self._alike))
 
-    def _sampled(self, losses: int) -> tuple[Mapping[str, Tensor], list[Sample]]:
+    def _alike(self) -> Sample:
+        """Return a sample at weights at which each unit is like any other, or at others if the model does not run there."""
+        with suppress(Undecided):
+            return self._sampled(1, self.points.weights(alike=True))[1][0]
+        return self._sampled(1)[1][0]
+
+    def _sampled(
+        self, losses: int, weights: Mapping[str, Tensor] | None = None
+    ) -> tuple[Mapping[str, Tensor], list[Sample]]:
         """Return weights and samples with gradients of biases and of tables of few words, to be shifted by columns."""
         tables = {self.walk.entries.plain.get(use.memory) for use in self.walk.uses if use.tokens.place is None}
         shapes = self.frame.entries.shapes
         names = [name for name in shapes if name in tables and shapes[name].numel() <= MOST]
         every = list(dict.fromkeys([*vectors(self.frame), *names]))
-        at, found = self.points.samples(losses, walk=self.walk, vectors=every)
+        at, found = self.points.samples(losses, walk=self.walk, vectors=every, weights=weights)
         return at.weights, found
 
     def found(self) -> Found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_s
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Undecided
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording
@@ -25,6 +25,8 @@ FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
+_INPUTS = 8
+"""At most so many inputs at the same weights, until they give that many rows."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -47,7 +49,7 @@ class Narrow(Finder):
 
     def everywhere(self) -> Readings:
         kernel = solve(self.unknowns, self.counted)
-        known = Recognition(kernel, self.counted(), self.generator)
+        known = Recognition(kernel, self.counted, self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
         shifts = self.shifts()  # at the points of `tokens`
@@ -154,12 +156,32 @@ class Narrow(Finder):
         return Point(theta, entries.read(weights.__getitem__), gradients)
 
     def _gradients(self, weights: Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs."""
-        at, samples = self.points.samples(_LOSSES, vectors=list(self.own), which=self.which(), weights=weights)
+        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs.
+
+        Of a model of few outputs, as a loss is, at several inputs: the weights are the larger part of what a point takes.
+        """
+        found: list[Tensor] = []
+        losses = min(_LOSSES, 1 + _outputs(self.recording))  # the last one is of taps, too
+        for _ in range(_INPUTS):
+            at, samples = self.points.samples(losses, vectors=list(self.own), which=self.which(), weights=weights)
+            weights = at.weights
+            found.append(self._rows(samples[: _outputs(at.recording)]))
+            if sum(map(len, found)) >= _LOSSES:
+                break
+        assert weights is not None
+        return weights, torch.cat(found)
+
+    def _rows(self, samples: Sequence[Sample]) -> Tensor:
+        """Return the gradients of all parameters in rows (losses, P)."""
         gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
         for name, w in self.own.items():
             start = self.frame.entries.start[name]
             every = torch.stack([sample.gradients[name] for sample in samples])
             gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
-        layouts = at.recording.program.layouts
-        return at.weights, gradients[: 1 + sum(prod(layouts[n].shape) for n in at.recording.program.outputs)]
+        return gradients
+
+
+def _outputs(recording: Recording) -> int:
+    """Return how many numbers a model returns, at least 1."""
+    program = recording.program
+    return max(1, sum(prod(program.layouts[number].shape) for number in program.outputs))

@@ -66,16 +66,19 @@ class Point(NamedTuple):
 class Drawn(Mapping[str, Tensor]):
     """Give other weights: each plus noise, uniform, as large as 0.3 of it and a tenth of the parameter's size.
 
+    alike: all numbers of a parameter are its mean plus noise with its standard deviation, at least a tenth of its size.
+    Units differ by chance alone then, and each is on somewhere, where at a model's own weights one may hardly ever be.
     Large ones are drawn again, from a seed, each time they are asked for, and never held.
     """
 
-    def __init__(self, own: Mapping[str, Tensor], seed: int, signed: bool) -> None:
-        self._own, self._signed = own, signed
+    def __init__(self, own: Mapping[str, Tensor], seed: int, alike: bool) -> None:
+        self._own, self._alike = own, alike
         chunks = (-(-w.numel() // self._chunk(w)) for w in own.values())
         self._seeds = dict(zip(own, accumulate(chunks, initial=seed), strict=False))
         self._large = {name for name, w in own.items() if w.numel() > HELD}
         self._kept: dict[str, Tensor] = {}
-        self._sizes: dict[str, float] = {}
+        self._sizes: dict[str, tuple[float, float]] = {}
+        """The root mean square of each parameter and its mean."""
 
     def __len__(self) -> int:
         return len(self._own)
@@ -110,9 +113,7 @@ class Drawn(Mapping[str, Tensor]):
 
     def _drawn(self, name: str, w: Tensor, only: int | None = None) -> Tensor:
         """Return other numbers of a parameter, or of one of its chunks, in one row."""
-        if name not in self._sizes:
-            norm = torch.linalg.vector_norm(w.detach(), dtype=torch.promote_types(w.dtype, torch.float32))
-            self._sizes[name] = max(float(norm) / w.numel() ** 0.5, _LEAST)
+        size, mean = self._size(name, w)
         chunks = w.detach().reshape(-1).split(self._chunk(w))
         like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
         made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
@@ -120,11 +121,20 @@ class Drawn(Mapping[str, Tensor]):
             generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k]
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
-            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * self._sizes[name])
+            if self._alike:
+                spread = max(max(0.0, size**2 - mean**2) ** 0.5, _OFFSET * size)
+                torch.mul(drawn, _UNIFORM * spread, out=new).add_(mean)
+                continue
+            noise = known.to(new.dtype).abs().mul_(_NOISE * _UNIFORM).add_(_OFFSET * _UNIFORM * size)
             torch.addcmul(known.to(new.dtype), noise, drawn, out=new)
-            if self._signed:
-                new *= 2 * torch.randint(2, known.shape, generator=generator).to(new) - 1
         return made
+
+    def _size(self, name: str, w: Tensor) -> tuple[float, float]:
+        if name not in self._sizes:
+            wide = torch.promote_types(w.dtype, torch.float32)
+            norm, mean = torch.linalg.vector_norm(w.detach(), dtype=wide), w.detach().mean(dtype=wide)
+            self._sizes[name] = max(float(norm) / w.numel() ** 0.5, _LEAST), float(mean)
+        return self._sizes[name]
 
 
 class Points:
@@ -248,15 +258,17 @@ class Points:
                 found += [made] if made.program.names == recording.program.names else []
         return found
 
-    def places(self, program: Program) -> list[int]:
-        """Return the places of recordings with the operations of a program, of those that make good points if any."""
-        alike, good = self.like(program), self.exercised()
+    def places(self, walk: Walk) -> list[int]:
+        """Return the places of recordings with the operations and uses of a walk, those of good points if any."""
+        like = self.like(walk.program)
+        alike = [k for k in like if self._used(k, self.recordings[k].program, walk).fit]
+        good = self.exercised()
         return [k for k in alike if k in good] or alike
 
-    def weights(self, *, signed: bool = False) -> Mapping[str, Tensor]:
-        """Return other weights; `signed` ones have random signs."""
+    def weights(self, *, alike: bool = False) -> Mapping[str, Tensor]:
+        """Return other weights; where they are `alike`, at which each unit is like any other (see `Drawn`)."""
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
-        return Drawn(self.recordings[0].parameters, seed, signed)
+        return Drawn(self.recordings[0].parameters, seed, alike)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
@@ -336,7 +348,7 @@ class Points:
         Raises RuntimeError if 24 points in turn do not run or are not finite.
         """
         if walk is not None and which is None:
-            which = self.places(walk.program)
+            which = self.places(walk)
         why = ""
         for _ in range(_TRIES):
             place = self._next(which)

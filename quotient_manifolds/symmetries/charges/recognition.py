@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -46,9 +46,10 @@ class Recognition:
     gauges: on wires. scales: the log-scales that are in none of them, (unknowns, k), of which `torus` makes a group.
     """
 
-    def __init__(self, kernel: Kernel[Unknowns], point: Point, generator: torch.Generator) -> None:
+    def __init__(self, kernel: Kernel[Unknowns], draw: Callable[[], Point], generator: torch.Generator) -> None:
         self.kernel, self.unknowns, self.frame = kernel, kernel.unknowns, kernel.unknowns.frame
-        self.point, self.generator = point, generator
+        self.draw, self.point, self.generator = draw, draw(), generator
+        self._more: list[Tensor] = []
         self.gauges: list[Gauge] = []
         self.refused: list[str] = []
         self._diagonals: list[Tensor] = []
@@ -98,8 +99,11 @@ class Recognition:
     @cached_property
     def _fields(self) -> Tensor:
         """Return the changes of theta by each unknown, relative to its entries that are not small (P, unknowns)."""
-        size = self.point.theta.abs().clamp(min=1e-3 * float(self.point.theta.abs().max()))
-        return self.unknowns.fields(self.point) / size[:, None]
+        return self._fields_at(self.point)
+
+    def _fields_at(self, point: Point) -> Tensor:
+        size = point.theta.abs().clamp(min=1e-3 * float(point.theta.abs().max()))
+        return self.unknowns.fields(point) / size[:, None]
 
     def torus(self, scales: Tensor) -> Torus | None:
         """Return the group of log-scales (unknowns, k); what it cannot act on is left out, and named in `refused`."""
@@ -204,12 +208,22 @@ class Recognition:
         return self.unknowns.agreement(self.point, most + 8, self.generator)
 
     def _acting(self, N: Tensor) -> Tensor:
-        """Return the generators that are orthogonal to those that move nothing."""
+        """Return the generators that are orthogonal to those that move nothing, whatever the weights are.
+
+        At any weights a part of an algebra may move nothing, as of 1 w^T on more channels than have columns.
+        """
         if not N.shape[1]:
             return N
         N = _orthonormal(N)
-        _, s, Vh = torch.linalg.svd(self._fields @ N, full_matrices=False)
-        return N @ Vh[s > _ZERO].T
+        F, before, k = self._fields @ N, -1, 0
+        while True:
+            _, s, Vh = torch.linalg.svd(F, full_matrices=False)
+            rank = int((s > _ZERO).sum())
+            if rank in (before, N.shape[1]):
+                return N @ Vh[:rank].T
+            if k == len(self._more):
+                self._more.append(self._fields_at(self.draw()))
+            F, before, k = torch.cat([F, self._more[k] @ N]), rank, k + 1
 
     def _patterns(self, pairs: Tensor) -> None:
         """Take entries that are free alone as patterns, one for each connected set of channels."""

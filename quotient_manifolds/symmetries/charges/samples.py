@@ -76,6 +76,11 @@ class Uses:
         places = dict(zip(walk.program.computing, program.computing, strict=True))
         return cls(program, [replace(use, operation=places[use.operation]) for use in walk.uses])
 
+    @property
+    def fit(self) -> bool:
+        """Return whether each use has the same channels here: of a table of weights a length may be a part."""
+        return all(use.fits(self.program) for use in self.uses)
+
     @cached_property
     def replay(self) -> Replay:
         """Return what runs the program."""

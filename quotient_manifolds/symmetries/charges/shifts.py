@@ -228,18 +228,19 @@ class Shifts:
         """Yield what no output depends on: outputs of uses that nothing reads, and inputs that are always 0."""
         uses = {n: self.walk.uses[n] for n in self.lone}
         seen: dict[tuple[int, bool], Tensor] = {}
-        for k in range(len(self.drawn) + _CALM):
+        k, last, count = 0, 0, -1
+        # As many draws show nothing new as have shown the others: of a maximum, each may turn a single unit on.
+        while k < max(len(self.drawn) + _CALM, 2 * last) and not (k >= len(self.drawn) and _all(seen.values())):
             sample = self.drawn[k] if k < len(self.drawn) else self.draw()
             for n in uses:
                 for writes in (True, False) if uses[n].tokens.place is not None and uses[n].shape[2] == 1 else (True,):
                     t = sample.written[n].slopes if writes else sample.read[n].values
                     if len(t):  # of an expert that no token is given to, nothing is known
-                        now = (t != 0).any(0)
-                        before = seen.get((n, writes), torch.zeros_like(now))
-                        same = before.shape == now.shape  # if not, its channels are tokens, of which all are used
-                        seen[n, writes] = before | now if same else torch.ones_like(before)
-            if k >= len(self.drawn) - 1 and all(bool(each.all()) for each in seen.values()):
-                return
+                        seen[n, writes] = seen.get((n, writes), torch.zeros(t.shape[1], dtype=torch.bool)) | (
+                            t != 0
+                        ).any(0)
+            k, before, count = k + 1, count, sum(int(each.sum()) for each in seen.values())
+            last = k if count > before else last
         for (n, writes), each in seen.items():
             own, other = (torch.nonzero(flags)[:, 0] for flags in (~each, seen[n, True]))
             if len(own) and (writes or len(other)):
@@ -688,6 +689,10 @@ def _of_channels(port: Port, channels: Tensor) -> Port:
     """Return the rows of a port that have these channels, in their order."""
     order = torch.argsort(port.channels)
     return port.at(order[torch.searchsorted(port.channels[order], channels)])
+
+
+def _all(flags: Iterable[Tensor]) -> bool:
+    return all(bool(each.all()) for each in flags)
 
 
 def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.entries import Reading, numbers
+from quotient_manifolds.symmetries.trace.program import Program
 
 
 class Tokens(ABC):
@@ -99,6 +100,15 @@ class Use:
     def values(self, reading: Reading) -> Tensor:
         """Return its numbers (outputs, inputs, taps)."""
         return reading.viewed(self.memory, self.theta, self.spots).reshape(self.shape)
+
+    def fits(self, program: Program) -> bool:
+        """Return whether its operation writes and reads, in a program, as many channels as it has."""
+        operation, place = program.operations[self.operation], self.tokens.place
+        sides = [(operation.outs[0], self.shape[0])]
+        if place is not None:
+            sides.append((operation.args[place].number, self.shape[1]))
+        made = ((torch.empty(program.layouts[number].shape, device="meta"), size) for number, size in sides)
+        return all(self.tokens.of(tensor).shape[1] == size for tensor, size in made)
 
     def rows(self, writes: bool) -> tuple[Tensor, Tensor] | None:
         """Return starts and steps: entry r of the row of channel c is starts[c] + steps[r], in the entries of theta.

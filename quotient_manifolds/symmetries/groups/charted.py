@@ -67,8 +67,9 @@ class Chart(Record):
             if float(gap.abs().max()) <= _SOLVED * size:
                 slope = self.slope(x)
                 return x - torch.linalg.solve(slope, self.coordinates(x) - wanted)  # with the derivative by `wanted`
-            x = x - torch.linalg.solve(self.slope(x), gap)
-            if not bool(x.isfinite().all()):
+            step, singular = torch.linalg.solve_ex(self.slope(x), gap)
+            x = x - step
+            if bool(singular) or not bool(x.isfinite().all()):
                 break
         raise ValueError("parameters must be found that functions of them have these values for. Found none near.")
 
@@ -122,6 +123,16 @@ class Charted(Symmetry):
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
         """Draw an element of the fields."""
         return self.fields.element(generator, scale)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the condition number of what acts on the coordinates."""
+        return self.fields.condition(element)
+
+    def stretching(self, X: Tensor) -> Tensor:
+        return self.fields.stretching(X)
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        return self.fields.bounded(element, condition)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the charges of the fields, of a cotangent by the coordinates."""
