@@ -142,8 +142,15 @@ class Shifts:
 
     @cached_property
     def lone(self) -> set[int]:
-        """Return the uses whose entries are all of parameters, and used once."""
-        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta)}
+        """Return the uses whose entries are all of parameters, and used once, with as many channels in all samples.
+
+        A map that mixes tokens has more for longer inputs.
+        """
+
+        def steady(n: int) -> bool:
+            return len({(s.read[n].values.shape[1], s.written[n].slopes.shape[1]) for s in self.drawn}) == 1
+
+        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta) and steady(n)}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
