@@ -148,7 +148,8 @@ class Shifts:
         """
 
         def steady(n: int) -> bool:
-            return len({(s.read[n].values.shape[1], s.written[n].slopes.shape[1]) for s in self.drawn}) == 1
+            read = {s.read[n].values.shape[1] for s in self.drawn if n in s.read}
+            return len(read) <= 1 and len({s.written[n].slopes.shape[1] for s in self.drawn if n in s.written}) <= 1
 
         return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta) and steady(n)}
 
