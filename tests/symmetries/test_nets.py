@@ -80,9 +80,9 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
     here, there = (canonical(found.groups, params) for params in (dict(model.named_parameters()), moved))
     assert difference(model, x, here.params) < CHANGE
     if not (here.doubts or there.doubts):
-        least = ROUNDING * max(float(w.abs().max()) for w in here.params.values())
+        least = ROUNDING * max(float(w.detach().abs().max()) for w in here.params.values())
         for key, w in here.params.items():
-            atol = max(least, PLACE * float(w.abs().max()))
+            atol = max(least, PLACE * float(w.detach().abs().max()))
             torch.testing.assert_close(there.params[key], w, rtol=0, atol=atol, msg=key)
 
 
