@@ -142,7 +142,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
     zero = _zero(symmetries, {**draft})
     settled = without_constants(draft, translations, zero)
-    point = replace(_start(symmetries, {**draft}, [] if wide else settled.left), steps=(*steps, *settled.steps))
+    still = [] if wide else [*settled.left, *_moved_by_means(translations, symmetries)]
+    point = replace(_start(symmetries, {**draft}, still), steps=(*steps, *settled.steps))
     for symmetry in symmetries:
         if isinstance(symmetry, Gauge):
             point = _without_mean(point, symmetry)
@@ -161,13 +162,20 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
     doubts: list[str] = []
-    if open_ := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
-        names = ", ".join(open_[0].names)
+    if sums := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
+        names = ", ".join(sums[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _moved_by_means(translations: Sequence[Translation], symmetries: Sequence[Symmetry]) -> list[Translation]:
+    """Return translations along means that nothing reads, which 1 + 1 w^T moves after they are 0."""
+    means = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, IntoMean)]
+    moved = {name for each in means for name in each.names}
+    return [each for each in translations if len(each.parts) == 1 and moved.issuperset(each.names)]
 
 
 def _shapes(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
@@ -252,11 +260,13 @@ def _orthonormal(D: Tensor) -> Tensor:
 
 
 def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
-    """Return the entries that are gains between a wire and a slot, by name and number."""
+    """Return the entries that are gains between a wire and a slot, by name and number, but those that pairs balance."""
     gains: dict[str, Rows] = {}
+    mixed = {slot.name for each in symmetries if isinstance(each, Gauge) for slot in each.wire.slots}
     for symmetry in symmetries:
         for rows in (*symmetry.units, *(each.rows for each in symmetry.gains(params))):
-            gains.setdefault(rows.name, rows)
+            if rows.name not in mixed:
+                gains.setdefault(rows.name, rows)
     return gains
 
 

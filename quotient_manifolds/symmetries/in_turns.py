@@ -17,14 +17,17 @@ from quotient_manifolds.symmetries.groups import (
     Constant,
     Constants,
     Draft,
+    Factor,
     FromSum,
     Gauge,
     Matrix,
     Part,
+    Product,
     Rows,
     Slices,
     Slot,
     Sparse,
+    Sum,
     Symmetry,
     Terms,
     Torus,
@@ -63,7 +66,7 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
     paid = [each.parts for each in translations if any(map(_is_direct, each.parts))]
     taking = {part.rows.name for parts in paid for part in parts if not _is_direct(part)}
     place = {name: k for k, name in enumerate(sorted(draft, key=lambda name: name in taking))}
-    free = _free(translations, draft)
+    free, translations = _free(translations, draft), _told_apart(translations, place, draft)
     order = sorted(range(len(translations)), key=lambda k: min(place[name] for name in translations[k].names))
     todo, turns, steps, visits = dict.fromkeys(order), dict[int, Turn](), list[Step](), 0
     while todo and visits < _SWEEPS * len(translations):
@@ -76,13 +79,92 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
             moved = {*translations[k].names}
             todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
-    for part in (part for each in translations for part in each.parts if part.rows.columns == 1):
-        name, at = part.rows.name, part.rows.places[:, 0]
+    for part in (part for each in translations for part in each.parts):
+        name, at = part.rows.name, part.rows.places.flatten()
         if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
             draft.write(part.rows, part.rows.read(zero))
-            if not bool(zero[name].flatten()[at].any()):  # a bias before a BatchNorm is its running mean
+            if part.rows.columns == 1 and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
                 zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
+    """Return parts in order: what is moved as it is comes first, so that no reader's weights have to be inverted."""
+    return sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+
+
+def _told_apart(
+    translations: Sequence[Translation], place: Mapping[str, int], params: Mapping[str, Tensor]
+) -> list[Translation]:
+    """Return translations no two of which settle the same constants first: their differences settle others."""
+    found: list[Translation] = []
+    firsts: list[tuple[Part, Tensor | None, Translation]] = []
+    for own in sorted(translations, key=lambda each: _in_order(each, place)[0].left is not None):
+        for _ in translations:
+            first = _in_order(own, place)[0]
+            if len(own.parts) == 1 or not _is_direct(first) or first.rows.columns > 1:
+                break
+            left = first.at(params)[0]
+            known = [
+                each for each in firsts if _same_rows(each[0], first) and (each[1] is None or _same(each[1], left))
+            ]
+            other = _difference(own, first, known[0][2], known[0][0]) if known else None
+            if other is None:
+                firsts.append((first, None if _same(left, None) else left, own))
+                break
+            own = other
+        found.append(own)
+    return found
+
+
+def _same_rows(one: Part, other: Part) -> bool:
+    a, b = one.rows, other.rows
+    plain = not any(isinstance(each, Tensor) for each in (a.scale, b.scale))
+    return plain and (a.name, a.scale) == (b.name, b.scale) and torch.equal(a.places, b.places)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    one, other = (
+        None if each is None or torch.equal(each, torch.eye(len(each), each.shape[1]).double()) else each
+        for each in (one, other)
+    )
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def _difference(own: Translation, first: Part, other: Translation, its: Part) -> Translation | None:
+    """Return own less other, by which the rows of `first` stay as they are; None if rows overlap in part.
+
+    its: the part of other in the same rows, whose left is 1 or that of first.
+    """
+    of = None if its.left is not None else first.left
+    parts = [part for part in own.parts if part is not first]
+    for part in (part for part in other.parts if part is not its):
+        if part.right is not None or any(each.right is not None for each in parts):
+            return None
+        beside = next((k for k, each in enumerate(parts) if _same_rows(each, part)), None)
+        if beside is not None:
+            both = (_left(parts[beside]), _negative(part, of))
+            parts[beside] = Part(part.rows, Sum(both))
+        elif any(each.rows.meets(part.rows) for each in parts):
+            return None
+        else:
+            parts.append(Part(part.rows, _negative(part, of)))
+    return Translation(tuple(parts), own.kind)
+
+
+def _left(part: Part) -> Tensor | Factor:
+    return torch.eye(len(part.rows), dtype=torch.float64) if part.left is None else part.left
+
+
+def _negative(part: Part, of: Tensor | Factor | None) -> Factor:
+    n = len(part.rows)
+    if of is not None:
+        return Product((-torch.eye(n, dtype=torch.float64), _left(part), of))
+    if part.left is None:
+        return Sparse((n, n), (Terms(torch.arange(n).repeat(2, 1), -torch.ones(n, dtype=torch.float64)),))
+    if isinstance(part.left, Sparse):
+        return Sparse(part.left.shape, tuple(replace(each, values=-each.values) for each in part.left.terms))
+    return Product((-torch.eye(n, dtype=torch.float64), part.left))
 
 
 def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
@@ -321,8 +403,7 @@ def _projected(
     First are those that no weights multiply, in order: the others take back what these lose. free: directions of
     parameters that may change alone, in which nothing is wanted of a translation of several.
     """
-    # What is moved as it is comes before what makes up for it: no reader's weights have to be inverted.
-    parts = sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+    parts = _in_order(translation, place)
     a, b = translation.shape
     if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
         jointly = all(part.right is None for part in parts)

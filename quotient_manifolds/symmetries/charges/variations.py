@@ -90,13 +90,15 @@ def numbers(
     if limit is None and (pair := _mask(like)) is not None:
         shown, hidden = pair
         made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
-        if made.ndim and made.shape[-1]:
+        if made.ndim and made.numel():  # tokens are the last axis that has several, as of a mask (batch, tokens, 1)
+            axis = next((k for k in reversed(range(made.ndim)) if made.shape[k] > 1), -1)
+            made = made.movedim(axis, -1).contiguous()
             first = torch.zeros(made.shape[:-1], dtype=torch.long)
             if mood not in ("normal", "positive"):  # half of the rows are padded in front
                 first = torch.randint(made.shape[-1], first.shape, generator=generator)
                 first = first * torch.randint(2, first.shape, generator=generator)
             made &= torch.arange(made.shape[-1]) >= first[..., None]
-            made.scatter_(-1, first[..., None], True)
+            made = made.scatter_(-1, first[..., None], True).movedim(-1, axis)
         return torch.where(made, shown, hidden).to(like.dtype)
     if like.is_floating_point() or like.is_complex():
         return _real(like, shape, generator, mood)
