@@ -353,7 +353,7 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
 def balanced_alone(
     point: Point, groups: Sequence[Symmetry], others: Sequence[Symmetry]
 ) -> tuple[Point, list[Symmetry]]:
-    """Return the point where gauges that share no parameter have gone to their least |w|, and the groups that are left."""
+    """Return the point where gauges that share no parameter are at their least |w|, and the other groups."""
     counts, left = Counter(name for each in (*groups, *others) for name in each.names), list[Symmetry]()
     for each in groups:
         if (

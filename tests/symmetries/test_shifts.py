@@ -73,6 +73,36 @@ def test_a_unit_that_is_off_here_but_not_elsewhere_is_not_free() -> None:
     assert added(model, torch.randn(12, 6)) == 0
 
 
+def test_of_a_maximum_over_many_units_none_is_free() -> None:
+    """At its own weights a third of the units are never the largest."""
+    torch.manual_seed(0)
+    model = Computed(
+        lambda s, x: s.b(s.c(x)) + s.a(s.c(x)).amax((1, 2))[:, None, None],
+        a=nn.Linear(6, 40),
+        b=nn.Linear(6, 3),
+        c=nn.Linear(6, 6),
+    )
+    found = find(model.double().eval(), torch.randn(4, 5, 6).double())
+    assert not found.refused
+    assert rank([each for each in found.symmetries if isinstance(each, Translation)], weights(model)) == 6
+
+
+def test_means_of_positions_are_free_where_no_other_token_is_read() -> None:
+    """Norms take all means away, but the first token is an output."""
+    torch.manual_seed(0)
+
+    def first(s: Computed, x: Tensor) -> Tensor:
+        y = s.e(x) + s.p
+        return s.z(y[:, 0] + s.a(s.norm(y)).tanh().mean(1))
+
+    parts = {"e": nn.Linear(6, 8), "norm": nn.LayerNorm(8), "a": nn.Linear(8, 8), "z": nn.Linear(8, 3)}
+    model = Computed(first, p=nn.Parameter(torch.randn(4, 8)), **parts)
+    found = find(model.double().eval(), torch.randn(6, 4, 6).double()).symmetries
+    means = [each for each in found if isinstance(each, Translation) and each.kind == "mean"]
+    assert means and all(each.names == ("p",) for each in means)
+    assert rank(means, weights(model)) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -101,7 +101,7 @@ class Finder(ABC):
         return translations(Shifts(self.frame, pairs, self._alike))
 
     def _alike(self) -> Sample:
-        """Return a sample at weights at which each unit is like any other, or at others if the model does not run there."""
+        """Return a sample at weights at which units are alike, or at others if the model does not run there."""
         with suppress(Undecided):
             return self._sampled(1, self.points.weights(alike=True))[1][0]
         return self._sampled(1)[1][0]

@@ -19,14 +19,15 @@ from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
-_INPUTS = 8
-"""At most so many inputs at the same weights, until they give that many rows."""
+_STACKED, _INPUTS = 32, 8
+"""Gradients at once of a model of few outputs; at most so many inputs one after another."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -41,6 +42,7 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
+        self._ways = (True, False)  # whether words differ in a stack of inputs: masks of labels do not take it
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -158,18 +160,31 @@ class Narrow(Finder):
     def _gradients(self, weights: Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], Tensor]:
         """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs.
 
-        Of a model of few outputs, as a loss is, at several inputs: the weights are the larger part of what a point takes.
+        A model of few outputs, as a loss is, is asked at many inputs at once, where its operations take them.
         """
-        found: list[Tensor] = []
-        losses = min(_LOSSES, 1 + _outputs(self.recording))  # the last one is of taps, too
+        few = _outputs(self.recording)
+        while few < _LOSSES and self._ways:
+            try:
+                weights, found = self.points.stacked(
+                    -(-_STACKED // few), [*self.own], self.which(), weights, words=self._ways[0]
+                )
+                rows = torch.cat([found[name].flatten(1) for name in self.frame.entries.shapes], 1)
+                if len(rows):
+                    return weights, rows
+                break
+            except RUN_ERRORS:
+                self._ways = self._ways[1:]
+        several: list[Tensor] = []
         for _ in range(_INPUTS):
-            at, samples = self.points.samples(losses, vectors=list(self.own), which=self.which(), weights=weights)
+            at, samples = self.points.samples(
+                min(_LOSSES, 1 + few), vectors=list(self.own), which=self.which(), weights=weights
+            )
             weights = at.weights
-            found.append(self._rows(samples[: _outputs(at.recording)]))
-            if sum(map(len, found)) >= _LOSSES:
+            several.append(self._rows(samples[: _outputs(at.recording)]))
+            if sum(map(len, several)) >= _LOSSES:
                 break
         assert weights is not None
-        return weights, torch.cat(found)
+        return weights, torch.cat(several)
 
     def _rows(self, samples: Sequence[Sample]) -> Tensor:
         """Return the gradients of all parameters in rows (losses, P)."""

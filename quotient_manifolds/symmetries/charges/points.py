@@ -15,7 +15,7 @@ from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import Cast, replica
 from quotient_manifolds.symmetries.charges.answers import Answers
-from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples
+from quotient_manifolds.symmetries.charges.samples import Sample, Undecided, Uses, samples, stacked_gradients
 from quotient_manifolds.symmetries.charges.variations import (
     MOODS,
     Axes,
@@ -369,6 +369,30 @@ class Points:
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
             f"inputs ({why}); give inputs that leave the model more room"
         )
+
+    def stacked(
+        self,
+        count: int,
+        vectors: Collection[str],
+        which: Collection[int] | None,
+        weights: Mapping[str, Tensor] | None,
+        *,
+        words: bool,
+    ) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+        """Return other weights, if none are given, and gradients (rows, *shape) at so many inputs, all in one run.
+
+        words: whether these differ; other integers are the same in all. Raises RUN_ERRORS where operations do not take
+        several batches at once.
+        """
+        place = self._next(which)
+        recording = self.recordings[place]
+        weights = self.weights() if weights is None else weights
+        inputs = self.inputs(recording, kept=self._raised[place] > 0, stacked=(count,))
+        known = limits(recording.program) if words else {}
+        alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
+        inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
+        used = self._used(place, recording.program, None)
+        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator)
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""

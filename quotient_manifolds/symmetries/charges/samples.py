@@ -141,6 +141,35 @@ def samples(
         )
 
 
+def stacked_gradients(
+    used: Uses,
+    weights: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    alone: Collection[int],
+    vectors: Collection[str],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
+
+    inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
+    of a batch have as many rows as they have numbers; those that are not finite are left out.
+    """
+    leaves = Leaves(weights, vectors)
+    places = tuple(None if k in alone else 0 for k in range(len(inputs)))
+    run = torch.vmap(lambda *batch: tuple(used.replay.run(leaves.__getitem__, batch, {})[0]), in_dims=places)
+    ys = tuple(y for y in run(*inputs) if y.requires_grad)
+    each = sum(y[0].numel() for y in ys)
+    up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64) for y in ys]
+    for y, own in zip(ys, up, strict=True):
+        for k in range(len(y)):
+            own[k, :, k] = _multiples(y[k], each, generator)
+    rows = torch.autograd.grad(
+        ys, [leaves[n] for n in vectors], [u.flatten(0, 1) for u in up], is_grads_batched=True, materialize_grads=True
+    )
+    good = torch.stack([g.flatten(1).isfinite().all(1) for g in rows]).all(0)
+    return {name: g[good] for name, g in zip(vectors, rows, strict=True)}
+
+
 @runtime_checkable
 class Tables(Protocol):
     """Hold weights of which some tables give rows without the whole."""

@@ -212,9 +212,15 @@ class Shifts:
                 yield from self._made("mean", Part(rows, None, Matrix(one, equal[0], gains=((), equal[1]))))
         for port in self.frame.ports:
             g = self._gradients(port) if port.use >= len(self.walk.uses) and self._alone(port.entries) else None
-            if g is None or len(port.rows) < 2 or (equal := self._equal(port.nodes, [d.mT for d in g])) is None:
+            if g is None or len(port.rows) < 2:
                 continue
-            if (rows := self._rows(port)) is not None:
+            every = torch.arange(g[0].shape[1])
+            columns, equal = every, self._equal(port.nodes, [d.mT for d in g])
+            if equal is None and 1 < len(every) <= _APART:  # of some positions, as where a single token is read
+                free = [self._equal(port.nodes, [d[:, k : k + 1].mT for d in g]) is not None for k in every]
+                columns = every[torch.tensor(free)]
+                equal = self._equal(port.nodes, [d[:, columns].mT for d in g])
+            if equal is not None and (rows := self._rows(port.at(torch.arange(len(port.rows)), columns))) is not None:
                 yield from self._made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
 
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log, prod
+from math import ceil, inf, log, prod
 
 import torch
 from torch import Tensor
@@ -105,7 +105,10 @@ class Linear(Symmetry):
 
     def condition(self, element: Tensor) -> float:
         """Return the condition number of the linear part of the flow."""
-        s = torch.linalg.svdvals(torch.matrix_exp(self._matrix(element.detach())))
+        A = torch.matrix_exp(self._matrix(element.detach()))
+        if not bool(A.isfinite().all()):
+            return inf
+        s = torch.linalg.svdvals(A)
         return float(s[0] / s[-1]) if len(s) else 1.0
 
     def stretching(self, X: Tensor) -> Tensor:
@@ -113,9 +116,8 @@ class Linear(Symmetry):
         return (M + M.mT) / 2
 
     def bounded(self, element: Tensor, condition: float) -> Tensor:
-        if self.condition(element) <= condition:
-            return element
-        return element * (log(condition) / 2 / self.stretching(element.detach()).norm())
+        most, size = log(condition), 2 * float(self.stretching(element.detach()).norm())
+        return element if size <= most or self.condition(element) <= condition else element * (most / size)
 
     def _matrix(self, z: Tensor) -> Tensor:
         """Return sum_j z_j M_j (n, n)."""

@@ -54,7 +54,7 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
         args = args[:2]  # the others ask for another gradient than the derivative
     added = generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float)
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
-        args = (args[0], max(args[1], _NEAR * float(args[0].detach().abs().mean())), *args[2:])
+        args = (args[0], max(args[1], _NEAR * float(_unwrapped(args[0]).detach().abs().mean())), *args[2:])
     return args, kwargs
 
 
@@ -211,9 +211,14 @@ def _of(argument: Any) -> int | None:
 
 def _in_graph(tensor: Tensor) -> bool:
     """Return whether a derivative passes: what vmap has wrapped does not say so itself."""
+    return _unwrapped(tensor).requires_grad
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor of all batches of which vmap shows one."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.requires_grad
+    return tensor
 
 
 def _apart(tensor: Tensor) -> Tensor:
