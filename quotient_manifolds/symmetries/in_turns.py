@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import (
     GL,
     Complex,
@@ -361,10 +363,11 @@ def balanced_alone(
             and all(counts[name] == 1 and name not in point.units for name in each.names)
             and all(isinstance(algebra, (GL, Complex)) for _, algebra in each.algebra.summands)
         ):
-            moved, _ = _balanced(point, each)
-            if _balanced(moved, each)[1] <= DONE:
-                point = moved
-                continue
+            with suppress(ValueError, LinAlgError):  # of factors that have lost rank, only steps lead to the limit
+                moved, _ = _balanced(point, each)
+                if _balanced(moved, each)[1] <= DONE:
+                    point = moved
+                    continue
         left.append(each)
     return point, left
 

@@ -99,7 +99,8 @@ def test_means_of_positions_are_free_where_no_other_token_is_read() -> None:
     model = Computed(first, p=nn.Parameter(torch.randn(4, 8)), **parts)
     found = find(model.double().eval(), torch.randn(6, 4, 6).double()).symmetries
     means = [each for each in found if isinstance(each, Translation) and each.kind == "mean"]
-    assert means and all(each.names == ("p",) for each in means)
+    assert means
+    assert all(each.names == ("p",) for each in means)
     assert rank(means, weights(model)) == 3
 
 
