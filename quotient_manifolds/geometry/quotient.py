@@ -137,10 +137,10 @@ class Quotient(Geometry):
         """
         symmetries = self._known()
         pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
-        held = {name for pair in pairs for name in pair.names}
+        paired = {name for pair in pairs for name in pair.names}
         others = tuple(each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
         # At the least weight an update is part of its base, and its pair has lost its rank: these stay.
-        beside = [each for each in others if each.kind == BESIDE and held.intersection(each.names)]
+        beside = [each for each in others if each.kind == BESIDE and paired.intersection(each.names)]
         others = tuple(each for each in others if each not in beside)
         doubts = tuple(f"{each.name} is not quotiented out beside its pair." for each in beside[:1])
         if not (pairs or others):  # the frozen stays

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Slot, Symmetry, Translation
 
 DONE = 1e-13
@@ -286,7 +287,7 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
             moved = point.added(share * change)
             for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
                 moved = each.moved(moved, own) if len(own) else moved
-        except (ValueError, torch.linalg.LinAlgError):  # too far for a group to act
+        except (ValueError, LinAlgError):  # too far for a group to act
             share /= 4
             continue
         if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):

@@ -42,7 +42,10 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
-        self._ways = (True, False)  # whether words differ in a stack of inputs: masks of labels do not take it
+        self._ways: tuple[bool, ...] = (
+            True,
+            False,
+        )  # whether words differ in a stack of inputs: masks of labels do not take it
 
     @cached_property
     def unknowns(self) -> Unknowns:

@@ -86,8 +86,8 @@ class Torus(Symmetry):
             raise ValueError(f"unknown log-scales must be numbers from 0 to {self.size - 1}. Found others.")
         for name, count in Counter(s.rows.name for s in self.slices).items():
             rows = [s.rows for s in self.slices if s.rows.name == name]
-            moved = any(isinstance(each.offset, Tensor) or each.offset for each in rows)
-            if count > 1 and moved and not _about_one_number(rows):
+            offset = any(isinstance(each.offset, Tensor) or each.offset for each in rows)
+            if count > 1 and offset and not _about_one_number(rows):
                 raise ValueError(f"slices of {name!r} must scale each entry about one number. Found several.")
 
     @property
