@@ -185,10 +185,7 @@ NARROW: dict[str, tuple[Body, int]] = {
 """Streams of more channels than inputs, of which there are so many, read without a bias."""
 
 
-LED_AWAY = pytest.mark.xfail(strict=True, reason="what is held at these weights alone leads the canonical point away")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[LED_AWAY] if "beside a pair" in n else []) for n in NARROW])
+@pytest.mark.parametrize("name", NARROW)
 def test_what_reads_a_narrow_stream_without_a_bias_keeps_the_function(name: str) -> None:
     body, given = NARROW[name]
     torch.manual_seed(0)

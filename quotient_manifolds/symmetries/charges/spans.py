@@ -125,9 +125,9 @@ class Spans:
         if bias is None:
             yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))))
         elif n not in self.shifts.biases:
-            yield from self.shifts._made(
-                "unreached", Part(rows, None, Beyond((U, self._rows(bias, into, bias.nodes)[0])))
-            )
+            if U.shape[0] + 1 < len(into):  # of a square matrix nothing but rounding is left
+                both = U, self._rows(bias, into, bias.nodes)[0]
+                yield from self.shifts._made("unreached", Part(rows, None, Beyond(both)))
         else:
             constant, gains = self.frame.ratio((into,), (bias.nodes,))
             column = Matrix(-constant, torch.ones(1), self.frame.rows(bias), gains=(gains, ()))
