@@ -91,8 +91,12 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
 
 
 def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
-    """Return parts in order: what is moved as it is comes first, so that no reader's weights have to be inverted."""
-    return sorted(translation.parts, key=lambda part: (not _is_direct(part), place[part.rows.name]))
+    """Return parts in order: what is moved as it is comes first, so that no reader's weights have to be inverted.
+
+    What matrices multiply comes last, for other groups mix their rows.
+    """
+    matrices = lambda part: any(rows.columns > 1 for rows in part.read())  # noqa: E731
+    return sorted(translation.parts, key=lambda part: (not _is_direct(part), matrices(part), place[part.rows.name]))
 
 
 def _told_apart(
