@@ -91,7 +91,7 @@ def numbers(
         shown, hidden = pair
         made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
         if made.ndim and made.numel():  # tokens are the last axis that has several, as of a mask (batch, tokens, 1)
-            axis = next((k for k in reversed(range(made.ndim)) if made.shape[k] > 1), -1)
+            axis = next((k for k in reversed(range(1, made.ndim)) if made.shape[k] > 1), -1)
             made = made.movedim(axis, -1).contiguous()
             first = torch.zeros(made.shape[:-1], dtype=torch.long)
             if mood not in ("normal", "positive"):  # half of the rows are padded in front
