@@ -40,7 +40,6 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
 
 PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")
 OTHER = {
-    "bart": "what key biases of cross-attention contribute is lost in rounding",
     "bitnet": "neurons of a squared ReLU before a norm are found as scales, and as no pairs",
     "convbert": "queries and keys that a convolution shares are found as a change of basis",
     "nystromformer": "values that a convolution over tokens reads, too, have scales alone",
