@@ -35,7 +35,7 @@ SEVERAL_PLACES = {
         [
             *(("one token, sum of all", True), ("sum of all", True), ("mean of all", True), ("constant half", True)),
             *(("gain cut to integers", True), ("short planes", True), ("short planes", False), ("sum heads", True)),
-            *(("scores of halves, crossed", False), ("bn lin plain", False), ("shared heads", True)),
+            *(("scores of halves, crossed", False), ("bn lin plain", False)),
         ],
         _FEWER,
     ),

@@ -29,6 +29,9 @@ Weights = Callable[[str], Tensor]
 """Give a parameter by name, in any type of floating point numbers, or of others."""
 
 
+_ADDING = aten.add.Tensor, aten.add.Scalar, aten.add_.Tensor, aten.add_.Scalar
+
+
 class Tap(Protocol):
     """Take note of what some operations take."""
 
@@ -52,7 +55,7 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
         args = (*args[:2], False)
     if operation.func is aten.embedding.default:
         args = args[:2]  # the others ask for another gradient than the derivative
-    added = generic and operation.func in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], float)
+    added = generic and operation.func in _ADDING and isinstance(args[1], float)
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
         args = (args[0], max(args[1], _NEAR * float(_unwrapped(args[0]).detach().abs().mean())), *args[2:])
     return args, kwargs
