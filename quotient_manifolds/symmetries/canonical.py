@@ -25,6 +25,7 @@ from quotient_manifolds.symmetries.groups import (
     Params,
     Part,
     Rows,
+    Span,
     Symmetry,
     Torus,
     Translation,
@@ -151,6 +152,10 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         if isinstance(symmetry, Gauge):
             point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
+    sums = [each for each in others if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
+    shifted = [set(each.names) for each in translations]
+    open_ = [each for each in sums if set(each.names) not in shifted]
+    others = [_of_mean(each) if each in sums and each not in open_ else each for each in others]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
     free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:
@@ -162,13 +167,19 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
     doubts: list[str] = []
-    if sums := [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]:
-        names = ", ".join(sums[0].names)
+    if open_:
+        names = ", ".join(open_[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _of_mean(gauge: Gauge) -> Gauge:
+    """Return what 1 1^T / n generates, of t 1^T: the rest adds constants that translations have settled."""
+    n = gauge.algebra.n
+    return replace(gauge, algebra=Span(n, torch.full((1, n, n), 1.0 / n, dtype=torch.float64)), reflections=None)
 
 
 def _moved_by_means(translations: Sequence[Translation], symmetries: Sequence[Symmetry]) -> list[Translation]:

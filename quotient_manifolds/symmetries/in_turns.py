@@ -28,6 +28,7 @@ from quotient_manifolds.symmetries.groups import (
     Rows,
     Slices,
     Slot,
+    Span,
     Sparse,
     Sum,
     Symmetry,
@@ -516,9 +517,18 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
     for channels, algebra in gauge.algebra.summands:
         k, m = channels.shape
         blocks.append(torch.eye(m, dtype=torch.float64).repeat(k, 1, 1))
-        if not isinstance(algebra, (GL, Complex)):
+        if not isinstance(algebra, (GL, Complex, Span)):
             continue
         M, N = moments(point.params, gauge, channels)
+        if isinstance(algebra, Span):
+            J = algebra.basis[0] * algebra.basis[0].trace().sign()
+            if len(algebra.basis) > 1 or float((J @ J - J).abs().max()) > _RANK:  # scales of a line alone are closed
+                continue
+            a, b = ((J * each).sum((1, 2)) for each in (M, N))
+            if bool((a > 0).all() and (b > 0).all()):
+                far = max(far, float(((a - b).abs() / (a + b)).max()))
+                blocks[-1] = blocks[-1] + ((b / a).pow(0.25) - 1)[:, None, None] * J
+            continue
         scalar = m == 1 or isinstance(algebra, Complex)
         if scalar:
             M, N = (each.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for each in (M, N))
