@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import LinAlgError
-from quotient_manifolds.symmetries.groups import Algebra, Gauge, Params, Part, Rows, Slot, Symmetry, Translation
+from quotient_manifolds.symmetries.groups import GL, Algebra, Gauge, Params, Part, Rows, Slot, Symmetry, Translation
 
 DONE = 1e-13
 """Of the length of w: the part along the orbit that may be left."""
@@ -127,16 +128,33 @@ def moving(algebra: Algebra) -> Tensor:
     """Return an orthonormal basis (k, n, n) of the part of an algebra that is orthogonal to its skew matrices."""
     found = [torch.zeros(0, algebra.n, algebra.n, dtype=torch.float64)]
     for channels, each in algebra.summands:
-        m = each.n
-        values, Q = torch.linalg.eigh(each.project(torch.eye(m * m, dtype=torch.float64).view(-1, m, m)).flatten(1))
-        B = Q[:, values > 0.5].mT.reshape(-1, m, m)
-        cosines, R = torch.linalg.eigh(((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT)
-        B = (R[:, cosines < 1 - _SKEW].mT @ B.flatten(1)).view(-1, m, m)
+        m, B = each.n, _symmetric(each.n) if isinstance(each, GL) else _beyond_skew(each)
         X = B.new_zeros(len(channels), len(B), algebra.n, algebra.n)
         for own, c in zip(X, channels, strict=True):
             own[:, c[:, None], c] = B
         found.append(X.flatten(0, 1))
     return torch.cat(found)
+
+
+def _symmetric(m: int) -> Tensor:
+    """Return an orthonormal basis of all symmetric matrices (m, m)."""
+    i, j = torch.triu_indices(m, m)
+    B = torch.zeros(len(i), m, m, dtype=torch.float64)
+    size = torch.where(i == j, 1.0, 0.5**0.5).double()
+    B[torch.arange(len(i)), i, j], B[torch.arange(len(i)), j, i] = size, size
+    return B
+
+
+def _beyond_skew(algebra: Algebra) -> Tensor:
+    """Return an orthonormal basis of the part of an algebra that is orthogonal to its skew matrices."""
+    m = algebra.n
+    every = algebra.project(torch.eye(m * m, dtype=torch.float64).view(-1, m, m)).flatten(1)
+    # A driver that takes eigenvalues that are all 0 or 1.
+    values, Q = map(torch.from_numpy, scipy.linalg.eigh(((every + every.mT) / 2).numpy(), driver="ev"))
+    B = Q[:, values > 0.5].mT.reshape(-1, m, m)
+    skew = ((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT
+    cosines, R = map(torch.from_numpy, scipy.linalg.eigh(((skew + skew.mT) / 2).numpy(), driver="ev"))
+    return (R[:, cosines < 1 - _SKEW].mT @ B.flatten(1)).view(-1, m, m)
 
 
 def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
