@@ -885,7 +885,7 @@ before a conv, positions: 144 128; padded before a conv, by half: 104 96; padded
 80/89 72; most of windows, positions: 88/109 72/90; most of windows of zeros: 80 72; most of windows of channels: 76/93
 68; most of three: 88 72; most of tokens: 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72;
 most of tokens, softmax: 145/157 128; most of tokens, norm: 169/181 144/152; most of tokens, both: 152/160 136; most of
-two: 160/171 136; most of tokens and channels: 154/255 129/206; group norm of positions: 169/176 136/144; less half its
+two: 160/171 136; most of tokens and channels: 145/255 129/206; group norm of positions: 169/176 136/144; less half its
 mean: 208/216 192; less another's mean: 201/224 177/192; less the mean of the turned pair: 195/202 178; squares of
 tokens: 88/96 72; squares without some tokens: 173 157; sum cut to integers: 80/152 64/128; whole numbers of its shape:
 152 136; assigned to integers: 152/224 128/192; whole numbers beside channels: 144 128; norms, compared: 170 144; rot by

@@ -40,9 +40,12 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
 
 PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")
 OTHER = {
+    "attention of pixels": "scales between a gain and a gate are channel gains, and no pairs",
+    "convolutions with BatchNorm": "scales behind a BatchNorm are those of neurons",
     "bitnet": "neurons of a squared ReLU before a norm are found as scales, and as no pairs",
     "convbert": "queries and keys that a convolution shares are found as a change of basis",
     "nystromformer": "values that a convolution over tokens reads, too, have scales alone",
+    "rotary positions as complex numbers": "planes that are turned as complex numbers have scales alone",
     "roformer": "planes that turn slowly are found as no pair",
     "siglip_vision_model": "the queries of one vector are found as a pair",
 }

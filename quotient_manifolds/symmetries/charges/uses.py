@@ -108,7 +108,10 @@ class Use:
         if place is not None:
             sides.append((operation.args[place].number, self.shape[1]))
         made = ((torch.empty(program.layouts[number].shape, device="meta"), size) for number, size in sides)
-        return all(self.tokens.of(tensor).shape[1] == size for tensor, size in made)
+        try:
+            return all(self.tokens.of(tensor).shape[1] == size for tensor, size in made)
+        except IndexError:  # of a batch of products there are fewer
+            return False
 
     def rows(self, writes: bool) -> tuple[Tensor, Tensor] | None:
         """Return starts and steps: entry r of the row of channel c is starts[c] + steps[r], in the entries of theta.
