@@ -995,3 +995,17 @@ def test_bad_input_is_named_in_one_sentence(act: Callable[[], object], message: 
     with pytest.raises(ValueError, match=message) as error:
         act()
     assert str(error.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("algebra", [GL(9), SO(9), CenteredSO(9)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("shared", "more"), [(3, (1, 2)), (2, (0, 0)), (0, (3, 3)), (5, (0, 1)), (1, (2, 1))])
+@pytest.mark.parametrize("ones", [False, True])
+def test_matrices_between_subspaces_are_counted_without_being_made(
+    algebra: Algebra, shared: int, more: tuple[int, int], ones: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    both = torch.randn(9, shared, generator=draw, dtype=torch.float64)
+    if ones and shared:
+        both[:, 0] = 1
+    N, M = (torch.linalg.qr(torch.cat([both, torch.randn(9, k, generator=draw).double()], 1))[0] for k in more)
+    assert algebra.count_within(N, M) == len(algebra.within(N, M))

@@ -54,7 +54,7 @@ class Narrow(Finder):
 
     def everywhere(self) -> Readings:
         kernel = solve(self.unknowns, self.counted)
-        known = Recognition(kernel, self.counted, self.generator)
+        known = Recognition(kernel, self.counted(), self.elsewhere, self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
         shifts = self.shifts()  # at the points of `tokens`
@@ -153,6 +153,13 @@ class Narrow(Finder):
         parts = gradients.split([shape.numel() for shape in self.frame.entries.shapes.values()], 1)
         pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
         return self._point(constants.included(weights), torch.cat([pulled[name] for name in every], 1))
+
+    def elsewhere(self) -> Point:
+        """Return other weights, with constants included in biases, and no gradients."""
+        weights = self.frame.constants.included(self.points.weights())
+        entries = self.frame.entries
+        theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
+        return Point(theta, entries.read(weights.__getitem__), torch.zeros(0, len(theta), dtype=torch.float64))
 
     def _point(self, weights: Mapping[str, Tensor], gradients: Tensor) -> Point:
         self.touched = self.touched | (gradients != 0).any(0)

@@ -46,10 +46,11 @@ class Recognition:
     gauges: on wires. scales: the log-scales that are in none of them, (unknowns, k), of which `torus` makes a group.
     """
 
-    def __init__(self, kernel: Kernel[Unknowns], draw: Callable[[], Point], generator: torch.Generator) -> None:
+    def __init__(
+        self, kernel: Kernel[Unknowns], point: Point, elsewhere: Callable[[], Point], generator: torch.Generator
+    ) -> None:
         self.kernel, self.unknowns, self.frame = kernel, kernel.unknowns, kernel.unknowns.frame
-        self.draw, self.point, self.generator = draw, draw(), generator
-        self._more: list[Tensor] = []
+        self.point, self.elsewhere, self.generator = point, elsewhere, generator
         self.gauges: list[Gauge] = []
         self.refused: list[str] = []
         self._diagonals: list[Tensor] = []
@@ -215,15 +216,14 @@ class Recognition:
         if not N.shape[1]:
             return N
         N = _orthonormal(N)
-        F, before, k = self._fields @ N, -1, 0
+        F, before = self._fields @ N, -1
         while True:
             _, s, Vh = torch.linalg.svd(F, full_matrices=False)
             rank = int((s > _ZERO).sum())
             if rank in (before, N.shape[1]):
                 return N @ Vh[:rank].T
-            if k == len(self._more):
-                self._more.append(self._fields_at(self.draw()))
-            F, before, k = torch.cat([F, self._more[k] @ N]), rank, k + 1
+            more = torch.cat([torch.linalg.qr(F, mode="r")[1], self._fields_at(self.elsewhere()) @ N])
+            F, before = more, rank
 
     def _patterns(self, pairs: Tensor) -> None:
         """Take entries that are free alone as patterns, one for each connected set of channels."""

@@ -68,6 +68,10 @@ class Algebra(Record, ABC):
         cosines, vectors = torch.linalg.eigh(B.flatten(1) @ self.project(B).flatten(1).mT)
         return (vectors[:, cosines > 1 - _RANK].mT @ B.flatten(1)).view(-1, self.n, self.n)
 
+    def count_within(self, N: Tensor, M: Tensor) -> int:
+        """Return how many matrices `within` has, without making them where that is known."""
+        return len(self.within(N, M))
+
     def random(self, generator: torch.Generator, *batch: int) -> Tensor:
         """Draw matrices (*batch, n, n): Gaussian, projected, of spectral norm about 1."""
         X = self.project(torch.randn(*batch, self.n, self.n, generator=generator, dtype=torch.float64))
@@ -123,6 +127,12 @@ def _signs(n: int, channels: Tensor, flips: Tensor) -> Tensor:
     return torch.diag_embed(signs)
 
 
+def _meet(N: Tensor, M: Tensor) -> Tensor:
+    """Return an orthonormal basis (n, k) of what orthonormal columns of both span."""
+    U, cosines, _ = torch.linalg.svd(N.mT @ M, full_matrices=False)
+    return N @ U[:, cosines > 1 - _RANK]
+
+
 def _has_ones(N: Tensor) -> bool:
     """Return whether the vector 1 is in the span of orthonormal columns (n, k)."""
     return float(N.sum(0).square().sum()) > (1 - _RANK) * len(N)
@@ -155,6 +165,9 @@ class GL(Algebra):
     @property
     def dimension(self) -> int:
         return self.n**2
+
+    def count_within(self, N: Tensor, M: Tensor) -> int:
+        return N.shape[1] * M.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +237,10 @@ class SO(Algebra):
     def dimension(self) -> int:
         return self.n * (self.n - 1) // 2
 
+    def count_within(self, N: Tensor, M: Tensor) -> int:
+        k = _meet(N, M).shape[1]  # skew matrices on what both span
+        return k * (k - 1) // 2
+
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
         return _is_zero(A.mT @ A - torch.eye(self.n, dtype=A.dtype, device=A.device), A, tolerance)
 
@@ -241,6 +258,11 @@ class CenteredSO(Algebra):
         P = (torch.eye(self.n, dtype=S.dtype, device=S.device) - 1 / self.n).abs()
         S = P @ S @ P
         return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device)) * (self.n > 2)
+
+    def count_within(self, N: Tensor, M: Tensor) -> int:
+        both = _meet(N, M)
+        k = both.shape[1] - bool(both.sum(0).square().sum() > _RANK * self.n)  # of what is orthogonal to 1
+        return k * (k - 1) // 2
 
     def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
         if self.n < 2:

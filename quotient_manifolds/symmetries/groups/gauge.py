@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.groups.algebras import GL, Algebra
+from quotient_manifolds.symmetries.groups.algebras import Algebra
 from quotient_manifolds.symmetries.groups.rows import Draft, Rows
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge, Wire
@@ -243,12 +243,12 @@ class Gauge(Symmetry):
                 N, M = _null(read[:, each]), _null(written[:, each])
                 if not N.shape[1] or not M.shape[1]:
                     continue
-                if isinstance(algebra, GL) and not self.wire.sides:
-                    idle += N.shape[1] * M.shape[1]
+                if not self.wire.sides:
+                    idle += algebra.count_within(N, M)
                     continue
                 X = algebra.within(N, M)
                 idle += len(X)
-                if self.wire.sides and len(X):
+                if len(X):
                     whole = X.new_zeros(len(X), *self.shape)
                     whole[:, each[:, None], each] = X
                     left.append(whole)
