@@ -20,6 +20,8 @@ from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.nodes import Classes
 from quotient_manifolds.symmetries.charges.samples import Undecided
 
+_ALL = 20_000
+"""Pairs of channels of all components together, from which fewer are solved for and more are read."""
 MOST = 1500
 """Unknowns that are solved for together at most."""
 NOISE = 1e-9
@@ -94,6 +96,9 @@ class Unknowns:
         self.frame, entries = frame, frame.entries
         self.components = self._components()
         self.pairs, self.left = self._possible(most)
+        while len(self.pairs) > _ALL:  # bases are as long as all unknowns together
+            most //= 2
+            self.pairs, self.left = self._possible(most)
         C = len(frame.roots)
         order = torch.argsort(self.pairs[:, 0] * C + self.pairs[:, 1])
         self.pairs = self.pairs[order]
