@@ -48,10 +48,17 @@ def unwarned() -> Iterator[None]:
 
 
 def limits(program: Program) -> dict[int, int]:
-    """Return by place among the inputs how many rows the smallest table has in which it is looked up."""
+    """Return by place among the inputs how many rows the smallest table has in which it is looked up.
+
+    Numbers of which differences are taken, as of the corners of boxes, are no words: their order counts.
+    """
     of = {program.layouts[number].memory: place for place, number in enumerate(program.inputs)}
     found: dict[int, int] = {}
+    ordered = set[int]()
     for operation in program.operations:
+        places = [of.get(program.layouts[number].memory) for number in operation.ins]
+        if operation.name == "sub" and len(places) == 2 and places[0] == places[1] is not None:
+            ordered.add(places[0])
         if operation.name in ("clone", "_to_copy") and program.layouts[operation.ins[0]].memory in of:
             for out in operation.outs:
                 of.setdefault(program.layouts[out].memory, of[program.layouts[operation.ins[0]].memory])
@@ -59,7 +66,7 @@ def limits(program: Program) -> dict[int, int]:
             place = of.get(program.layouts[number].memory)
             if place is not None and program.layouts[number].dtype != torch.bool:
                 found[place] = min(found.get(place, rows), rows)
-    return found
+    return {place: rows for place, rows in found.items() if place not in ordered}
 
 
 def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
