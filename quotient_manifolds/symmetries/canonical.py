@@ -155,7 +155,8 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
     sums = [each for each in others if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
     shifted = [set(each.names) for each in translations]
     open_ = [each for each in sums if set(each.names) not in shifted]
-    others = [_of_mean(each) if each in sums and each not in open_ else each for each in others]
+    others = [each for each in others if each not in sums or each in open_]
+    others += [_of_mean(each) for each in sums if each not in open_]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
     free = [_with_lengths(point, each, mixed) if not wide or len(each.basis) <= _FEW else each for each in free]
     if wide:

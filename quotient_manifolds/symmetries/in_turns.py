@@ -367,6 +367,7 @@ def balanced_alone(
             isinstance(each, Gauge)
             and all(counts[name] == 1 and name not in point.units for name in each.names)
             and all(isinstance(algebra, (GL, Complex)) for _, algebra in each.algebra.summands)
+            and _has_both_sides(point, each)
         ):
             with suppress(ValueError, LinAlgError):  # of factors that have lost rank, only steps lead to the limit
                 moved, _ = _balanced(point, each)
@@ -375,6 +376,12 @@ def balanced_alone(
                     continue
         left.append(each)
     return point, left
+
+
+def _has_both_sides(point: Point, gauge: Gauge) -> bool:
+    """Return whether no block has writers alone or readers alone, of which |w| has no least value."""
+    sides = [moments(point.params, gauge, channels) for channels, _ in gauge.algebra.summands]
+    return all(torch.equal(M.flatten(1).any(1), N.flatten(1).any(1)) for M, N in sides)
 
 
 class Turn(NamedTuple):

@@ -57,7 +57,7 @@ def limits(program: Program) -> dict[int, int]:
     ordered = set[int]()
     for operation in program.operations:
         places = [of.get(program.layouts[number].memory) for number in operation.ins]
-        if operation.name == "sub" and len(places) == 2 and places[0] == places[1] is not None:
+        if operation.name == "sub" and len(places) == 2 and places[0] is not None and places[0] == places[1]:
             ordered.add(places[0])
         if operation.name in ("clone", "_to_copy") and program.layouts[operation.ins[0]].memory in of:
             for out in operation.outs:
