@@ -466,3 +466,20 @@ def test_heads_are_blocks_of_one_group_and_stand_or_fall_alone(monkeypatch: pyte
     after = kept.act(finder.own, kept.element(torch.Generator().manual_seed(0)))
     assert torch.equal(after["q.weight"][4:], q[4:])
     assert not torch.equal(after["q.weight"], q)
+
+
+def test_a_norm_of_torch_has_an_eps_that_a_scale_changes() -> None:
+    """It adds its eps in place, in float64 one that rounding hides."""
+    model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.RMSNorm(6), nn.Linear(6, 3)).double().eval()
+    dimensions = [each.dimension(weights(model)) for each in find(model, torch.randn(8, 5).double()).symmetries]
+    assert sum(dimensions) == 6 + 15  # gains of the norm, and rotations before it
+
+
+def test_the_mean_of_logits_is_free_under_a_loss() -> None:
+    """All 1 w^T on more classes than there are columns: at any weights some of these move nothing."""
+    torch.manual_seed(0)
+    model, classes = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 10)).double().eval(), torch.arange(12) % 10
+    loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    found = find(model, (torch.randn(12, 3).double(), classes), loss)
+    assert rank([each for each in found.symmetries if {*each.names} <= {"2.weight", "2.bias"}], weights(model)) == 3
+    assert not any(isinstance(each, Gauge) and type(each.algebra).__name__ == "Span" for each in found.symmetries)

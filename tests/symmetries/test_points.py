@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.points import Drawn, Point, Points
-from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples
+from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples, stacked_gradients
 from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.variations import Variations, numbers
 from quotient_manifolds.symmetries.charges.walk import Walk
@@ -214,6 +214,34 @@ def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:
     assert not points.left_out
 
 
+def test_numbers_whose_differences_are_looked_up_are_no_words() -> None:
+    model = Computed(
+        lambda s, t: s.left(t["box"][..., 0]) + s.width(t["box"][..., 1] - t["box"][..., 0]) + s.words(t["words"]),
+        left=nn.Embedding(9, 4),
+        width=nn.Embedding(9, 4),
+        words=nn.Embedding(5, 4),
+    )
+    batch = {"box": torch.tensor([[[1, 4], [2, 8]]]).expand(3, 2, 2), "words": torch.arange(6).view(3, 2) % 5}
+    points = Points(model.double(), batch, lambda model, batch: model(batch))
+    assert list(points.limits.values()) == [5]
+    points.samples(1, vectors=names(model))
+
+
+def test_gradients_at_many_inputs_at_once_are_those_of_each() -> None:
+    torch.manual_seed(0)
+    model = Computed(lambda s, x: s.a(x).tanh().softmax(-1)[..., 0].mean(), a=nn.Linear(3, 4)).double()
+    points = Points(model, torch.randn(5, 3).double())
+    recording, stack = points.recordings[0], torch.randn(6, 5, 3).double()
+    used, weights = Uses(recording.program), dict(model.named_parameters())
+    draw = torch.Generator().manual_seed(0)
+    found = stacked_gradients(used, weights, [stack], [], names(model), draw)
+    assert {name: g.shape for name, g in found.items()} == {n: (6, *w.shape) for n, w in weights.items()}
+    for k, x in enumerate(stack):
+        own = torch.cat([g.flatten() for g in torch.autograd.grad(model(x), [*weights.values()])])
+        row = torch.cat([found[name][k].flatten() for name in weights])
+        assert float((own @ row).abs() / own.norm() / row.norm()) == pytest.approx(1.0, abs=1e-9)
+
+
 def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(3, 4).masked_fill(torch.ones(3, 4).triu(2).bool(), -torch.inf)
@@ -226,6 +254,10 @@ def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() ->
         assert any(bool((numbers(mask, (5, 7), generator, "huge")[:, 0] != shown).any()) for _ in range(5))
         assert [bool((each == shown).all()) for each in drawn] == [False, False, True]
         assert all(len(each.unique()) == 2 for each in drawn[:2])
+    tokens = numbers(torch.ones(3, 4, 1), (5, 7, 1), generator, "normal")
+    assert bool(tokens.any(1).all())
+    assert not bool(tokens.all())
+    assert bool(numbers(torch.ones(3, 4), (5, 1), generator, "normal").all())  # tokens are hidden, and no examples
     x = torch.randn(20, 5) + 3
     assert float(numbers(x, (400, 5), generator, "negative").max()) < 0
     assert float(numbers(x, (400, 5), generator, "huge").std()) > 20

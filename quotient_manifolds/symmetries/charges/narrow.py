@@ -42,10 +42,8 @@ class Narrow(Finder):
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
-        self._ways: tuple[bool, ...] = (
-            True,
-            False,
-        )  # whether words differ in a stack of inputs: masks of labels do not take it
+        # Whether words differ in a stack of inputs, as long as the model runs on such: masks of labels do not take it.
+        self._ways: tuple[bool, ...] = (True, False)
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -156,10 +154,8 @@ class Narrow(Finder):
 
     def elsewhere(self) -> Point:
         """Return other weights, with constants included in biases, and no gradients."""
-        weights = self.frame.constants.included(self.points.weights())
-        entries = self.frame.entries
-        theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
-        return Point(theta, entries.read(weights.__getitem__), torch.zeros(0, len(theta), dtype=torch.float64))
+        none = torch.zeros(0, self.frame.entries.size, dtype=torch.float64)
+        return self._point(self.frame.constants.included(self.points.weights()), none)
 
     def _point(self, weights: Mapping[str, Tensor], gradients: Tensor) -> Point:
         self.touched = self.touched | (gradients != 0).any(0)

@@ -41,8 +41,6 @@ WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
 _SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
-_FEW = 4
-"""Entries of an axis in a recording that is to have few tokens for each example."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operations from which Python gets numbers or sizes that it may branch on."""
 _ROUNDING = 1e-6
@@ -243,20 +241,6 @@ class Points:
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
         return [k for k, each in enumerate(self.recordings) if each.program.names == program.names]
-
-    def shorter(self, recording: Recording) -> list[Recording]:
-        """Return recordings with the same operations in which an axis, not of examples, has few entries."""
-        place = next(k for k, each in enumerate(self.recordings) if each is recording)
-        variations, found = Variations(self.batches[place], self.generator, self.limits), []
-        for axes in variations.axes:
-            if not axes.leads and axes.size > 2 * _FEW:
-                try:
-                    with unwarned():
-                        made = self._recorded(variations.made({axes: _FEW}, "normal"))
-                except RUN_ERRORS:
-                    continue
-                found += [made] if made.program.names == recording.program.names else []
-        return found
 
     def places(self, walk: Walk) -> list[int]:
         """Return the places of recordings with the operations and uses of a walk, those of good points if any."""
