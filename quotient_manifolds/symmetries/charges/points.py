@@ -226,7 +226,7 @@ class Points:
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
         if _size(made) < _ROUNDING * _size(self.recordings[0]):
             raise ValueError("Outputs must be more than rounding to give charges. Found less; leave this batch out")
-        kept = set(made.program.inputs)
+        kept = {*made.program.inputs, *made.program.choices}
         if self._large and _entries(made) >= _entries(self.recordings[0]):  # a walk takes a smaller one
             made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
         self.recordings.append(made)
@@ -285,10 +285,23 @@ class Points:
 
     def _at(self, place: int, weights: Mapping[str, Tensor] | None = None) -> Point:
         recording = self.recordings[place]
-        if self._raised[place] >= _PATIENCE:
-            return self._anew(place, weights)
+        if self._raised[place] >= _PATIENCE and not recording.program.chosen:
+            made = self._anew(place, weights)
+            if made.recording.program.names == recording.program.names:
+                return made
+            recording = self._choosing(place)
         inputs = self.inputs(recording, kept=self._raised[place] > 0)
         return Point(recording, self.weights() if weights is None else weights, inputs)
+
+    def _choosing(self, place: int) -> Recording:
+        """Return a recording that chooses as it did: on other values there are other operations, as of experts."""
+        old = self.recordings[place]
+        chosen = {number: old.values[number] for number in old.program.choices}
+        self.recordings[place] = replace(old, program=replace(old.program, chosen=chosen))
+        self._uses = {key: used for key, used in self._uses.items() if key[0] != place}
+        said = "experts and other sizes within: always chosen as recorded"
+        self.held += () if said in self.held else (said,)
+        return self.recordings[place]
 
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
@@ -333,9 +346,8 @@ class Points:
         """
         if walk is not None and which is None:
             which = self.places(walk)
-        why = ""
+        place, why = self._next(which), ""
         for _ in range(_TRIES):
-            place = self._next(which)
             try:
                 point = self._at(place, weights)
                 used = self._used(place, point.recording.program, walk)
@@ -344,10 +356,11 @@ class Points:
             except RUN_ERRORS as error:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
+                place = place if self._raised[place] <= _PATIENCE else self._next(which)
                 continue
             if len(made) == losses:
                 return point, made
-            self.left_out += 1
+            self.left_out, place = self.left_out + 1, self._next(which)
             why = "outputs are not finite, or none depends on a weight"
         raise Undecided(
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "

@@ -200,7 +200,10 @@ class Walk:
             if operation.name in ("mul", "div") and parameters and live and self._gain(operation):
                 return
             active = [n for n in dict.fromkeys((*live, *parameters)) if self.program.layouts[n].is_floating_point]
-            self._generic(operation, active)
+            passing = self._without_factor(operation, active)
+            self._generic(operation, passing)
+            if passing != active:
+                self.nodes.solve_together(*(labels for n in active if (labels := self.labels(n)) is not None))
             if operation.func.namespace != "aten" and not any(self._labelled(n) for n in outs):
                 self.skipped[operation.module, operation.name] = "each result depends on several channels"
         except _REFUSED as error:
@@ -309,6 +312,26 @@ class Walk:
         self.gains.append(Gain(self._place, self._memory(p), entries, places, power, before, after))
         self._put(out, after[which].view(shape))
         return True
+
+    def _without_factor(self, operation: Operation, live: list[int]) -> list[int]:
+        """Leave out an activation that multiplies all channels of a token by one number: the other passes, linearly."""
+        if operation.name not in ("mul", "div") or len(live) != 2:
+            return live
+        shape = self.program.layouts[operation.outs[0]].shape
+        for x, factor in (live, live[::-1]):
+            axes = [
+                a
+                for a, (m, n) in enumerate(zip(_padded(self._value(factor).shape, shape), shape, strict=True))
+                if m < n
+            ]
+            if self.entries.known(factor) or not axes or (operation.name == "div" and operation.ins[0] == factor):
+                continue
+            rest = [a for a in range(len(shape)) if a not in axes]
+            label = self.labels(x)
+            tokens = None if label is None else label.expand(shape).permute(*rest, *axes).flatten(len(rest))
+            if tokens is not None and bool((tokens != tokens[..., :1]).any()):
+                return [x]
+        return live
 
     def _generic(self, operation: Operation, live: list[int]) -> None:
         """Follow any other operation: a node passes if an entry depends on one of each value that it takes."""
@@ -601,6 +624,11 @@ class Walk:
 def _of_shape_alone(name: str) -> bool:
     """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
     return name.startswith("new_") or name.endswith("_like")
+
+
+def _padded(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape with as many axes as another, as it is broadcast."""
+    return (*[1] * (len(like) - len(shape)), *shape)
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

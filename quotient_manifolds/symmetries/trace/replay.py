@@ -85,7 +85,7 @@ class Replay:
             if func is aten.embedding.default and (number := _of(first)) in self._tables
             if number is not None and program.layouts[number].whole
         }
-        self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
+        self._constants = {number: wide(tensor) for number, tensor in {**program.constants, **program.chosen}.items()}
         rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
         self._large = sum(rooms.values()) > HELD
         self._ends: list[list[int]] = [[] for _ in program.operations]
@@ -141,7 +141,7 @@ class Replay:
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
-            if not operation.outs:
+            if set(operation.outs) <= set(self.program.chosen):
                 continue
             found = rows(self._looked[place], known[operation.ins[1]]) if rows and place in self._looked else None
             if found is None:
