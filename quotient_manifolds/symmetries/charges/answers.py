@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -116,18 +116,21 @@ class Answers:
         with torch.no_grad(), unwarned():
             return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
-    def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, list[int]]:
+    def change(
+        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], which: Collection[int] = ()
+    ) -> tuple[float, list[int]]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batches it is.
 
-        Of batches of one shape the first is named, and the worst one first of all. Parameters and buffers that are not
-        given are the model's own. Outputs are computed once for the same `before`.
+        Of batches of one shape the first is named, and the worst one first of all. which: on these batches alone, if
+        there are any. Parameters and buffers that are not given are the model's own. Outputs are computed once for the
+        same `before`.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
             self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
-        changes = [self._change(after, k) for k in range(len(self.batches))]
-        worst = max(changes)
-        order = sorted(range(len(changes)), key=lambda k: changes[k] < worst)
+        changes = {k: self._change(after, k) for k in which or range(len(self.batches))}
+        worst = max(changes.values())
+        order = sorted(changes, key=lambda k: changes[k] < worst)
         shapes = {k: tuple(t.shape for t in tensors_in(self.batches[k])) for k in order if changes[k] > _PART * worst}
         return worst, [next(k for k in shapes if shapes[k] == shape) for shape in dict.fromkeys(shapes.values())]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,10 +23,13 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
+T = TypeVar("T")
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
 _ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
+Change = Callable[..., tuple[float, list[int]]]
+"""(some, which=()) -> the largest relative change of an output under all of these, and on which batches, of `which`."""
 _POINTS, _LOSSES = 4, 2
 """Of token vectors for shifts."""
 
@@ -135,7 +139,7 @@ class Finder(ABC):
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            good = self._bisected([*_atoms(read.symmetries)], (), refused)
+            good = self._invariant([*_atoms(read.symmetries)], self.change, refused)
             kept = tuple(self._with_reflections(good))
             change, _ = self.change(kept)
         why = tuple(dict.fromkeys([*refused, *read.refused]))
@@ -194,30 +198,30 @@ class Finder(ABC):
         norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
         return {name: max(float(norm(w)) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
-    def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches."""
+    def change(self, symmetries: Sequence[Symmetry], which: Collection[int] = ()) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output under joint random elements, and on which batches.
+
+        which: on these batches alone, if there are any.
+        """
         if not symmetries:
             return 0.0, []
         try:
             moved = self._moved(symmetries)
         except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
             return float("inf"), []
-        return self.answers.change(self.own, moved)
+        return self.answers.change(self.own, moved, which)
 
-    def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
-        """Return those of which a finite element, with one of all that are kept beside, changes nothing.
+    def _invariant(self, atoms: list[T], change: Change, refused: list[str] | None = None) -> list[T]:
+        """Return those that change nothing all together, found by bisection; name the others.
 
-        Name the others.
+        They are looked for on batches on which all of them change something, as these are few, then asked on all.
         """
-        change = self.change((*atoms, *beside))[0] if atoms else 0.0
-        if change < CHANGE:
-            return [*atoms]
-        if len(atoms) == 1:
-            refused.append(f"{_named(atoms[0])} changed outputs by {change:.1e}")
-            return []
-        half = len(atoms) // 2
-        first = self._bisected(atoms[:half], beside, refused)
-        return first + self._bisected(atoms[half:], (*first, *beside), refused)
+        for _ in range(_ROUNDS):
+            size, where = change(atoms) if atoms else (0.0, [])
+            if size < CHANGE:
+                return atoms
+            atoms = _bisected(atoms, (), partial(change, which=where[:_LESSONS]), refused)
+        return _bisected(atoms, (), change, refused)
 
     # Components
 
@@ -225,26 +229,21 @@ class Finder(ABC):
         """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
         gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
         flips = [(k, bit) for k, gauge in gauges.items() for bit in range(gauge.algebra.components)]
-        good = self._flips(gauges, flips)
+        good = self._invariant(flips, partial(self._flipped, gauges))
         for k, symmetry in enumerate(symmetries):
             if isinstance(symmetry, Gauge) and bool((bits := _bits(symmetry, k, good)).any()):
                 yield replace(symmetry, reflections=bits)
             else:
                 yield symmetry
 
-    def _flips(self, gauges: Mapping[int, Gauge], flips: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return which reflections change nothing, by bisection."""
-        if not flips:
-            return []
+    def _flipped(
+        self, gauges: Mapping[int, Gauge], flips: Sequence[tuple[int, int]], which: Collection[int] = ()
+    ) -> tuple[float, list[int]]:
+        """Return what reflections of gauges, by number, change, and on which batches."""
         draft = Draft(self.own)
         for k in dict.fromkeys(k for k, _ in flips):
             gauges[k].move(draft, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
-        if self.answers.change(self.own, draft)[0] < CHANGE:
-            return flips
-        if len(flips) == 1:
-            return []
-        half = len(flips) // 2
-        return self._flips(gauges, flips[:half]) + self._flips(gauges, flips[half:])
+        return self.answers.change(self.own, draft, which)
 
 
 def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
@@ -258,6 +257,20 @@ def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
     except ValueError as error:
         return f"{_named(symmetry)}: {error}"
     return ""
+
+
+def _bisected(atoms: list[T], beside: Sequence[T], change: Change, refused: list[str] | None) -> list[T]:
+    """Return those that, with all that are kept beside, change nothing. Name the others."""
+    size = change([*atoms, *beside])[0] if atoms else 0.0
+    if size < CHANGE:
+        return atoms
+    if len(atoms) == 1:
+        if refused is not None:
+            refused.append(f"{_named(atoms[0])} changed outputs by {size:.1e}")
+        return []
+    half = len(atoms) // 2
+    first = _bisected(atoms[:half], beside, change, refused)
+    return first + _bisected(atoms[half:], (*first, *beside), change, refused)
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
