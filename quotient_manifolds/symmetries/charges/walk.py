@@ -322,7 +322,7 @@ class Walk:
         scaled = affine(operation, self._constant)
         if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
             self._put(outs[0], self._shifted(labels[0], *scaled[1:]))
-            self._leave_origins(outs[0])
+            self._leave_origins(outs[0], live, others)
             return
         along = self._derivative(operation, live)
         here = [wide(self._value(n).detach()).contiguous() for n in live]
@@ -344,7 +344,7 @@ class Walk:
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
                 self._put(out, passed)
-                self._leave_origins(out)
+                self._leave_origins(out, live, others)
                 if others and alone and len(outs) == 1:
                     self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
@@ -373,12 +373,18 @@ class Walk:
             return "added" if several else ""
         return "gated" if several and operation.name == "mul" else "bent"
 
-    def _leave_origins(self, out: int) -> None:
-        """Take the wires that a linear result is of from those that it is computed from."""
-        if not self._origins[self._memory(out)]:
+    def _leave_origins(self, out: int, live: Sequence[int], others: Sequence[int]) -> None:
+        """Take the wires that a linear result is of from those that it is computed from.
+
+        If each of its entries has a label, it takes nothing else of what is `live`, as when it picks one of several.
+        """
+        origins, labels = self._origins[self._memory(out)], self.labels(out)
+        if not origins or labels is None:
             return
-        made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
-        passed = self.nodes.wires.eldest(self.labels(out).unique())  # type: ignore[union-attr]
+        if bool((labels > 0).all()):
+            origins = self._made_of(others).union(*(self._origins.get(self._memory(n), ()) for n in live))
+        made = torch.tensor(sorted(origins), dtype=torch.long)
+        passed = self.nodes.wires.eldest(labels.unique())
         left = made[~torch.isin(self.nodes.wires.eldest(made), passed)]
         self._origins[self._memory(out)] = set(left.tolist())
 
