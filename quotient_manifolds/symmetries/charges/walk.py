@@ -225,8 +225,25 @@ class Walk:
             return True
         if operation.name == "convolution":
             weight = operation.args[1].number
-            return self.entries.known(weight) and self._convolution(operation, weight)
+            return self.entries.known(weight) and not self._filters(operation) and self._convolution(operation, weight)
         return False
+
+    def _filters(self, operation: Operation) -> bool:
+        """Return whether a convolution filters channels that lie along an axis of pixels, as of the values of a head.
+
+        It has one input and one output in each group, and these are several channels, of which each result has one.
+        """
+        x, weight = (ref.number for ref in operation.args[:2])
+        shape, groups = self.program.layouts[weight].shape, operation.args[8]
+        if shape[0] != groups or shape[1] != 1 or not self._labelled(x):
+            return False
+        labels: Tensor = self.labels(x)  # type: ignore[assignment]
+        wires = self.nodes.wires.eldest(labels.movedim(1, -1).reshape(-1, labels.shape[1]))
+        if bool(((wires == wires.amax(0)) | (wires == 0)).all()):
+            return False
+        here = wide(self._value(x).detach()).contiguous()
+        found, linear = self._dependence(self._derivative(operation, [x]), [here], [labels], pointwise=False)
+        return linear and bool((found[0][0] > 0).all())
 
     def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
         (out,) = operation.outs
