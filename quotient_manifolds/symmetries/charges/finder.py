@@ -135,7 +135,7 @@ class Finder(ABC):
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            good = self._bisected([*_atoms(read.symmetries)], (), refused)
+            good = self._bisected(read.symmetries, (), refused)
             kept = tuple(self._with_reflections(good))
             change, _ = self.change(kept)
         why = tuple(dict.fromkeys([*refused, *read.refused]))
@@ -204,20 +204,18 @@ class Finder(ABC):
             return float("inf"), []
         return self.answers.change(self.own, moved)
 
-    def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
-        """Return those of which a finite element, with one of all that are kept beside, changes nothing.
-
-        Name the others.
-        """
-        change = self.change((*atoms, *beside))[0] if atoms else 0.0
+    def _bisected(self, some: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
+        """Return those, or what in them stands alone, that change nothing with all that is kept beside; name others."""
+        change = self.change((*some, *beside))[0] if some else 0.0
         if change < CHANGE:
-            return [*atoms]
-        if len(atoms) == 1:
-            refused.append(f"{_named(atoms[0])} changed outputs by {change:.1e}")
+            return [*some]
+        some = some if len(some) > 1 else [*_atoms(some)]
+        if len(some) == 1:
+            refused.append(f"{_named(some[0])} changed outputs by {change:.1e}")
             return []
-        half = len(atoms) // 2
-        first = self._bisected(atoms[:half], beside, refused)
-        return first + self._bisected(atoms[half:], (*first, *beside), refused)
+        half = len(some) // 2
+        first = self._bisected(some[:half], beside, refused)
+        return first + self._bisected(some[half:], (*first, *beside), refused)
 
     # Components
 
