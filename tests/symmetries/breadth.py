@@ -67,9 +67,9 @@ UNLIKE: dict[str, tuple[str, str]] = {
     "roformer": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
     "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
-    # the last values of the layout are read by nobody: their biases are unseen
+    # what the last values of the layout make reaches no output: they may take any numbers, and are no pair
     "lilt": (
-        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
+        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; value/output GL(3)^4",
         "4 x key bias; 3 x value/output bias",
     ),
     # the queries of the pooling head come from one vector and fill no head: a change of basis, and no pair

@@ -139,7 +139,8 @@ class Finder(ABC):
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            good = self._invariant([*_atoms(read.symmetries)], self.change, refused)
+            good, changing = self._invariant([*read.symmetries], self.change, _atoms)
+            refused += [f"{_named(each)} changed outputs by {size:.1e}" for each, size in changing]
             kept = tuple(self._with_reflections(good))
             change, _ = self.change(kept)
         why = tuple(dict.fromkeys([*refused, *read.refused]))
@@ -211,17 +212,21 @@ class Finder(ABC):
             return float("inf"), []
         return self.answers.change(self.own, moved, which)
 
-    def _invariant(self, atoms: list[T], change: Change, refused: list[str] | None = None) -> list[T]:
-        """Return those that change nothing all together, found by bisection; name the others.
+    def _invariant(
+        self, some: list[T], change: Change, apart: Callable[[T], list[T]]
+    ) -> tuple[list[T], list[tuple[T, float]]]:
+        """Return those, or what in them stands `apart`, that change nothing all together, and what others changed.
 
-        They are looked for on batches on which all of them change something, as these are few, then asked on all.
+        They are looked for by bisection on batches on which all of them change something, as these are few, then on
+        all.
         """
+        refused: list[tuple[T, float]] = []
         for _ in range(_ROUNDS):
-            size, where = change(atoms) if atoms else (0.0, [])
+            size, where = change(some) if some else (0.0, [])
             if size < CHANGE:
-                return atoms
-            atoms = _bisected(atoms, (), partial(change, which=where[:_LESSONS]), refused)
-        return _bisected(atoms, (), change, refused)
+                return some, refused
+            some = _bisected(some, (), partial(change, which=where[:_LESSONS]), apart, refused)
+        return _bisected(some, (), change, apart, refused), refused
 
     # Components
 
@@ -229,7 +234,7 @@ class Finder(ABC):
         """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
         gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
         flips = [(k, bit) for k, gauge in gauges.items() for bit in range(gauge.algebra.components)]
-        good = self._invariant(flips, partial(self._flipped, gauges))
+        good = self._invariant(flips, partial(self._flipped, gauges), lambda flip: [flip])[0]
         for k, symmetry in enumerate(symmetries):
             if isinstance(symmetry, Gauge) and bool((bits := _bits(symmetry, k, good)).any()):
                 yield replace(symmetry, reflections=bits)
@@ -259,18 +264,23 @@ def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _bisected(atoms: list[T], beside: Sequence[T], change: Change, refused: list[str] | None) -> list[T]:
-    """Return those that, with all that are kept beside, change nothing. Name the others."""
-    size = change([*atoms, *beside])[0] if atoms else 0.0
+def _bisected(
+    some: list[T], beside: Sequence[T], change: Change, apart: Callable[[T], list[T]], refused: list[tuple[T, float]]
+) -> list[T]:
+    """Return those, or what in them stands `apart`, that change nothing with all that is kept beside.
+
+    refused: what the others changed.
+    """
+    size = change([*some, *beside])[0] if some else 0.0
     if size < CHANGE:
-        return atoms
-    if len(atoms) == 1:
-        if refused is not None:
-            refused.append(f"{_named(atoms[0])} changed outputs by {size:.1e}")
+        return some
+    some = some if len(some) > 1 else apart(some[0])
+    if len(some) == 1:
+        refused.append((some[0], size))
         return []
-    half = len(atoms) // 2
-    first = _bisected(atoms[:half], beside, change, refused)
-    return first + _bisected(atoms[half:], (*first, *beside), change, refused)
+    half = len(some) // 2
+    first = _bisected(some[:half], beside, change, apart, refused)
+    return first + _bisected(some[half:], (*first, *beside), change, apart, refused)
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
@@ -286,20 +296,20 @@ def _reflected(symmetry: Symmetry) -> Symmetry:
     return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
 
 
-def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
-    """Yield symmetries that stand or fall on their own: each log-scale of a torus apart, and each block of a gauge."""
-    for symmetry in symmetries:
-        if not isinstance(symmetry, Torus):
-            yield from _parts(symmetry)
-            continue
-        for k in range(symmetry.size):
-            slices = []
-            for each in symmetry.slices:
-                keep = each.index[1] == k
-                if bool(keep.any()):
-                    index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
-                    slices.append(replace(each, index=index, powers=each.powers[keep]))
-            yield replace(symmetry, slices=tuple(slices), size=1)
+def _atoms(symmetry: Symmetry) -> list[Symmetry]:
+    """Return what stands or falls on its own: each log-scale of a torus apart, and each block of a gauge."""
+    if not isinstance(symmetry, Torus):
+        return [*_parts(symmetry)]
+    atoms: list[Symmetry] = []
+    for k in range(symmetry.size):
+        slices = []
+        for each in symmetry.slices:
+            keep = each.index[1] == k
+            if bool(keep.any()):
+                index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
+                slices.append(replace(each, index=index, powers=each.powers[keep]))
+        atoms.append(replace(symmetry, slices=tuple(slices), size=1))
+    return atoms
 
 
 def _parts(symmetry: Symmetry) -> tuple[Symmetry, ...]:

@@ -51,7 +51,11 @@ def alike(shifts: Shifts) -> Iterator[Translation]:
 
 
 def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time."""
+    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time.
+
+    Any two that the same sample alone has are, as of units that are on in this one: these say nothing.
+    """
+    G = G * ((G != 0).sum(0) > 1)
     norm, every = G.norm(dim=0), torch.arange(G.shape[1])
     key = torch.randn(len(G), generator=torch.Generator().manual_seed(1), dtype=G.dtype) @ (G / norm.clamp(1e-300))
     unit, (key, order) = G / norm.clamp(1e-300) * key.sign(), key.abs().sort(stable=True)

@@ -228,8 +228,25 @@ class Walk:
             return True
         if operation.name == "convolution":
             weight = operation.args[1].number
-            return self.entries.known(weight) and self._convolution(operation, weight)
+            return self.entries.known(weight) and not self._filters(operation) and self._convolution(operation, weight)
         return False
+
+    def _filters(self, operation: Operation) -> bool:
+        """Return whether a convolution filters channels that lie along an axis of pixels, as of the values of a head.
+
+        It has one input and one output in each group, and these are several channels, of which each result has one.
+        """
+        x, weight = (ref.number for ref in operation.args[:2])
+        shape, groups = self.program.layouts[weight].shape, operation.args[8]
+        if shape[0] != groups or shape[1] != 1 or not self._labelled(x):
+            return False
+        labels: Tensor = self.labels(x)  # type: ignore[assignment]
+        wires = self.nodes.wires.eldest(labels.movedim(1, -1).reshape(-1, labels.shape[1]))
+        if bool(((wires == wires.amax(0)) | (wires == 0)).all()):
+            return False
+        here = wide(self._value(x).detach()).contiguous()
+        found, linear = self._dependence(self._derivative(operation, [x]), [here], [labels], pointwise=False)
+        return linear and bool((found[0][0] > 0).all())
 
     def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
         (out,) = operation.outs
@@ -345,7 +362,7 @@ class Walk:
         scaled = affine(operation, self._constant)
         if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
             self._put(outs[0], self._shifted(labels[0], *scaled[1:]))
-            self._leave_origins(outs[0])
+            self._leave_origins(outs[0], live, others)
             return
         along = self._derivative(operation, live)
         here = [wide(self._value(n).detach()).contiguous() for n in live]
@@ -367,7 +384,7 @@ class Walk:
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
                 self._put(out, passed)
-                self._leave_origins(out)
+                self._leave_origins(out, live, others)
                 if others and alone and len(outs) == 1:
                     self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
@@ -396,12 +413,18 @@ class Walk:
             return "added" if several else ""
         return "gated" if several and operation.name == "mul" else "bent"
 
-    def _leave_origins(self, out: int) -> None:
-        """Take the wires that a linear result is of from those that it is computed from."""
-        if not self._origins[self._memory(out)]:
+    def _leave_origins(self, out: int, live: Sequence[int], others: Sequence[int]) -> None:
+        """Take the wires that a linear result is of from those that it is computed from.
+
+        If each of its entries has a label, it takes nothing else of what is `live`, as when it picks one of several.
+        """
+        origins, labels = self._origins[self._memory(out)], self.labels(out)
+        if not origins or labels is None:
             return
-        made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
-        passed = self.nodes.wires.eldest(self.labels(out).unique())  # type: ignore[union-attr]
+        if bool((labels > 0).all()):
+            origins = self._made_of(others).union(*(self._origins.get(self._memory(n), ()) for n in live))
+        made = torch.tensor(sorted(origins), dtype=torch.long)
+        passed = self.nodes.wires.eldest(labels.unique())
         left = made[~torch.isin(self.nodes.wires.eldest(made), passed)]
         self._origins[self._memory(out)] = set(left.tolist())
 
