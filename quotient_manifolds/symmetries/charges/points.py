@@ -293,14 +293,22 @@ class Points:
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
 
-        Left out are those of one example, of which signs say little, and the largest of a large model, if there are
-        others.
+        Left out are those of one example, of which signs say little, of one token where others have more, which
+        attends to nothing but itself, and the largest of a large model, if there are others.
         """
         tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
         sizes = list(map(_entries, self.recordings))
         most = _SPREAD * min(sizes) if self._large else max(sizes)
         rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
-        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
+        longest = [dict[int, int]() for _ in range(max(map(len, tensors)))]
+        for each in tensors:
+            for t, known in zip(each, longest, strict=False):
+                known.update({axis: max(n, known.get(axis, 0)) for axis, n in enumerate(t.shape)})
+        alone = [
+            any(n == 1 < known[axis] for t, known in zip(each, longest, strict=False) for axis, n in enumerate(t.shape))
+            for each in tensors
+        ]
+        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1 and not alone[k]]
         return good or list(range(len(sizes)))
 
     def _anew(self, place: int, weights: Mapping[str, Tensor] | None) -> Point:
