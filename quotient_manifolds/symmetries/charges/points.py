@@ -384,9 +384,7 @@ class Points:
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
         used = self._used(place, recording.program, None)
-        return weights, stacked_gradients(
-            used, weights, inputs, alone, vectors, self.generator, recording.parameters
-        )
+        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator, recording.parameters)
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""

@@ -108,9 +108,10 @@ def samples(
     The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name;
     inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
     none. generic: whether norms have an eps at which near symmetries fail (see `arguments`). own: parameters to
-    whose devices weights are taken; samples are on the processor, as what is solved for is small. Nothing is yielded if an
-    output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
-    depends on a weight.
+    whose devices weights are taken; samples are on the processor, as what is solved for is small.
+
+    Nothing is yielded if an output or a derivative is not finite, infinite entries beside finite ones of an output
+    aside, or if no output depends on a weight.
     """
     walk = walk if isinstance(walk, Uses) else Uses(walk.program, walk.uses)
     watch = {use.operation: use.tokens.place for use in walk.uses}
