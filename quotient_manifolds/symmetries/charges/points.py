@@ -66,7 +66,7 @@ class Drawn(Mapping[str, Tensor]):
 
     alike: all numbers of a parameter are its mean plus noise with its standard deviation, at least a tenth of its size.
     Units differ by chance alone then, and each is on somewhere, where at a model's own weights one may hardly ever be.
-    Large ones are drawn again, from a seed, each time they are asked for, and never held.
+    Large ones are drawn again, from a seed, each time they are asked for, and never held. All are on the processor.
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, alike: bool) -> None:
@@ -114,9 +114,9 @@ class Drawn(Mapping[str, Tensor]):
         size, mean = self._size(name, w)
         chunks = w.detach().reshape(-1).split(self._chunk(w))
         like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
-        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device="cpu")
         for k, new in zip(places, made.view(-1).split(self._chunk(w)), strict=True):
-            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k]
+            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k].cpu()
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
             if self._alike:
@@ -306,20 +306,28 @@ class Points:
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
 
-        Left out are those of one example, of which signs say little, and the largest of a large model, if there are
-        others.
+        Left out are those of one example, of which signs say little, of one token where others have more, which
+        attends to nothing but itself, and the largest of a large model, if there are others.
         """
         tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
         sizes = list(map(_entries, self.recordings))
         most = _SPREAD * min(sizes) if self._large else max(sizes)
         rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
-        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
+        longest = [dict[int, int]() for _ in range(max(map(len, tensors)))]
+        for each in tensors:
+            for t, known in zip(each, longest, strict=False):
+                known.update({axis: max(n, known.get(axis, 0)) for axis, n in enumerate(t.shape)})
+        alone = [
+            any(n == 1 < known[axis] for t, known in zip(each, longest, strict=False) for axis, n in enumerate(t.shape))
+            for each in tensors
+        ]
+        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1 and not alone[k]]
         return good or list(range(len(sizes)))
 
     def _anew(self, place: int, weights: Mapping[str, Tensor] | None) -> Point:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
         weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
-        own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
+        own = {name: w.to(old.parameters[name], copy=True) for name, w in weights.items()}
         known = {name for name, _ in self.model.named_parameters()}  # of one parameter in two places, one name
         own |= {name: own[first] for name, first in old.tied.items() if name in known}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
@@ -350,8 +358,8 @@ class Points:
         for _ in range(_TRIES):
             try:
                 point = self._at(place, weights)
-                used = self._used(place, point.recording.program, walk)
-                drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
+                used, own = self._used(place, point.recording.program, walk), point.recording.parameters
+                drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic, own=own)
                 made = list(drawn)
             except RUN_ERRORS as error:
                 self._raised[place] += 1
@@ -389,7 +397,7 @@ class Points:
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
         used = self._used(place, recording.program, None)
-        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator)
+        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator, recording.parameters)
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""

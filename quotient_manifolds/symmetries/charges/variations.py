@@ -146,7 +146,7 @@ def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tensor with this shape that repeats the entries of another."""
     for axis, size in enumerate(shape):
         if size != like.shape[axis]:
-            like = like.index_select(axis, torch.arange(size) % like.shape[axis])
+            like = like.index_select(axis, torch.arange(size, device=like.device) % like.shape[axis])
     return like
 
 

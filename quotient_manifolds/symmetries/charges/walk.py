@@ -365,7 +365,7 @@ class Walk:
             self._leave_origins(outs[0], live, others)
             return
         along = self._derivative(operation, live)
-        here = [wide(self._value(n).detach()).contiguous() for n in live]
+        here = [wide(self._value(n).detach()).contiguous().cpu() for n in live]
         pointwise = torch.Tag.pointwise in operation.func.tags
         found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
@@ -453,7 +453,7 @@ class Walk:
 
         args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
         made: Tensor = operation.func(*args, **kwargs)
-        return made
+        return made.cpu()
 
     def _note_constants(self, label: Tensor, added: Tensor) -> None:
         """Take note of numbers that are added to channels, one to each."""
@@ -486,13 +486,15 @@ class Walk:
             self.biases[use] = self.entries.of(b.number).reshape(-1)
 
     def _derivative(self, operation: Operation, live: list[int]) -> Along:
-        """Return (points, tangents) -> the forward derivatives of all floating point results."""
+        """Return (points, tangents) -> the forward derivatives of all floating point results, on the processor."""
         where = {number: k for k, number in enumerate(live)}
         others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
-                duals = [forward_ad.make_dual(x, t) for x, t in zip(points, tangents, strict=True)]
+                given = zip(live, points, tangents, strict=True)
+                there = [(x.to(self._value(n).device), t.to(self._value(n).device)) for n, x, t in given]
+                duals = [forward_ad.make_dual(x, t) for x, t in there]
 
                 def at(number: int) -> Any:
                     return duals[where[number]] if number in where else others[number]
@@ -501,7 +503,7 @@ class Walk:
                 made = operation.func(*args, **kwargs)
                 parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]
-                return tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
+                return tuple(torch.zeros_like(x).cpu() if t is None else t.cpu() for x, t in pairs)
 
         return along
 
