@@ -217,8 +217,8 @@ class Instances:
         """Return the generators of all kinds, what was not decided, the largest charge kept, and the smallest pivot."""
         R, Z = self.charges(data)
         found, refused, largest, smallest = [], [], 0.0, float("inf")
-        for I in self.kinds[0]:
-            n, (A, same, whole) = len(I), self._basis(I)
+        for I, (A, same, whole) in zip(self.kinds[0], self._bases, strict=True):
+            n = len(I)
             if not whole:
                 where = self.positions.parameters(self._touched(I))
                 refused.append(f"{n} sets of {I.shape[1]} log-scales and entries of {where}: solved for by kind alone")
@@ -258,6 +258,11 @@ class Instances:
                     break
         return found, refused, largest, smallest
 
+    @cached_property
+    def _bases(self) -> list[tuple[Tensor | None, Tensor, bool]]:
+        """Return what `_basis` says of each kind."""
+        return [self._basis(I) for I in self.kinds[0]]
+
     def _basis(self, I: Tensor) -> tuple[Tensor | None, Tensor, bool]:
         """Return a basis (u, k) of what is solved for, None for the unknowns themselves, and equations of it.
 
@@ -285,8 +290,7 @@ class Instances:
 
     def wanted(self, data: Sequence[Vectors]) -> Iterator[tuple[int, int]]:
         """Yield how many points and losses more are wanted: for many unknowns, and for what was idle."""
-        sizes = ((len(I), I.shape[1] if (A := self._basis(I)[0]) is None else A.shape[1]) for I in self.kinds[0])
-        kinds = (self.needed(*size) for size in sizes)
+        kinds = (self.needed(len(I), same.shape[1]) for I, (_, same, _) in zip(self.kinds[0], self._bases, strict=True))
         more = max((need for need in kinds if need <= _SAMPLES), default=0) - len(data)
         if more > 0:
             yield -(-more // 8), 8
