@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import scipy.linalg
 import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.entries import Reading
@@ -54,6 +56,14 @@ def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = Non
     N[at[rank:]] = torch.eye(k - rank, dtype=torch.float64)
     N[at[:rank]] = torch.linalg.solve_triangular(R[:rank, :rank], -R[:rank, rank:], upper=True)
     return torch.linalg.qr(N)[0], float(pivots[rank - 1]) / top if rank else float("inf")
+
+
+def connected(X: Tensor) -> Iterator[Tensor]:
+    """Yield which of matrices (k, n, n) touch channels in common."""
+    touched = ((X != 0).any(1) | (X != 0).any(2)).numpy()
+    part = connected_components(coo_matrix(touched @ touched.T), directed=False)[1]
+    for one in np.unique(part):
+        yield torch.from_numpy(np.flatnonzero(part == one))
 
 
 @dataclass(frozen=True, eq=False)
