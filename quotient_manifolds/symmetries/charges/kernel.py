@@ -365,8 +365,8 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
         calm, largest = 0, 0.0
         more(max(16, wanted // 3))
         parts, smallest = solved()
-        size = sum(part.shape[1] for part in parts)
-        stuck, least = (0, size) if size < least else (stuck + 1, least)
+        left = sum(part.shape[1] for part in parts)
+        stuck, least = (0, left) if left < least else (stuck + 1, least)
         if points > 40 + 2 * wanted or stuck == _STUCK:
             raise Undecided("Charges at fresh points must settle. Found that they go on to break what was found")
     return Kernel(unknowns, tuple(parts), largest, smallest, points)

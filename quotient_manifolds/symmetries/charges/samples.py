@@ -164,14 +164,14 @@ def stacked_gradients(
     ys = tuple(y for y in run(*inputs) if y.requires_grad)
     each = sum(y[0].numel() for y in ys)
     up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64) for y in ys]
-    for y, own in zip(ys, up, strict=True):
+    for y, rows in zip(ys, up, strict=True):
         for k in range(len(y)):
-            own[k, :, k] = _multiples(y[k], each, generator)
-    rows = torch.autograd.grad(
+            rows[k, :, k] = _multiples(y[k], each, generator)
+    found = torch.autograd.grad(
         ys, [leaves[n] for n in vectors], [u.flatten(0, 1) for u in up], is_grads_batched=True, materialize_grads=True
     )
-    good = torch.stack([g.flatten(1).isfinite().all(1) for g in rows]).all(0)
-    return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
+    good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
+    return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
 
 
 @runtime_checkable
