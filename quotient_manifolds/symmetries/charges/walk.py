@@ -10,7 +10,7 @@ activations makes one the contragredient of the other. Nothing here has to be tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ class Walk:
         return self.program.layouts[number].memory
 
     def _value(self, number: int) -> Tensor:
-        return self.recording.values[number]
+        return self.recording.values[number].cpu()  # what is asked of single operations is small
 
     def labels(self, number: int) -> Tensor | None:
         """Return the node of each entry of a value; of a parameter used as an activation they are made here.
@@ -365,7 +365,7 @@ class Walk:
             self._leave_origins(outs[0], live, others)
             return
         along = self._derivative(operation, live)
-        here = [wide(self._value(n).detach()).contiguous().cpu() for n in live]
+        here = [wide(self._value(n).detach()).contiguous() for n in live]
         pointwise = torch.Tag.pointwise in operation.func.tags
         found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
@@ -452,8 +452,8 @@ class Walk:
             return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
 
         args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
-        made: Tensor = operation.func(*args, **kwargs)
-        return made.cpu()
+        made: Tensor = operation.func(*args, **_here(kwargs))
+        return made
 
     def _note_constants(self, label: Tensor, added: Tensor) -> None:
         """Take note of numbers that are added to channels, one to each."""
@@ -492,18 +492,16 @@ class Walk:
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
-                given = zip(live, points, tangents, strict=True)
-                there = [(x.to(self._value(n).device), t.to(self._value(n).device)) for n, x, t in given]
-                duals = [forward_ad.make_dual(x, t) for x, t in there]
+                duals = [forward_ad.make_dual(x, t) for x, t in zip(points, tangents, strict=True)]
 
                 def at(number: int) -> Any:
                     return duals[where[number]] if number in where else others[number]
 
                 args, kwargs = arguments(operation, at, generic=True)
-                made = operation.func(*args, **kwargs)
+                made = operation.func(*args, **_here(kwargs))
                 parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]
-                return tuple(torch.zeros_like(x).cpu() if t is None else t.cpu() for x, t in pairs)
+                return tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
 
         return along
 
@@ -667,3 +665,8 @@ def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
     near = (quotient - label).abs() < _INTEGER * (1 + label)
     label = label.long()
     return torch.where(near & known[label], label, 0)
+
+
+def _here(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of an operation that makes its result on the processor."""
+    return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in kwargs.items()}
