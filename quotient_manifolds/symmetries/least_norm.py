@@ -223,7 +223,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
         size = size.where(size > _RANK**2 * w.norm(), 1.0)  # what moves nothing has no length to divide by
         J, S = J / size, S / size
         C = J @ D.mT
-        U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)
+        U, s, Vh = _svd(J - C @ D)
         V, Vh = U[:, s > _RANK] / s[s > _RANK], Vh[s > _RANK]
         along = torch.cat([Vh @ w - V.mT @ (target / size[:, 0]), D @ w])
         F = V.mT @ ((S - J) @ D.mT)
@@ -244,6 +244,14 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
             break
         point = taken
     return point, left
+
+
+def _svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a thin SVD: by divide and conquer, or by the slower QR iteration where that does not converge."""
+    try:
+        return tuple(torch.linalg.svd(A, full_matrices=False))
+    except LinAlgError:
+        return tuple(map(torch.from_numpy, scipy.linalg.svd(A.numpy(), full_matrices=False, lapack_driver="gesvd")))
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:
