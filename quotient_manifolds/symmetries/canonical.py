@@ -124,11 +124,20 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    """Return the canonical point, computed on the processor: of many small matrices."""
     if not symmetries:
         return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     shapes = _shapes(symmetries, params)
+    found = _on_processor(symmetries, {n: w.cpu() if n in shapes else w for n, w in params.items()}, shapes)
+    moved = {name: w.to(params[name].device) for name, w in found.params.items()}
+    return replace(found, params=moved)
+
+
+def _on_processor(
+    symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> Canonical:
     symmetries = joined(symmetries)
     translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
