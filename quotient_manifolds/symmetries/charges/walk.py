@@ -452,7 +452,7 @@ class Walk:
             return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
 
         args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
-        made: Tensor = operation.func(*args, **_here(kwargs))
+        made: Tensor = operation.func(*args, **on_processor(kwargs))
         return made
 
     def _note_constants(self, label: Tensor, added: Tensor) -> None:
@@ -498,7 +498,7 @@ class Walk:
                     return duals[where[number]] if number in where else others[number]
 
                 args, kwargs = arguments(operation, at, generic=True)
-                made = operation.func(*args, **_here(kwargs))
+                made = operation.func(*args, **on_processor(kwargs))
                 parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]
                 return tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
@@ -667,6 +667,6 @@ def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
     return torch.where(near & known[label], label, 0)
 
 
-def _here(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def on_processor(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords of an operation that makes its result on the processor."""
     return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in kwargs.items()}
