@@ -44,8 +44,6 @@ OTHER = {
     "convolutions with BatchNorm": "scales behind a BatchNorm are those of neurons",
     "bitnet": "neurons of a squared ReLU before a norm are found as scales, and as no pairs",
     "convbert": "queries and keys that a convolution shares are found as a change of basis",
-    "nystromformer": "values that a convolution over tokens reads, too, have scales alone",
-    "rotary positions as complex numbers": "planes that are turned as complex numbers have scales alone",
     "roformer": "planes that turn slowly are found as no pair",
     "siglip_vision_model": "the queries of one vector are found as a pair",
 }

@@ -93,6 +93,20 @@ def _deviation(x: Tensor, axes: Any = None, **options: Any) -> Any:
     return found if found is NotImplemented else found.sqrt()
 
 
+@_decomposition("mul")
+def _product(a: Any, b: Any) -> Any:
+    """Multiply complex numbers by their real and imaginary parts, which are channels."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return NotImplemented
+    if a.is_complex() and b.is_complex():
+        (u, v), (x, y) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (a, b))
+        return torch.view_as_complex(torch.stack([u * x - v * y, u * y + v * x], -1))
+    z, x = (a, b) if a.is_complex() else (b, a)
+    if not z.is_complex():
+        return NotImplemented
+    return torch.view_as_complex((torch.view_as_real(z.resolve_conj()) * x[..., None]).contiguous())
+
+
 @_decomposition("glu")
 def _gated(x: Tensor, axis: int = -1) -> Tensor:
     one, gate = x.split(x.shape[axis] // 2, axis)
