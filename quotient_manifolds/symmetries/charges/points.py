@@ -46,6 +46,8 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+_ORDINARY, _ZERO = 16.0, 1e-6
+"""Times the median of entries, the largest ordinary one, and beside the largest, what counts as 0 in that median."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -135,6 +137,24 @@ class Drawn(Mapping[str, Tensor]):
         return self._sizes[name]
 
 
+def tamed(w: Tensor) -> Tensor:
+    """Return a parameter with extraordinary entries c x nearer, at c (2 - 1 / x): beside them noise drowns all others.
+
+    Far along an orbit some rows are thousands of times as large as others, as values beside queries and keys. A tenth
+    of their size saturates the softmax of these, and moves as large as that leave rounding no digits. Ordinary
+    parameters are returned as they are.
+    """
+    if not movable(w) or w.numel() < 2:
+        return w
+    some = w.detach().reshape(-1)[:: -(-w.numel() // HELD)].double().abs()
+    largest = max(-float(w.detach().min()), float(w.detach().max()))
+    most = _ORDINARY * float(some[some > _ZERO * largest].median()) if bool((some > _ZERO * largest).any()) else largest
+    if largest <= most:
+        return w
+    far = (w.detach().abs() / most).clamp(min=1.0)
+    return w.detach() / far * (2 - 1 / far)
+
+
 class Points:
     """Draw points at which charges decide what holds for all weights, inputs and sizes.
 
@@ -154,6 +174,7 @@ class Points:
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
+        self._tame = {name: tamed(w) for name, w in first.parameters.items()}
         self.given: list[Any] = []
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
@@ -252,7 +273,7 @@ class Points:
     def weights(self, *, alike: bool = False) -> Mapping[str, Tensor]:
         """Return other weights; where they are `alike`, at which each unit is like any other (see `Drawn`)."""
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
-        return Drawn(self.recordings[0].parameters, seed, alike)
+        return Drawn(self._tame, seed, alike)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
