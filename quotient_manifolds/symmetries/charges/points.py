@@ -46,8 +46,8 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
-_ORDINARY, _ZERO = 16.0, 1e-6
-"""Times the median of entries, the largest ordinary one, and beside the largest, what counts as 0 in that median."""
+_GAIN, _ORDINARY, _ZERO = 4.0, 16.0, 1e-6
+"""How much a matrix of median entries enlarges at most. Times the median of entries, the largest ordinary one, and beside the largest, what counts as 0 in that median."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -138,21 +138,27 @@ class Drawn(Mapping[str, Tensor]):
 
 
 def tamed(w: Tensor) -> Tensor:
-    """Return a parameter with extraordinary entries c x nearer, at c (2 - 1 / x): beside them noise drowns all others.
+    """Return a parameter of ordinary size: matrices that do not enlarge by much, and no entries beside which all are 0.
 
-    Far along an orbit some rows are thousands of times as large as others, as values beside queries and keys. A tenth
-    of their size saturates the softmax of these, and moves as large as that leave rounding no digits. Ordinary
-    parameters are returned as they are.
+    Far along an orbit entries are thousands of times as large as others, or as those of another layer. A tenth of their
+    size as noise saturates each softmax, and moves as large as that leave rounding no digits. Entries of c x are taken
+    to c (2 - 1 / x), so that none are equal. Ordinary parameters are returned as they are.
     """
     if not movable(w) or w.numel() < 2:
         return w
-    some = w.detach().reshape(-1)[:: -(-w.numel() // HELD)].double().abs()
-    largest = max(-float(w.detach().min()), float(w.detach().max()))
-    most = _ORDINARY * float(some[some > _ZERO * largest].median()) if bool((some > _ZERO * largest).any()) else largest
-    if largest <= most:
+    w = w.detach()
+    some = w.reshape(-1)[:: -(-w.numel() // HELD)].double().abs()
+    largest = max(-float(w.min()), float(w.max()))
+    present = some[some > _ZERO * largest]
+    if not len(present):
         return w
-    far = (w.detach().abs() / most).clamp(min=1.0)
-    return w.detach() / far * (2 - 1 / far)
+    median = float(present.median())
+    if w.ndim > 1 and (gain := median * (w.numel() / max(w.shape)) ** 0.5) > _GAIN:
+        w, median, largest = (each * (_GAIN / gain) for each in (w, median, largest))
+    if largest <= _ORDINARY * median:
+        return w
+    far = (w.abs() / (_ORDINARY * median)).clamp(min=1.0)
+    return w / far * (2 - 1 / far)
 
 
 class Points:
