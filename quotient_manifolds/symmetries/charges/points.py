@@ -46,8 +46,9 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
-_GAIN, _ORDINARY, _ZERO = 4.0, 16.0, 1e-6
-"""How much a matrix of median entries enlarges at most. Times the median of entries, the largest ordinary one, and beside the largest, what counts as 0 in that median."""
+_GAIN, _ORDINARY, _ZERO, _SOME = 4.0, 16.0, 1e-6, 1 << 16
+"""How much a matrix of median entries enlarges at most; the largest ordinary entry, in medians, which are of so many
+entries at most that are not 0 beside the largest."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -147,7 +148,7 @@ def tamed(w: Tensor) -> Tensor:
     if not movable(w) or w.numel() < 2:
         return w
     w = w.detach()
-    some = w.reshape(-1)[:: -(-w.numel() // HELD)].double().abs()
+    some = w.reshape(-1)[:: -(-w.numel() // _SOME)].double().abs()
     largest = max(-float(w.min()), float(w.max()))
     present = some[some > _ZERO * largest]
     if not len(present):
