@@ -155,7 +155,8 @@ def tamed(w: Tensor) -> Tensor:
         return w
     median = float(present.median())
     if w.ndim > 1 and (gain := median * (w.numel() / max(w.shape)) ** 0.5) > _GAIN:
-        w, median, largest = (each * (_GAIN / gain) for each in (w, median, largest))
+        share = _GAIN / gain
+        w, median, largest = w * share, median * share, largest * share
     if largest <= _ORDINARY * median:
         return w
     far = (w.abs() / (_ORDINARY * median)).clamp(min=1.0)
