@@ -162,8 +162,7 @@ def _on_processor(
             point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     sums = [each for each in others if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
-    shifted = [set(each.names) for each in translations]
-    open_ = [each for each in sums if set(each.names) not in shifted]
+    open_ = [each for each in sums if not _settled(each, translations)]
     others = [each for each in others if each not in sums or each in open_]
     others += [_of_mean(each) for each in sums if each not in open_]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
@@ -184,6 +183,19 @@ def _on_processor(
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:
+    """Return whether translations settle the constants that t 1^T adds.
+
+    One of them moves all that is written, and what its readers lose, unless a bias of it takes back what these add.
+    """
+    shifted, written = [{*each.names} for each in translations], {s.name for s in gauge.wire.slots if s.covariant}
+    for names in shifted:
+        own = names.union(*(beside for beside in shifted if len(beside - names) == 1 and beside & names - written))
+        if written <= names and own.issuperset(gauge.names):
+            return True
+    return False
 
 
 def _of_mean(gauge: Gauge) -> Gauge:

@@ -107,7 +107,7 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     lost = {reparameterization.name for reparameterization in found.reparameterizations} - {
         reparameterization.name for reparameterization in beside.reparameterizations
     }
-    assert lost == {"transformer.wte.weight residual rotation", "transformer.wte.weight constant input direction"}
+    assert lost == {"transformer.wte.weight residual rotation", "transformer.wte.weight redundant bias"}
     move = random_representative(model, beside, seed=1)
     assert not torch.equal(move["transformer.wte.weight"], model.get_parameter("transformer.wte.weight"))
     values = [qm.gradient_norm(each.model, loss, [batch], geometry="inv").mean for each in (here, here.at(move))]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.points import Points, tamed
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
@@ -62,7 +62,7 @@ class Finder(ABC):
         self.frame = Frame(self.walk)
         self.answers = points.answers()
         known, parameters = self.answers.own, self.recording.parameters
-        self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
+        self.own = {name: tamed(known.get(name, w.detach().double())) for name, w in parameters.items() if movable(w)}
         self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []

@@ -46,6 +46,9 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+_GAIN, _ORDINARY, _ZERO, _SOME = 4.0, 16.0, 1e-6, 1 << 16
+"""How much a matrix of median entries enlarges at most; the largest ordinary entry, in medians, which are of so many
+entries at most that are not 0 beside the largest."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -135,6 +138,31 @@ class Drawn(Mapping[str, Tensor]):
         return self._sizes[name]
 
 
+def tamed(w: Tensor) -> Tensor:
+    """Return a parameter of ordinary size: matrices that do not enlarge by much, and no entries beside which all are 0.
+
+    Far along an orbit entries are thousands of times as large as others, or as those of another layer. A tenth of their
+    size as noise saturates each softmax, and moves as large as that leave rounding no digits. Entries of c x are taken
+    to c (2 - 1 / x), so that none are equal. Ordinary parameters are returned as they are.
+    """
+    if not movable(w) or w.numel() < 2:
+        return w
+    w = w.detach()
+    some = w.reshape(-1)[:: -(-w.numel() // _SOME)].double().abs()
+    largest = max(-float(w.min()), float(w.max()))
+    present = some[some > _ZERO * largest]
+    if not len(present):
+        return w
+    median = float(present.median())
+    if w.ndim > 1 and (gain := median * (w.numel() / max(w.shape)) ** 0.5) > _GAIN:
+        share = _GAIN / gain
+        w, median, largest = w * share, median * share, largest * share
+    if largest <= _ORDINARY * median:
+        return w
+    far = (w.abs() / (_ORDINARY * median)).clamp(min=1.0)
+    return w / far * (2 - 1 / far)
+
+
 class Points:
     """Draw points at which charges decide what holds for all weights, inputs and sizes.
 
@@ -154,6 +182,7 @@ class Points:
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
+        self._tame = {name: tamed(w) for name, w in first.parameters.items()}
         self.given: list[Any] = []
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
@@ -252,7 +281,7 @@ class Points:
     def weights(self, *, alike: bool = False) -> Mapping[str, Tensor]:
         """Return other weights; where they are `alike`, at which each unit is like any other (see `Drawn`)."""
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
-        return Drawn(self.recordings[0].parameters, seed, alike)
+        return Drawn(self._tame, seed, alike)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
