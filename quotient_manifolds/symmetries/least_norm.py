@@ -249,9 +249,10 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
 def _svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a thin SVD: by divide and conquer, or by the slower QR iteration where that does not converge."""
     try:
-        return tuple(torch.linalg.svd(A, full_matrices=False))
+        U, s, Vh = torch.linalg.svd(A, full_matrices=False)
     except LinAlgError:
-        return tuple(map(torch.from_numpy, scipy.linalg.svd(A.numpy(), full_matrices=False, lapack_driver="gesvd")))
+        U, s, Vh = map(torch.from_numpy, scipy.linalg.svd(A.numpy(), full_matrices=False, lapack_driver="gesvd"))
+    return U, s, Vh
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,7 @@ class Answers:
         self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
+        self._telling = 0  # the last batch with a change that was enough
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
@@ -117,18 +118,29 @@ class Answers:
             return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
     def change(
-        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], which: Collection[int] = ()
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        which: Collection[int] = (),
+        *,
+        enough: float = inf,
     ) -> tuple[float, list[int]]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batches it is.
 
         Of batches of one shape the first is named, and the worst one first of all. which: on these batches alone, if
-        there are any. Parameters and buffers that are not given are the model's own. Outputs are computed once for the
-        same `before`.
+        there are any. enough: a change that is more is the last that is looked for, first where there was such a one
+        before. Parameters and buffers that are not given are the model's own. Outputs are computed once for the same
+        `before`.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
             self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
-        changes = {k: self._change(after, k) for k in which or range(len(self.batches))}
+        changes: dict[int, float] = {}
+        for k in sorted(which or range(len(self.batches)), key=lambda k: k != self._telling):
+            changes[k] = self._change(after, k)
+            if not changes[k] <= enough:
+                self._telling = k
+                break
         worst = max(changes.values())
         order = sorted(changes, key=lambda k: changes[k] < worst)
         shapes = {k: tuple(t.shape for t in tensors_in(self.batches[k])) for k in order if changes[k] > _PART * worst}

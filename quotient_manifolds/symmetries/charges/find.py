@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from quotient_manifolds.symmetries.charges.finder import Found
 from quotient_manifolds.symmetries.charges.narrow import Narrow
-from quotient_manifolds.symmetries.charges.permutations import permutations
+from quotient_manifolds.symmetries.charges.permutations import CHANGE, permutations
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.charges.wide import Wide
@@ -63,7 +63,7 @@ def permutations_at(points: Points, seed: int = 0) -> tuple[Permutation, ...]:
     answers = points.answers()
     walk = Walk(points.recordings[0], keep=True)
     draw = torch.Generator().manual_seed(seed + 1)
-    return permutations(walk, lambda before, after: answers.change(before, after)[0], draw)
+    return permutations(walk, lambda before, after: answers.change(before, after, enough=CHANGE)[0], draw)
 
 
 def points_of(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Points:
