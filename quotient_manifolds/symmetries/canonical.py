@@ -31,7 +31,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
 )
 from quotient_manifolds.symmetries.groups.gains import Constants
-from quotient_manifolds.symmetries.groups.rows import flattened
+from quotient_manifolds.symmetries.groups.rows import flattened, numbers
 from quotient_manifolds.symmetries.in_turns import (
     balanced_alone,
     in_turns,
@@ -266,7 +266,7 @@ def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
     none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in _every_rows(symmetries):
-        at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
+        at = -numbers(rows.offset) / numbers(rows.scale)
         if bool(at.any()):
             flat = zero[rows.name].flatten().clone()
             flat[rows.places] = at.double().expand(rows.places.shape)

@@ -140,7 +140,7 @@ def _symmetric(m: int) -> Tensor:
     """Return an orthonormal basis of all symmetric matrices (m, m)."""
     i, j = torch.triu_indices(m, m)
     B = torch.zeros(len(i), m, m, dtype=torch.float64)
-    size = torch.where(i == j, 1.0, 0.5**0.5).double()
+    size = torch.full((len(i),), 0.5**0.5, dtype=torch.float64).where(i != j, 1.0)
     B[torch.arange(len(i)), i, j], B[torch.arange(len(i)), j, i] = size, size
     return B
 

@@ -220,7 +220,7 @@ def _about_one_number(rows: Sequence[Rows]) -> bool:
     """Return whether all rows of a parameter that have an entry are 0 at the same number."""
     zero = torch.full((prod(rows[0].shape),), torch.nan, dtype=torch.float64)
     for each in rows:
-        own = (-torch.as_tensor(each.offset) / torch.as_tensor(each.scale)).double().expand(each.places.shape)
+        own = (-numbers(each.offset) / numbers(each.scale)).expand(each.places.shape)
         known = zero[each.places]
         if not bool((known.isnan() | torch.isclose(known, own, rtol=1e-12, atol=0)).all()):
             return False
