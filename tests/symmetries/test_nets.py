@@ -60,7 +60,8 @@ def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
 
 def _case(name: str, bias: bool) -> Any:
     reason = SEVERAL_PLACES.get((name, bias))
-    return pytest.param(name, bias, marks=[pytest.mark.xfail(strict=True, reason=reason)] if reason else [])
+    known = pytest.mark.xfail(strict=reason is not _LIMIT, reason=reason or "")  # where steps end is rounding
+    return pytest.param(name, bias, marks=[known] if reason else [])
 
 
 @pytest.mark.parametrize(("name", "bias"), [_case(name, bias) for name in NETS for bias in (True, False)])
