@@ -343,6 +343,8 @@ class Walk:
             ]
             if self.entries.known(factor) or not axes or (operation.name == "div" and operation.ins[0] == factor):
                 continue
+            if tuple(self._value(x).shape) != tuple(shape):  # of an outer product neither is one number
+                continue
             rest = [a for a in range(len(shape)) if a not in axes]
             label = self.labels(x)
             tokens = None if label is None else label.expand(shape).permute(*rest, *axes).flatten(len(rest))
