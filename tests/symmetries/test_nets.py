@@ -107,10 +107,10 @@ def test_rows_of_weights_may_be_of_sizes_far_apart(name: str) -> None:
 
 AFTER_A_GAIN: dict[str, tuple[Body, int]] = {
     "of channels of a mean": (lambda s, x: s.b(s.p_8 * s.o(x)) + s.v(s.norm(s.o(x)).tanh()), 160),
-    "of turned channels": (lambda s, x: s.b(s.p_8 * F.rms_norm(s.o(x), (8,))) + s.v(s.o(x)), 161),
+    "of turned channels": (lambda s, x: s.b(s.p_8 * F.rms_norm(s.o(x), (8,))) + s.v(s.o(x)), 160),
     "of channels that read turned ones": (
         lambda s, x: s.b(F.rms_norm(s.o(x), (8,))) + s.v((s.p_8 * s.c(s.o(x))).tanh()),
-        189,
+        188,
     ),
 }
 """Nets with a gain, and dimensions where some of it is 0."""
