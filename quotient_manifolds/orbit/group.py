@@ -205,7 +205,8 @@ class Walk:
         """Act by exp(X) of each symmetry, as far as the bound on condition numbers allows."""
         moves = zip(self.group.symmetries, self.values, self.group.projected(generators), strict=True)
         self.values = [
-            each.bounded(each.compose(before, each.exp(X)), self.group.condition) for each, before, X in moves
+            each.bounded(each.compose(before, each.exp(X.to(before.device))), self.group.condition)
+            for each, before, X in moves
         ]
         self._act()
 

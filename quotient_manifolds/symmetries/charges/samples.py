@@ -8,6 +8,7 @@ activations gives the charges of all wires, and no gradient of a weight is forme
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -161,17 +162,29 @@ def stacked_gradients(
     leaves = Leaves(weights, vectors, own)
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
     run = torch.vmap(lambda *batch: tuple(used.replay.run(leaves.__getitem__, batch, {})[0]), in_dims=places)
-    ys = tuple(y for y in run(*inputs) if y.requires_grad)
+    with _one_by_one():
+        ys = tuple(y for y in run(*inputs) if y.requires_grad)
     each = sum(y[0].numel() for y in ys)
     up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64) for y in ys]
     for y, rows in zip(ys, up, strict=True):
         for k in range(len(y)):
             rows[k, :, k] = _multiples(y[k], each, generator)
-    found = torch.autograd.grad(
-        ys, [leaves[n] for n in vectors], [u.flatten(0, 1) for u in up], is_grads_batched=True, materialize_grads=True
-    )
+    multiples = [u.flatten(0, 1) for u in up]
+    with _one_by_one():
+        wanted = [leaves[n] for n in vectors]
+        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
     good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
     return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Say nothing of operations that vmap runs batch by batch, as those of losses without torch's decompositions."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 @runtime_checkable
