@@ -4,5 +4,5 @@ from __future__ import annotations
 
 VERSION = "0.1.0"
 
-MEANING = 3
+MEANING = 4
 """What the measures mean: raised whenever a number of one model changes, so that no stored one passes for a new one."""

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from quotient_manifolds.symmetries.wires.run import Run
+from quotient_manifolds.symmetries.charges.finder import Finder
 
 
 def recorded_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that is as long as runs of models were recorded from here on."""
+    """A list that is as long as symmetries of models were sought from here on."""
     runs: list[int] = []
-    made = Run.__init__
+    made = Finder.__init__
 
-    def noted(self: Run, *args: Any) -> None:
+    def noted(self: Finder, *args: Any) -> None:
         runs.append(1)
         made(self, *args)
 
-    monkeypatch.setattr(Run, "__init__", noted)
+    monkeypatch.setattr(Finder, "__init__", noted)
     return runs

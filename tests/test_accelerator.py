@@ -224,7 +224,7 @@ def test_orbit() -> None:
         return {
             "objective": (descent.before, descent.after),
             "aligned": [each.distance < 1e-4 * each.before for each in aligned.values()],
-            "permutations": [(each.name, each.size) for each in permutations],
+            "permutations": [(each.names, each.units) for each in permutations],
             "sparse": qm.descend_orbit(model, qm.Sparsity(), batch, steps=5, **asked).after,
             "distance": quotient_distance(model, near, batch, **{**asked, "symmetries": plain}),
             "path": qm.loss_along_path(model, other, qm.next_token_cross_entropy, [batch], points=3).barrier,

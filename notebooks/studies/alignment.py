@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.orbit import align, descend_orbit, loss_along_path
-from quotient_manifolds.symmetries import Gauge, Scaling, Symmetries, find_permutations, find_symmetries
+from quotient_manifolds.symmetries import Reparameterization, Symmetries, find_permutations, find_symmetries
 from studies.common import Record, Tables, power, resume
 from studies.networks import Batch, Kind, accuracy, data, loss, trained
 
@@ -72,9 +72,9 @@ def _on_path(a: nn.Module, batch: Batch, params: dict[str, Tensor]) -> Tensor:
     return torch.stack([loss(partial(functional_call, a, between), batch) for between in paths]).mean()
 
 
-def _folds(record: Any) -> bool:
+def _folds(found: Reparameterization) -> bool:
     """Return whether a symmetry is a rotation of the stream, or of gains, which are folded before it."""
-    return isinstance(record, Gauge) or (isinstance(record, Scaling) and record.tells)
+    return found.symmetry.mixes or found.kind.endswith("gain")
 
 
 @torch.no_grad()

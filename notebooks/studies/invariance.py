@@ -21,7 +21,7 @@ from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
-from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_representative
+from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_representative
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from studies.common import Record, Tables, power, resume
 from studies.fibres import FAST, names, small_model
@@ -68,7 +68,7 @@ class Subject:
     def symmetries(self) -> Symmetries:
         """Find all that leaves the loss alone and moves nothing that is frozen."""
         frozen = [name for name, w in self.model.named_parameters() if not w.requires_grad]
-        return propose_symmetries(self.model, self.batch, evaluate=loss).beside(frozen)
+        return find_symmetries(self.model, self.batch, evaluate=loss).beside(frozen)
 
     def adaptive(self) -> float:
         """Compute the gradient norm of adaptive sharpness, which is not invariant."""

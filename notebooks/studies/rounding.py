@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit import Group, GroupElement, RoundingError, Sparsity, WeightObjective
+from quotient_manifolds.orbit import Group, RoundingError, Sparsity, WeightObjective
 from quotient_manifolds.orbit.descend import Terms, descend_orbit, minimize
 from quotient_manifolds.symmetries import Params, Symmetries, balance, find_symmetries
 from studies.calibrated import Moments, calibrated, gptq, moments, wanda
@@ -124,8 +124,9 @@ def _ways(names: Collection[str], group: int) -> dict[str, Callable[..., Params]
 def _rotated(symmetries: Symmetries, own: Params, objective: WeightObjective, seed: int) -> Params:
     """Return the parameters with heads, and streams that have rotations, turned at random."""
     group, draw = Group(symmetries, own, fold=True, moves=objective.moves), torch.Generator().manual_seed(seed)
-    drawn = (torch.randn(s.shape, generator=draw, dtype=s.dtype) for s in group.zeros())
-    return group.element([s - s.mT if s.ndim > 1 else torch.zeros_like(s) for s in drawn]).apply(own)
+    drawn = [torch.randn(s.shape, generator=draw, dtype=s.dtype) for s in group.zeros()]
+    turned = (s - s.mT if each.mixes else 0 * s for each, s in zip(group.symmetries, drawn, strict=True))
+    return group.element(turned).apply(own)
 
 
 def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: WeightObjective, steps: int) -> Params:
@@ -137,10 +138,13 @@ def _scaled(symmetries: Symmetries, own: Params, model: nn.Module, objective: We
 
 
 class _Diagonal(Group):
-    """Parametrize the diagonal elements of a group."""
+    """Parametrize the diagonal elements of a group, which only scale."""
 
-    def element(self, numbers: Iterable[Tensor]) -> GroupElement:
-        return super().element(s if s.ndim < 2 else s.diagonal(dim1=-2, dim2=-1).diag_embed() for s in numbers)
+    def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
+        every = zip(self.symmetries, numbers, strict=True)
+        return super().projected(
+            s if s.ndim < 2 else s.diagonal().diag_embed() if each.mixes else 0 * s for each, s in every
+        )
 
 
 @cache

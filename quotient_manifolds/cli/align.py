@@ -138,9 +138,10 @@ def _write(
     import torch
 
     from quotient_manifolds.cli.subject import write_moved
+    from quotient_manifolds.orbit.path import state
 
     # The group element acts in float64 on the stored weights, so that write_moved compares before rounding.
-    stored = {name: w.detach() for name, w in network.named_parameters()}
+    stored = state(network)
     record = record | {"model": source, "version": VERSION, "command": common.command_line()}
     record |= {"condition": result.condition, "verified_on": list(described)}
     moved = result.element.apply(stored, torch.float64)

@@ -140,8 +140,8 @@ def write_moved(
                 f"The transformed model must compute the same on held-out inputs. Found a change by {change:.1e} on "
                 f"{name}, so nothing is written; give inputs that show the difference by --inputs"
             )
-    stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
-    network.load_state_dict(stored, strict=False)  # buffers are unchanged
+    stored = {name: moved[name].to(w.dtype) for name, w in network.state_dict().items() if name in moved}
+    network.load_state_dict(stored, strict=False)
     with new_directory(target) as unfinished:
         saved: Any = network
         with writing(target):
@@ -150,7 +150,7 @@ def write_moved(
             ignored = shutil.ignore_patterns(*(f"*.{suffix}" for suffix in WEIGHTS), ".*")
             shutil.copytree(source, unfinished, ignore=ignored, dirs_exist_ok=True)
         again = load_model(unfinished)
-        read = dict(again.named_parameters())
+        read = again.state_dict()
         for name, value in stored.items():
             if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
                 raise ValueError(f"{target} must hold {name} unchanged. Found other values, so nothing is written")

@@ -24,7 +24,7 @@ from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import SharpnessWarning, WorstCase, cross_entropy, suggest_radius
 from quotient_manifolds.symmetries import find_symmetries, output_change, random_representative
 from quotient_manifolds.symmetries.certificate import certify
-from quotient_manifolds.symmetries.wires.labels import meaning
+from quotient_manifolds.symmetries.names import meaning
 
 IMAGES = 32
 SCALES = (0.1, 1.0, 10.0)  # sizes of group elements

@@ -15,7 +15,7 @@ from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, Tangen
 from quotient_manifolds.sharded import Ownership, ShardedModel
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.horizontal import Horizontal
-from quotient_manifolds.symmetries.propose import Structure
+from quotient_manifolds.symmetries.structure import Structure
 
 Found = TypeVar("Found")
 

@@ -22,6 +22,8 @@ from quotient_manifolds.symmetries.checks import check_loaded, check_weights
 from quotient_manifolds.symmetries.representatives import balanced_point
 
 ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
+_CLEAR = 1e-6
+"""Pivots of a Gram matrix, relative to the largest, from which rounding cannot be meant: factors of 1e-3."""
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -184,6 +186,23 @@ def _lost(pair: SymmetricPair, point: Params, start: Params, frame: SingularFram
     level = ROUNDING * eps / 2 * (on_G * in_H.abs() + in_G.abs() * on_H).sum(-1)
     largest = s.max() if pair.acts == "GL+(1)" else s[:, :1]
     return s <= torch.maximum(level, rank_floor(pair.n, pair.m) * largest)
+
+
+def of_full_rank(pairs: Iterable[SymmetricPair], params: Params) -> tuple[SymmetricPair, ...]:
+    """Return the pairs of full rank: the orbits of the others are not closed, and hold no balanced point."""
+    return tuple(pair for pair in pairs if _clearly_full(pair, params) or not bool(_lost(pair, params, params).any()))
+
+
+def _clearly_full(pair: SymmetricPair, params: Params) -> bool:
+    """Return whether pivots of G^T G and H^T H show full rank, far from rounding, at the cost of two products."""
+    if pair.acts == "GL(1, C)" or pair.h > min(pair.n, pair.m):
+        return False
+    for V in pair.read(params).double().split([pair.n, pair.m], dim=-2):
+        L, failed = torch.linalg.cholesky_ex(V.mT @ V)
+        d = L.diagonal(dim1=-2, dim2=-1)
+        if bool(failed.any()) or not bool(d.min() > _CLEAR * d.max()):
+            return False
+    return True
 
 
 def has_rank(factored: Factored, point: Params, metric: Metric, eps: float) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, final, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.check import check_one_of, meant
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
@@ -20,6 +20,7 @@ from quotient_manifolds.geometry.parameters import (
     has_rank,
     measured_pairs,
     measured_parameters,
+    of_full_rank,
     of_lower_rank,
     scales_outside,
     stored,
@@ -33,25 +34,19 @@ from quotient_manifolds.symmetries import (
     HOW_TO,
     Evaluate,
     Params,
-    Reparameterization,
     Scope,
     SymmetricPair,
     Symmetries,
-    balance,
     propose_symmetries,
-    random_representative,
     verify_sharded,
-    zeros_of,
 )
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.horizontal import Horizontal
-from quotient_manifolds.symmetries.reparameterization import typical
-from quotient_manifolds.symmetries.representatives import canonicalize
+from quotient_manifolds.symmetries.names import BESIDE
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
 SHOWN = 3  # symmetries that a warning names
-APART = 0.5  # log-scale of the element that another point of the orbit is reached by
-SAME = 1e-6  # relative: canonical points that differ by less are one
 
 GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
 """The options of any geometry that has a name."""
@@ -111,59 +106,71 @@ class Quotient(Geometry):
         return super().to_dict() | {"symmetries": "given" if given else self.symmetries}
 
     def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
-        start, every = measured_parameters(model), dict[str, Tensor](model.named_parameters())
+        begin = self._known_begin(model, known or KnownSymmetries())
+        return self._space(begin.pairs, begin.constant, begin.point, measured_parameters(model))
 
-        def make() -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
-            pairs, others, point = self._canonical(model, start, every)
-            return pairs, others, stored(point, start)
+    def _known_begin(self, model: nn.Module, known: KnownSymmetries) -> _Begin:
+        """Return where a measure of the model begins, in the precision in which it is measured."""
 
-        return self._space(*(known or KnownSymmetries()).once(make, "canonical", model, self.symmetries), start)
+        def make() -> _Begin:
+            start = measured_parameters(model)
+            begin = self._begin(model, start, dict(model.named_parameters()))
+            return replace(begin, point=stored(begin.point, start))
+
+        return known.once(make, f"begin {not self.eps}", model, self.symmetries)
 
     def over(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
-        pairs, reparameterizations, point = self._canonical(model.model, start, model.held(), model.layouts)
-        ownership = Ownership(model.layouts, model.measured, [pair.names for pair in pairs])
-        share, before = ownership.gather(stored(point, start)), ownership.gather(start)
-        own = [pair for pair in pairs if ownership.here(pair.names[0])]
-        here = [each for each in reparameterizations if not share.keys().isdisjoint(each.names)]
-        local = together(lambda: self._space(own, here, share, before))
-        return ShardedSpace(local, model, ownership, pairs)
+        begin = self._begin(model.model, start, model.held(), model.layouts)
+        ownership = Ownership(model.layouts, model.measured, [pair.names for pair in begin.pairs])
+        share, before = ownership.gather(stored(begin.point, start)), ownership.gather(start)
+        own = [pair for pair in begin.pairs if ownership.here(pair.names[0])]
+        local = together(lambda: self._space(own, begin.constant, share, before))
+        return ShardedSpace(local, model, ownership, begin.pairs)
 
-    def _canonical(
+    def _begin(
         self, model: nn.Module, start: Params, every: Params, layouts: Mapping[str, Layout] | None = None
-    ) -> tuple[list[SymmetricPair], list[Reparameterization], Params]:
-        """Return pairs and reparameterizations of measured parameters, and the canonical point, through float64.
+    ) -> _Begin:
+        """Return where a measure begins; start: the measured parameters, every: all of them.
 
-        every: all parameters. layouts: of those of a sharded model, of which the dicts hold parts.
+        layouts: of those of a sharded model, of which the dicts hold parts.
         """
         symmetries = self._known()
-        every = {name: w.detach() for name, w in every.items()}
         pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
-        others = (each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
-        reparameterizations = list(others)  # the frozen stays
-        if not (pairs or reparameterizations):
+        paired = {name for pair in pairs for name in pair.names}
+        others = tuple(each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
+        # At the least weight an update is part of its base, and its pair has lost its rank: these stay.
+        beside = [each for each in others if each.kind == BESIDE and paired.intersection(each.names)]
+        others = tuple(each for each in others if each not in beside)
+        doubts = tuple(f"{each.name} is not quotiented out beside its pair." for each in beside[:1])
+        if not (pairs or others):  # the frozen stays
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        names = {name for each in reparameterizations for name in each.names}
-        held = every | start | {name: start[name].to(torch.float64, copy=True) for name in names}
-        params = held if layouts is None else Whole(held, layouts)
-        canonicalize(params, reparameterizations)
-        zeros = zeros_of(reparameterizations, params)
-        held = params.parts() if isinstance(params, Whole) else params
-        point = {name: held[name] if name in names else w for name, w in start.items()}
-        return [pair.without(zeros) for pair in pairs], reparameterizations, point
+        if not others:  # factors of pairs are balanced one by one
+            return _Begin(pairs, (), start, doubts)
+        held = {name: w.detach() for name, w in every.items()} | start
+        whole = held if layouts is None else Whole(held, layouts)
+        # With a relaxed metric the place of a pair in its orbit counts.
+        acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, whole), reparameterizations=others)
+        read = {name for each in acting.groups for name in each.reads}
+        found = canonical(acting.groups, {name: whole[name] for name in every if name in read})
+        moved = set(acting.moved)
+        point = {name: found.params[name] if name in moved else w for name, w in start.items()}
+        if layouts is not None:
+            point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}
+        constant = tuple(name for name in found.constant if name in start)
+        return _Begin([pair.without(found.zeros) for pair in pairs], constant, point, (*doubts, *found.doubts))
 
     def _space(
-        self, pairs: list[SymmetricPair], reparameterizations: list[Reparameterization], point: Params, start: Params
+        self, pairs: list[SymmetricPair], constant: Collection[str], point: Params, start: Params
     ) -> TangentSpace:
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
         pairs, point, frames = self._balanced(pairs, point, start)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
-        constant = (name for each in reparameterizations for name in each.constant if name in point)
-        scales |= {name: torch.zeros_like(point[name]) for name in constant}
+        scales |= {name: torch.zeros_like(point[name]) for name in constant if name in point}
         blocks = self._blocks(pairs, point, frames)
         # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
         point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
@@ -242,11 +249,23 @@ class Quotient(Geometry):
         elif symmetries.declared:
             declared = partial(verify_on_batches, model, loss, batches[:1], Symmetries(symmetries.declared))
             kept = found.without(known.once(declared, "declared", model, loss, symmetries, batches[0]).failed, self)
-        single = partial(_warn_of_several_points, model, kept._known())
-        known.once(single, "single", model, kept.symmetries)
+        known.once(partial(kept._warn_of_doubts, model, known), "single", model, kept._known())
         if self.verify == "full":
             kept._check_begin(found._verification(model, loss, batches, known), model, loss, batches, known)
         return kept
+
+    def _warn_of_doubts(self, model: nn.Module, known: KnownSymmetries) -> None:
+        """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
+        try:
+            doubts = self._known_begin(model, known).doubts
+        except ValueError:  # said where the measure begins
+            return
+        if doubts:
+            warnings.warn(
+                f"measures of this model are not constant on the whole orbit, which has no unique canonical point: "
+                f"{doubts[0]}",
+                stacklevel=4,
+            )
 
     def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
         if self.verify != "gradient" or is_sharded(model):
@@ -271,7 +290,7 @@ class Quotient(Geometry):
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries, first: int = 0
     ) -> Verification:
         """Verify symmetries in float64. first: the number of the first batch."""
-        symmetries, begin = self._known(), partial(self._begin, model, known)
+        symmetries, begin = self._known(), partial(self._point, model, known)
         subjects = f"begins {self.metric} {self.eps}", model, loss, symmetries, *batches
 
         def verify() -> Verification:
@@ -291,7 +310,7 @@ class Quotient(Geometry):
         first: int = 0,
     ) -> None:
         """Raise ValueError if the loss is another one where a measure begins, in float64."""
-        begin = partial(self._begin, model, known, self._known())
+        begin = partial(self._point, model, known, self._known())
         there = partial(changed_by, model, loss, batches, begin, found, first=first)
         subjects = f"begins {self.metric} {self.eps}", model, loss, self.symmetries, *batches
         if changed := known.once(there, *subjects):
@@ -328,56 +347,34 @@ class Quotient(Geometry):
         warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
         return replace(self, symmetries=self._known().without(set(failed)))
 
-    def _begin(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
+    def _point(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
         here, own = replace(self, symmetries=symmetries), trained_parameters(model)
         start = {name: every[name] for name in own}
-        pairs, others, point = here._canonical(model, start, every)
+        begin = here._begin(model, start, every)
+        measured = replace(begin, point=_measured(begin.point, start, own))
         # The first to be asked for is that of the model itself; what follows tells how it rounds.
-        known.once(lambda: (pairs, others, _measured(point, start, own)), "canonical", model, symmetries)
-        return every | here._balanced(pairs, point, start)[1]
+        known.once(lambda: measured, f"begin {not self.eps}", model, symmetries)
+        return every | here._balanced(begin.pairs, begin.point, start)[1]
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Hold the point of the orbit where a measure begins, the measured pairs there, and what is known of it.
+
+    constant: parameters that are the same at every such point. doubts: of its being the only one.
+    """
+
+    pairs: list[SymmetricPair]
+    constant: tuple[str, ...]
+    point: Params
+    doubts: tuple[str, ...]
 
 
 def _measured(point: Params, start: Params, own: Params) -> Params:
     """Return the model's own parameters where a point has not moved from the start, and others as they are measured."""
     same = {name: own[name] if w is start[name] else w for name, w in point.items()}
     return stored(same, own)
-
-
-def _warn_of_several_points(model: nn.Module, symmetries: Symmetries) -> None:
-    """Warn where a canonical point depends on the point of the orbit it is sought from, and so does a measure."""
-    own = {name: w.detach() for name, w in model.named_parameters()}
-    measured = set(trained_parameters(model))
-    moving = [each for each in symmetries.reparameterizations if measured.issuperset(each.names)]
-    free = [each for each in moving if not each.determined(own)]
-    lengths = [each for each in moving if each.by_lengths]
-    if not free and not lengths:
-        return
-    symmetries = replace(symmetries, reparameterizations=tuple(moving))
-    own = {name: w.to(torch.float64, copy=True) if w.is_floating_point() else w for name, w in own.items()}
-    try:
-        if not free:
-            if not canonicalize(own, moving):
-                _warn_of(lengths[0])
-            return
-        # Where gains are folded shifts are no larger than what they move, and rounding tells no points apart.
-        canonicalize(own, [each for each in moving if each.multiplies])
-        here, there = (balance(w, symmetries) for w in (own, random_representative(own, symmetries, log_scale=APART)))
-    except ValueError:  # said where the measure begins
-        return
-    usual = max(typical(w) for w in here.values())  # of what is 0 all along the orbit
-    moved = {name for name, w in here.items() if bool(((there[name] - w).abs() > SAME * (w.abs() + usual)).any())}
-    if moved:
-        worst = max(free, key=lambda each: len(moved.intersection(each.names)) / len(each.names))
-        _warn_of(worst)
-
-
-def _warn_of(free: Reparameterization) -> None:
-    warnings.warn(
-        f"measures of this model are not constant on the whole orbit: {free.name} ({free.group}) has no unique "
-        "canonical point. They are invariant under all other symmetries",
-        stacklevel=3,
-    )
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:

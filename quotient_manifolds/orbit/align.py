@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -16,40 +15,27 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.closest import closest, closest_order, gauss_newton, rotation, unit
+from quotient_manifolds.orbit.activations import moments_of
+from quotient_manifolds.orbit.closest import balanced, fitted
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
-from quotient_manifolds.orbit.group import CANONICAL, CONDITION, Group, GroupElement, Record, acted, check_condition
-from quotient_manifolds.orbit.path import check_alike, distance, parameters
-from quotient_manifolds.replica import differing_tensors
+from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Steps, check_condition
+from quotient_manifolds.orbit.path import check_alike, distance, parameters, state
+from quotient_manifolds.orbit.units import Units
+from quotient_manifolds.replica import differing_tensors, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import (
-    Evaluate,
-    Gauge,
-    Params,
-    Permutation,
-    Scaling,
-    Shift,
-    SymmetricPair,
-    Symmetries,
-    balance,
-    find_permutations,
-    zeros_of,
-)
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, relative_change
-from quotient_manifolds.symmetries.reparameterization import together
-from quotient_manifolds.symmetries.wires.constants import FreeDirections
-from quotient_manifolds.symmetries.wires.gauges import Part
-from quotient_manifolds.symmetries.wires.labels import UNREACHED
-from quotient_manifolds.symmetries.wires.uses import by_entries
+from quotient_manifolds.symmetries.discovery import find_permutations
+from quotient_manifolds.symmetries.groups import Permutation
+from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
-ROUNDS, SWEEPS = 30, 5
+ROUNDS = 30
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
-SLOW = 0.5  # of the distance: where a step of Gauss-Newton leaves more than that, it is the last one
-EXACT = 1e-13
+EXACT, TRIES = 1e-13, 3
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
-TURNED = ("orthogonal", "centred", "complex")
+WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 By: TypeAlias = Literal["activations", "weights"]
 
 
@@ -86,12 +72,11 @@ def align(
 ) -> Alignment:
     """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
 
-    Both have the same architecture, of which only the names and shapes of parameters are checked. Gains of norms are
-    absorbed first, and biases, means and what else shifts go to their canonical points. Then streams are rotated
-    (orthogonal Procrustes, on the activations of both models on the inputs or on weights), units that
-    `find_permutations` finds are assigned to each other, pairs (GL(h), complex planes) and scales brought together, and
-    where no order changes any more, Gauss-Newton fits the continuous group at once; last, gains and shifts go to where
-    they are in the other model. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    Both have the same architecture, of which only the names and shapes of parameters are checked. Both are brought to
+    gains of 1 and balanced. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
+    inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their buffers. Last,
+    what balanced the other model is undone, and Gauss-Newton fits the continuous group at once. Where a stream has no
+    rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -117,31 +102,34 @@ def align(
     elif batches:
         raise ValueError("batches must come with a loss(model, batch), which is lowered along the path. Found no loss.")
     tried = tried_on(inputs, held_out)
-    own, other = (parameters(each) for each in (model, to))
+    own, other = (state(each) for each in (model, to))
     for each in (own, other):
         check_weights(each, each)
     symmetries = verified(model, inputs, symmetries, evaluate)
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
+    held = own.keys() & other.keys() & {*parameters(model), *model.state_dict()}  # other buffers are made, not saved
+    permutations = [each for each in permutations if held.issuperset(each.names)]
     with torch.no_grad():
-        seen = partial(_activation_moments, (model, to), inputs, evaluate) if by == "activations" else None
+        seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
         element = _Aligner(own, other, symmetries, permutations, seen, condition).element(progress)
-        start = element.apply(own)
-        before = distance(own, other)
-        if distance(start, other) > before:
+        if not _distance(element.apply(own), other) < (1 - SETTLED) * _distance(own, other):
             element = GroupElement()
+        other = parameters(to)
+        before = distance(own, other)
     path: tuple[float, ...] = ()
     if loss is not None:
-        start, dtype = element.apply(own), precision(own)
+        moved, dtype = element.apply(own), precision(own)
+        start = {name: moved[name] for name in other}
         group = Group(symmetries, start, condition=condition)
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
-        values = Terms(mean_loss(loss, model, batches, dtype, places), start, dtype)
+        values = Terms(mean_loss(loss, _at(model, moved), batches, dtype, places), start, dtype)
         first, _ = values(start)
         found, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
         if least < first:
             element = GroupElement(element.steps + found.steps)
-    moved = moved_by(model, element, tried, evaluate)
-    return Alignment(**vars(moved), before=before, distance=distance(moved.params, other), path=path)
+    there = moved_by(model, element, tried, evaluate)
+    return Alignment(**vars(there), before=before, distance=distance(there.params, other), path=path)
 
 
 def _between(other: Params, t: float, params: Params) -> Params:
@@ -159,18 +147,19 @@ def same_function(
     parameters and floating-point buffers. tolerance: that of models in float64; in float32 rounding alone may exceed
     it, so give 1e-4. options: of `align`.
 
-    Warns of buffers that differ, by name: no symmetry changes them.
+    Warns of buffers that differ, by name, after what permutations of units change of them.
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
-    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, b))):
-        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
     here, there = (ModelOutputs(each, [inputs], options.get("evaluate")).own() for each in (a, b))
     change = relative_change(there, here)
-    if change > tolerance:
+    found = align(b, a, inputs, **options) if change <= tolerance else None
+    moved = b if found is None else found.model
+    if names := differing_tensors(*(dict(each.named_buffers()) for each in (a, moved))):
+        warnings.warn(f"the models differ in buffers, which no symmetry changes: {', '.join(names)}", stacklevel=2)
+    if found is None:
         return "different", change
-    found = align(b, a, inputs, **options)
-    left = max(found.distance, _apart(b, a, names))
+    left = max(found.distance, _apart(moved, a, names))
     return ("same" if left <= tolerance else "same outputs here, no element found"), left
 
 
@@ -207,7 +196,7 @@ def quotient_distance(
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)
-    here, there = (balance(each, symmetries) for each in (a, b))
+    here, there = (canonical(symmetries.groups, parameters(each)).params for each in (a, b))
     total, rest = 0.0, {name: torch.ones_like(w) for name, w in here.items()}
     for number, pair in enumerate(symmetries.pairs, 1):
         lengths = pair.manifold(metric).dist(*(pair.read(each).double() for each in (here, there)))
@@ -219,11 +208,27 @@ def quotient_distance(
     return total**0.5
 
 
+def _at(model: nn.Module, params: Params) -> nn.Module:
+    """Return a copy of a model with other parameters and buffers."""
+    there = twin(model)
+    with torch.no_grad():
+        for name, w in (*there.named_parameters(), *there.named_buffers()):
+            if name in params:
+                w.copy_(params[name])
+    return there
+
+
+def _distance(params: Params, other: Params) -> float:
+    """Return the relative distance of parameters and of buffers that both have."""
+    shared = [name for name in params if name in other and params[name].shape == other[name].shape]
+    return distance({name: params[name] for name in shared}, {name: other[name] for name in shared})
+
+
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
-    Biases, means and what else can be added without being seen has no part in it: both go to the canonical point of
-    these groups first, and at the end to where they are in the other model.
+    Both are balanced first, so that orthogonal elements and permutations are what is between them; then what balanced
+    the other is undone, and Gauss-Newton fits all at once.
     """
 
     def __init__(
@@ -232,171 +237,123 @@ class _Aligner:
         other: Params,
         symmetries: Symmetries,
         permutations: Sequence[Permutation],
-        seen: Callable[..., dict[str, Tensor]] | None,
+        seen: Callable[..., list[Tensor | None]] | None,
         condition: float,
     ) -> None:
-        # By the processor, which holds what the records know of places and weights.
-        self._here, self._there = (
-            {name: w.to("cpu", torch.float64, copy=True) for name, w in each.items()} for each in (own, other)
+        self._own, self._other = (
+            {name: each[name].to("cpu", torch.float64, copy=True) for name in own if name in other}
+            for each in (own, other)
         )
-        self._symmetries, self._permutations, self._seen, self._condition = symmetries, permutations, seen, condition
-        self._moving = {name for each in permutations for name in each.names}
-        self._steps = list[tuple[Record, Tensor]]()
-        free = symmetries.reparameterizations
-        self._turned = [each for each in free if isinstance(each, Gauge) and each.acts in TURNED]
-        self._scalings = [each for each in free if isinstance(each, Scaling)]
-        mixed = [each for each in free if isinstance(each, Gauge) and each.acts == "linear"]
-        lengths = [each for each in self._scalings if each.by_lengths]
-        self._fitted: list[Record] = [*mixed, *symmetries.pairs, *lengths]
-        self._added = [each for each in free if each not in (*self._turned, *self._scalings, *mixed)]
+        self._groups = symmetries.groups
+        axes = {name: w.ndim for name, w in own.items()}
+        units = [Units(each, self._groups, axes) for each in permutations]
+        self._units = [each for each in units if each.told]
+        self._seen, self._condition = seen, condition
+        wide = {name for name, count in axes.items() if count > 1}
+        self._compared = wide if any(name in wide for each in self._groups for name in each.names) else {*axes}
 
     def element(self, progress: Progress | None) -> GroupElement:
-        """Return the group element that brings the one nearest to the other."""
-        unfold = self._fold()
-        goal = self._there
-        for _ in range(ROUNDS):
-            last = self._here
-            for each in together(self._added):  # points that depend on each other, where both models have them
-                there = acted(each, CANONICAL, self._there)
-                if there is not None and self._take(each, CANONICAL):
-                    self._there = there
-            if distance(last, self._here) <= EXACT:
-                break
-        zeros = zeros_of(self._symmetries.reparameterizations, self._here)
-        self._pairs = {pair: pair.without(zeros) for pair in self._symmetries.pairs}
-        for number in range(ROUNDS):
-            before, changed = self._distance(), False
-            moving = None if number else self._moving
-            moments = self._seen(self._turned, self._here, self._there) if self._seen else {}
-            for gauge in self._turned:
-                A = rotation(gauge, self._here, self._there, moving=moving, seen=moments.get(gauge.name))
-                self._take(gauge, A)
-            for permutation in self._permutations:
-                order = closest_order(permutation, self._here, self._there, [*self._pairs.values()])
-                if not torch.equal(order, torch.arange(permutation.size)):
-                    changed = self._take(permutation, order)
-            for record in self._fitted:
-                self._fit(record, moving)
+        """Return the group element that brings the one nearest to the other: permutations act last.
+
+        Symmetries were found with the model's own buffers, which permutations move; so they act between the model and
+        the other with its units in the order of the model's.
+        """
+        orders, there = GroupElement(), self._other
+        for number in range(TRIES + 1):
+            self._search(there, self._units if number < TRIES else ())
             if progress is not None:
-                progress("alignment", number + 1, ROUNDS)
-            if number and not changed:
-                self._polish()
-                if self._distance() < EXACT or before - self._distance() <= SETTLED * before:
-                    break
-        if progress is not None:
-            progress("alignment", ROUNDS, ROUNDS)
-        self._there = goal
-        self._add()
-        for _ in range(SWEEPS):
-            before = self._distance()
-            for record in (*self._added, *_answers(self._added)):
-                self._fit(record)
-            if before - self._distance() <= SETTLED * before:
+                progress("alignment", number + 1, TRIES + 2)
+            if not self._orders:
                 break
-        return GroupElement((*self._steps, *unfold))
+            orders = GroupElement((*self._orders, *orders.steps))
+            there = orders.inverse.apply(self._other)
+        size = sum(float(w.square().sum()) for w in there.values()) ** 0.5
+        steps = fitted(self._own, there, self._groups, tuple(self._steps), self._condition, EXACT * size)
+        if progress is not None:
+            progress("alignment", TRIES + 2, TRIES + 2)
+        return GroupElement((*steps, *orders.steps))
 
-    def _add(self) -> None:
-        """Bring means and constants to those of the other, of weights while biases that they answer to are not 0."""
-        kept, taken, before = self._here, [*self._steps], self._distance()
-        shifts = [each for each in self._added if isinstance(each, Shift)]
-        for record in self._added:
-            if isinstance(record, Gauge):
-                self._fit(record, anyway=True)
-        for shift in shifts:
-            if not any(shift.targets):
-                self._take(shift, torch.ones(len(shift.pivots), dtype=torch.float64))
-        for shift in sorted(shifts, key=lambda each: each.pivots[0][0], reverse=True):
-            self._fit(shift, anyway=True)
-        if self._distance() >= before:
-            self._here, self._steps = kept, taken
+    def _search(self, there: Params, several: Sequence[Units]) -> None:
+        """Find orders of units, and what brings parameters near to others that are in these orders."""
+        (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
+        self._moments = self._activations(first, last, there)
+        self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
+        for units in several:
+            if units.exchanged:  # gains are brought to 1, or -1; matrices do the rest
+                self._assign(units, {*self._there})
+        several = [units for units in several if not units.exchanged]
+        self._in_order(several)
+        for _ in range(1, ROUNDS):
+            before = distance(self._here, self._there)
+            changed = [self._assign(units, self._compared) for units in several]
+            for k in range(len(self._groups)):
+                self._turn(k, self._compared)
+            if not any(changed) and not distance(self._here, self._there) < (1 - SETTLED) * before:
+                break
+        back = GroupElement(last).inverse.steps
+        self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 
-    def _polish(self) -> None:
-        """Go on by Gauss-Newton over the continuous group, where records that depend on each other slow the rounds."""
-        moves = [*self._turned, *self._fitted].__contains__
-        group = Group(self._symmetries, self._here, condition=self._condition, moves=moves)
-        last = torch.inf
-        while group.records and EXACT < self._distance() < SLOW * last:
-            last = self._distance()
-            self._here, steps = gauss_newton(group, self._here, self._there)
-            self._steps += steps
+    def _activations(self, first: Steps, last: Steps, there: Params) -> list[Tensor | None]:
+        if self._seen is None:
+            return [None] * len(self._groups)
+        here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, there)))
+        return self._seen([each if each.balancing(self._here) is None else None for each in self._groups], here, there)
 
-    def _fold(self) -> list[tuple[Record, Tensor]]:
-        """Bring gains of both to 1, and return what brings them back to those of the other."""
-        unfold = list[tuple[Record, Tensor]]()
-        for scaling in self._scalings:
-            if scaling.tells:
-                self._take(scaling, torch.from_numpy(scaling.by_gains(self._here)))
-                z = torch.from_numpy(scaling.by_gains(self._there))
-                scaling.apply(self._there, z)
-                unfold.insert(0, (scaling, -z))
-        return unfold
+    def _in_order(self, several: Sequence[Units]) -> None:
+        """Turn and assign first what meets nothing that is not turned and assigned yet."""
+        left: dict[int, Callable[[set[str]], object]] = {}
+        moved: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
+        for k, each in enumerate(self._groups):
+            if each.mixes:
+                left[k] = partial(self._turn, k)
+                moved.append((each.names, ()))
+            else:
+                moved.append(((), ()))
+        for units in several:
+            left[len(moved)] = partial(self._assign, units)
+            moved.append((units.permutation.names, units.inside))
+        while left:
+            usable = {}
+            for k in left:
+                names, inside = moved[k]
+                others = [n for n in left if n != k and n not in inside]
+                free = {name for name in names if name in self._compared}
+                usable[k] = free - {name for n in others for name in moved[n][0]}
 
-    def _distance(self) -> float:
-        return distance(self._here, self._there)
+            def share(k: int, usable: dict[int, set[str]] = usable) -> float:
+                if k < len(self._groups) and self._moments[k] is not None:
+                    return 2.0
+                sizes = [self._here[name].numel() for name in usable[k]]
+                return sum(sizes) / sum(self._here[name].numel() for name in moved[k][0])
 
-    def _take(self, record: Record, value: Tensor, farthest: float = torch.inf) -> bool:
-        """Act unless that is impossible or leads farther away; return whether it acts."""
-        moved = acted(record, value, self._here)
-        if moved is None or distance(moved, self._there) >= farthest:
+            k = max(left, key=share)
+            left.pop(k)(usable[k] or self._compared)
+
+    def _turn(self, k: int, names: set[str]) -> None:
+        symmetry, seen = self._groups[k], self._moments[k]
+        M = symmetry.overlap(self._here, self._only(names))
+        if seen is not None:
+            M = unit(seen) + WEIGHTS * unit(M)
+        if bool(M.any()):
+            R = symmetry.nearest(M)
+            self._here = symmetry.act(self._here, R)
+            self._steps.append((symmetry, R))
+            if seen is not None:
+                self._moments[k] = seen @ R.mT
+
+    def _assign(self, units: Units, names: set[str]) -> bool:
+        order = units.order(self._here, self._only(names))
+        if torch.equal(order, torch.arange(len(order))):
             return False
-        self._here = moved
-        self._steps.append((record, value))
+        self._here = units.permutation.act(self._here, order)
+        self._orders.append((units.permutation, order))
         return True
 
-    def _fit(self, record: Record, moving: Collection[str] | None = None, *, anyway: bool = False) -> None:
-        """Act with what brings a record's parameters nearest; where others go farther away than that, only `anyway`."""
-        told = self._pairs[record] if isinstance(record, SymmetricPair) else record  # less what shifts move
-        with suppress(ValueError):  # of constants that vanish, so that weights cannot answer to them
-            value = closest(told, self._here, self._there, self._condition, moving=moving)
-            if bool(torch.isfinite(value).all()):
-                self._take(record, value, torch.inf if anyway else self._distance())
+    def _only(self, names: set[str]) -> Params:
+        """Return the other parameters, 0 but for those of these names."""
+        return {name: w if name in names else torch.zeros_like(w) for name, w in self._there.items()}
 
 
-def _answers(records: Iterable[Record]) -> Iterator[FreeDirections]:
-    """Yield what weights answer to constants where these are 0: nothing reaches it there, so that it is free."""
-    for shift in (each for each in records if isinstance(each, Shift)):
-        names = {name for kind, name, _ in shift.pivots if kind == "weight"}
-        uses = by_entries([each for each in shift.constants.walk.linears if each.entries.name in names])
-        if uses:
-            yield FreeDirections(shift.constants, UNREACHED, tuple((tuple(each), 0) for each in uses))
-
-
-def _activation_moments(
-    models: Sequence[nn.Module], inputs: Any, evaluate: Evaluate | None, gauges: Sequence[Gauge], *params: Params
-) -> dict[str, Tensor]:
-    """Return for each gauge the sum of a b^T over activations b of the first model and a of the second, there."""
-    seen = []
-    for model, own in zip(models, params, strict=True):
-        found = list[tuple[str, Tensor]]()
-
-        def watched(copied: nn.Module, batch: Any, found: list[tuple[str, Tensor]] = found) -> Any:
-            found.clear()  # of a run that failed
-            for gauge in gauges:
-                for part in gauge.parts:
-                    module = copied.get_submodule(part.entries.name.rpartition(".")[0])
-                    module.register_forward_hook(partial(_record, found, gauge, part))
-            return (evaluate or answer)(copied, batch)
-
-        devices = {name: w.device for name, w in model.named_parameters()}
-        ModelOutputs(model, [inputs], watched).at({name: w.to(devices[name]) for name, w in own.items()})
-        seen.append(found)
-    moments: dict[str, Tensor] = {}
-    for (name, b), (_, a) in zip(*seen, strict=False):
-        if a.shape == b.shape:
-            moments[name] = moments.get(name, 0.0) + unit(a.mT @ b)
-    return moments
-
-
-def _record(
-    found: list[tuple[str, Tensor]], gauge: Gauge, part: Part, module: nn.Module, args: Any, output: Any
-) -> None:
-    """Record what a module takes and gives of a stream, in coordinates in which it is rotated."""
-    into = part.entries.shape[-1]
-    for copies, x, width in (
-        (part.out, output, into if part.constant else part.entries.shape[1]),
-        (part.into, args[0] if args else None, into),
-    ):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and x.shape[-1] == width:
-            for each in (each for each in copies if not each.dual and len(each.places)):
-                rows = x.reshape(-1, width).cpu().double().index_select(1, each.places) / each.weights
-                found.append((gauge.name, rows[:, each.channels.argsort()] * gauge.weights))
+def unit(moment: Tensor) -> Tensor:
+    """Return a matrix of length 1, or 0."""
+    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)

@@ -15,20 +15,22 @@ from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.messages import Progress, sentence
-from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement
+from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Walk, names_of
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
-from quotient_manifolds.orbit.path import parameters
+from quotient_manifolds.orbit.path import parameters, state
 from quotient_manifolds.replica import TrueGradients, private_batch, replica, twin
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
-from quotient_manifolds.symmetries import Evaluate, Params, Symmetries, find_symmetries, verify_symmetries
+from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_list, check_model, check_weights
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 from quotient_manifolds.symmetries.symmetries import check_symmetries
 
 Model = TypeVar("Model", bound=nn.Module)
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
 PATIENCE = 20  # steps over which the objective has to fall
+FLAT = 1e-6  # of the objective: slopes far below are rounding, which Adam would take for a direction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,8 +97,8 @@ def descend_orbit(
 
     objective: `RoundingError`, `Sparsity`, or any function of all named parameters (a dict) that returns a number and
     is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
-    inputs: as for `find_symmetries`, which finds the symmetries unless they are given; those that
-    `verify_symmetries` does not confirm are left out. held_out: more inputs, on which the function is verified too.
+    inputs: as for `find_symmetries`, which finds the symmetries unless they are given.
+    held_out: more inputs, on which the function is verified too.
     Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
     the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
     group element. The descent computes in float64 for models in float64 and in float32 else; the element that is found
@@ -139,7 +141,7 @@ def descend_orbit(
     symmetries = verified(model, inputs, symmetries, evaluate)
     moves = objective.moves if isinstance(objective, WeightObjective) else None
     group = Group(symmetries, own, condition=condition, fold=moves is not None, moves=moves)
-    if not group.records:
+    if not group.symmetries:
         raise ValueError(
             f"{type(model).__name__} must have a symmetry along which the objective can descend: a pair, scale or "
             "rotation. Found no continuous symmetry of these kinds that changes it."
@@ -169,18 +171,17 @@ def precision(params: Params) -> torch.dtype:
 
 
 def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
-    """Return the symmetries given, or those that are found, without what numbers do not confirm."""
+    """Return the symmetries given, or those that are found."""
     if symmetries is not None:
         check_symmetries(symmetries)
         check_weights(dict(model.named_parameters()), symmetries.moved)
         return symmetries
-    found = find_symmetries(model, inputs, evaluate=evaluate)
-    return verify_symmetries(model, inputs, found, evaluate=evaluate).holding(found) if found.moved else found
+    return find_symmetries(model, inputs, evaluate=evaluate)
 
 
 def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evaluate: Evaluate | None) -> Moved:
     """Return the model where a group element takes it; ValueError where its function changes on one of the batches."""
-    own = parameters(model)
+    own, names = state(model), dict(model.named_parameters())
     with torch.no_grad():
         wide = element.apply(own, torch.float64)
         params = {name: w.to(own[name].dtype) for name, w in wide.items()}
@@ -200,9 +201,10 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
             change = max(change, here)
             stored = max(stored, outputs.change({name: params[name].double() for name in element.names}))
         there = twin(model)
-        for name, w in there.named_parameters():
-            w.copy_(params[name])
-    return Moved(there, params, element, change, stored)
+        for name, w in (*there.named_parameters(), *there.named_buffers()):
+            if name in element.names:
+                w.copy_(params[name])
+    return Moved(there, {name: params[name] for name in names}, element, change, stored)
 
 
 def mean_loss(
@@ -259,32 +261,35 @@ class Terms:
 def minimize(
     group: Group, values: Terms, steps: int, learning_rate: float, tolerance: float, progress: Progress | None
 ) -> tuple[GroupElement, list[float], float]:
-    """Return the group element with the least value met, in float64, the values on the way, and the least."""
-    numbers = group.zeros(values.dtype)
-    if not numbers:  # the identity alone
-        return group.element(()), [], math.inf
-    optimizer = torch.optim.Adam(numbers, lr=learning_rate)
-    path, best, least = list[float](), [s.detach().clone() for s in numbers], math.inf
+    """Return the group element with the least value met, in float64, the values on the way, and the least.
+
+    Adam moves by exp(X) of each symmetry, X made of the charges of the gradient: the slopes along its generators.
+    """
+    if not group.symmetries:  # the identity alone
+        return group.start, [], math.inf
+    walk, path, least = Walk(group, values.own), list[float](), math.inf
+    best = walk.element
+    first = second = [torch.zeros((), dtype=torch.float64)] * len(group.symmetries)
+    names, eps = names_of(group.symmetries), 0.0
     for step in range(steps):
-        moved = group.element(numbers).apply(values.own, values.dtype)
-        names = [name for name in group.names if moved[name].requires_grad]
-        value, grads = values(moved, names)
+        value, grads = values(walk.params, names)
         if value < least:
-            best, least = [s.detach().clone() for s in numbers], value
+            best, least = walk.element, value
         if not math.isfinite(value):
             if not path:
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
             break
-        optimizer.zero_grad()
-        torch.autograd.backward([moved[name] for name in names], grads)
-        if not step:  # Adam's eps is small beside the slope, whatever the unit of the objective
-            slope = torch.cat([s.grad.flatten() for s in numbers if s.grad is not None])
-            optimizer.param_groups[0]["eps"] = 1e-8 * min(1.0, float(slope.square().mean().sqrt())) or 1e-8
-        optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
-        optimizer.step()
+        charges = walk.charges(dict(zip(names, grads, strict=True)))
+        if not step:  # small beside the slope, whatever the unit of the objective
+            squares = torch.cat([C.square().flatten() for C in charges])
+            eps = max(1e-8 * min(1.0, float(squares.mean().sqrt())), FLAT * abs(value)) or 1e-8
+        first = [m.lerp(C, 0.1) for m, C in zip(first, charges, strict=True)]
+        second = [v.lerp(C.square(), 0.001) for v, C in zip(second, charges, strict=True)]
+        a, b, rate = 1 - 0.9 ** (step + 1), 1 - 0.999 ** (step + 1), learning_rate * (1 - step / steps)
+        walk.go([-rate * m / a / ((v / b).sqrt() + eps) for m, v in zip(first, second, strict=True)])
         path.append(value)
         if progress is not None:
             progress("descent", step + 1, steps)
         if step >= PATIENCE and min(path[:-PATIENCE]) - min(path) <= tolerance * abs(min(path)):
             break
-    return group.element([s.double() for s in best]), path, least
+    return best, path, least

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.check import check_integer
-from quotient_manifolds.orbit.group import Group, Record
-from quotient_manifolds.symmetries import Params, Scaling, SymmetricPair
+from quotient_manifolds.orbit.group import Group
+from quotient_manifolds.symmetries import Params, SymmetricPair
 from quotient_manifolds.symmetries.checks import check_weights
+from quotient_manifolds.symmetries.groups import Symmetry
 
 Objective = Callable[[Params], Tensor]
 CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
@@ -29,7 +30,7 @@ class WeightObjective(ABC):
 
     names: Collection[str] | None
 
-    def moves(self, record: Record) -> bool:
+    def moves(self, symmetry: Symmetry) -> bool:
         """Return whether a symmetry changes what is measured, and not only its units."""
         return True
 
@@ -116,9 +117,9 @@ class RoundingError(WeightObjective):
             check_integer("group_size", self.group_size, 1)
         check_integer("axis", self.axis, 0)
 
-    def moves(self, record: Record) -> bool:
+    def moves(self, symmetry: Symmetry) -> bool:
         """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
-        return not isinstance(record, Scaling)
+        return symmetry.mixes
 
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
         names, own = super()._measured(model, group), dict(model.named_parameters())
@@ -133,7 +134,7 @@ class RoundingError(WeightObjective):
     def _measure(self, names: list[str], group: Group, params: Params) -> Tensor:
         p, size = (6 if self.clip and self.group_size else 12), (2 / (2**self.bits - 1)) ** 2 / 12
         reach = {name: torch.ones_like(params[name]) for name in group.names}
-        for pair in (each for each in group.records if isinstance(each, SymmetricPair)):
+        for pair in group.pairs:
             _reach(pair, params, reach)
         errors = []
         for name in names:

@@ -206,6 +206,11 @@ def parameters(model: nn.Module) -> Params:
     return {name: w.detach() for name, w in model.named_parameters()}
 
 
+def state(model: nn.Module) -> Params:
+    """Return the parameters of a model and its buffers of floating point by name, without a graph."""
+    return parameters(model) | {name: w.detach() for name, w in model.named_buffers() if w.is_floating_point()}
+
+
 def distance(params: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return |params - other| / |other|, over all parameters."""
     pairs = [(params[name].double(), other[name].double()) for name in other]

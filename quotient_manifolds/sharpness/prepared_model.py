@@ -29,8 +29,8 @@ from quotient_manifolds.sharpness.objective import (
 from quotient_manifolds.sharpness.own_loss import checked_loss
 from quotient_manifolds.sharpness.start import Refuted, Start
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.canonical import NoPlaceError
 from quotient_manifolds.symmetries.checks import check_eval, check_model
-from quotient_manifolds.symmetries.reparameterization import NoPlaceError
 
 Made = TypeVar("Made")
 

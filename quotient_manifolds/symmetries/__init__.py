@@ -3,13 +3,13 @@
 from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries
 from quotient_manifolds.symmetries.declare import declare_pair
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries, propose_symmetries
 from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
-from quotient_manifolds.symmetries.find import find_symmetries
+from quotient_manifolds.symmetries.groups import Permutation
 from quotient_manifolds.symmetries.outputs import Evaluate, output_change
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.propose import find_permutations, propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, zeros_of
+from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.sharded_outputs import verify_sharded
 from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.strided_view import StridedView
@@ -26,11 +26,6 @@ from quotient_manifolds.symmetries.verify import (
     Verification,
     verify_symmetries,
 )
-from quotient_manifolds.symmetries.wires.constants import FreeDirections
-from quotient_manifolds.symmetries.wires.gauges import Gauge
-from quotient_manifolds.symmetries.wires.permutations import Permutation
-from quotient_manifolds.symmetries.wires.scaling import Scaling
-from quotient_manifolds.symmetries.wires.shifting import Shift
 
 __all__ = [
     "ADAPTER",
@@ -42,15 +37,11 @@ __all__ = [
     "Evaluate",
     "Factor",
     "FibreDimension",
-    "FreeDirections",
-    "Gauge",
     "Params",
     "Permutation",
     "Refused",
     "Reparameterization",
-    "Scaling",
     "Scope",
-    "Shift",
     "StridedView",
     "SymmetricPair",
     "Symmetries",
@@ -73,5 +64,4 @@ __all__ = [
     "small_copy",
     "verify_sharded",
     "verify_symmetries",
-    "zeros_of",
 ]

@@ -31,7 +31,7 @@ from quotient_manifolds.symmetries.groups import (
     Translation,
 )
 from quotient_manifolds.symmetries.groups.gains import Constants
-from quotient_manifolds.symmetries.groups.rows import flattened
+from quotient_manifolds.symmetries.groups.rows import flattened, numbers
 from quotient_manifolds.symmetries.in_turns import (
     balanced_alone,
     in_turns,
@@ -124,11 +124,20 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
+    """Return the canonical point, computed on the processor: of many small matrices."""
     if not symmetries:
         return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
         flattened(params, rows.name, rows.shape)
     shapes = _shapes(symmetries, params)
+    found = _on_processor(symmetries, {n: w.cpu() if n in shapes else w for n, w in params.items()}, shapes)
+    moved = {name: w.to(params[name].device) for name, w in found.params.items()}
+    return replace(found, params=moved)
+
+
+def _on_processor(
+    symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> Canonical:
     symmetries = joined(symmetries)
     translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
@@ -153,8 +162,7 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
             point = without_idle(point, symmetry)
     others = [each for each in symmetries if not isinstance(each, (Torus, Translation))]
     sums = [each for each in others if isinstance(each, Gauge) and isinstance(each.algebra, FromSum)]
-    shifted = [set(each.names) for each in translations]
-    open_ = [each for each in sums if set(each.names) not in shifted]
+    open_ = [each for each in sums if not _settled(each, translations)]
     others = [each for each in others if each not in sums or each in open_]
     others += [_of_mean(each) for each in sums if each not in open_]
     mixed = {name for each in others if not _rotates(each) for name in each.names}
@@ -175,6 +183,19 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+
+
+def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:
+    """Return whether translations settle the constants that t 1^T adds.
+
+    One of them moves all that is written, and what its readers lose, unless a bias of it takes back what these add.
+    """
+    shifted, written = [{*each.names} for each in translations], {s.name for s in gauge.wire.slots if s.covariant}
+    for names in shifted:
+        own = names.union(*(beside for beside in shifted if len(beside - names) == 1 and beside & names - written))
+        if written <= names and own.issuperset(gauge.names):
+            return True
+    return False
 
 
 def _of_mean(gauge: Gauge) -> Gauge:
@@ -245,7 +266,7 @@ def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
     none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in _every_rows(symmetries):
-        at = -torch.as_tensor(rows.offset) / torch.as_tensor(rows.scale)
+        at = -numbers(rows.offset) / numbers(rows.scale)
         if bool(at.any()):
             flat = zero[rows.name].flatten().clone()
             flat[rows.places] = at.double().expand(rows.places.shape)

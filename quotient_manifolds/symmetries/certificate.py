@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress, text_table
 from quotient_manifolds.symmetries.counting import Count, count_symmetries
+from quotient_manifolds.symmetries.discovery import propose_symmetries
 from quotient_manifolds.symmetries.fibre import FibreDimension, Jacobian, distinct, fibre_dimension, where_it_stands
+from quotient_manifolds.symmetries.names import meaning
 from quotient_manifolds.symmetries.outputs import Evaluate
-from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
 from quotient_manifolds.symmetries.tangents import span, tangents
-from quotient_manifolds.symmetries.wires.labels import meaning
 
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
 OUTPUTS = (1.5, 3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still

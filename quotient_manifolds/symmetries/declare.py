@@ -101,7 +101,8 @@ def _factor(numbers: Tensor, places: _Places, what: str) -> Factor:
         first, rows = apart[:, start : start + 1], apart[0, start:stop, 0] - apart[0, start, 0]
         regular = torch.equal(apart[:, start:stop], first + rows[:, None])
         same = bool((owners[:, start:stop] == owners[0, start, 0]).all())
-        view = StridedView.of(name, places.params[name].numel(), first, rows) if regular and same else None
+        stored = tuple(places.params[name].shape)
+        view = StridedView.of(name, stored, first, rows) if regular and same else None
         if view is None:
             raise ValueError(f"{what}: its entries in {name!r} stand in an order that no offset and strides describe.")
         views.append(view)

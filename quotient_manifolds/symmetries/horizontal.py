@@ -1,48 +1,44 @@
 """Check that gradients are horizontal: an invariant loss has no slope along its orbits.
 
-If L(g w) = L(w) for every g of a group, then <grad L(w), xi(w)> = 0 for every generator xi of its action (Noether). The
-slope is compared with the norm of its summands, so one gradient that is computed anyway verifies all symmetries.
+If L(g w) = L(w) for every g of a group, then the charges of the gradient, <grad L(w), xi(w)> for all generators xi of
+the action, vanish (Noether). Each is compared with the sum of its absolute summands, so one gradient that is computed
+anyway verifies all symmetries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.direction import Direction
+from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.symmetries import Symmetries
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The largest slope of a symmetry that holds, relative to its summands.
 
-Measured in float32 on a pretrained BERT, 1 x 4 to 32 x 64 tokens: at most 3e-6 for those that hold; false ones have
-more than 1e-2.
+Measured on small transformers: at most 2e-7 in float32 and 4e-16 in float64 for those that hold; the largest of false
+ones have 1e-2 to 0.4 in both.
 """
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Horizontal:
-    """Hold one random generator of each symmetry at a point, drawn once.
+    """Hold the symmetries of a loss, and the point at which gradients of it are."""
 
-    Generators are stored as products of vectors where they allow it: all of them together are smaller than the model.
-    """
-
-    def __init__(self, symmetries: Symmetries, point: Mapping[str, Tensor], seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._directions = {each.name: each.directions(point, generator) for each in symmetries.pairs}
-        for _, alike in groupby(symmetries.reparameterizations, key=type):
-            first, *others = alike
-            found = first.directions_beside(others, point, generator)
-            self._directions |= {each.name: those for each, those in zip((first, *others), found, strict=True)}
+    symmetries: Symmetries
+    point: Mapping[str, Tensor]
 
     def slopes(self, grads: Mapping[str, Tensor | None]) -> dict[str, float]:
-        """Return the slope of each symmetry, by its name, relative to the norm of its summands; NaN for NaN."""
+        """Return the charges of each symmetry, by its name, relative to their summands; NaN for NaN."""
+        given = {name: g for name, g in grads.items() if g is not None}
+        cotangent = {name: given.get(name, w.new_zeros(()).expand(w.shape)) for name, w in self.point.items()}
         limit = _limit(grads)
-        return {name: _slope(directions, grads, limit) for name, directions in self._directions.items()}
+        return {each.name: _slope(each.symmetry, self.point, cotangent, limit) for each in self.symmetries.every}
 
     def doubtful(self, grads: Mapping[str, Tensor | None]) -> list[str]:
         """Return the names of symmetries along which a gradient at the point has a slope, or seems to by rounding."""
@@ -55,17 +51,18 @@ def _limit(grads: Mapping[str, Tensor | None]) -> float:
     return max((LIMIT.get(kind, LIMIT[torch.float32]) for kind in kinds), default=0.0)
 
 
-def _slope(directions: list[Direction], grads: Mapping[str, Tensor | None], limit: float) -> float:
-    found = [each.along(grads) for each in directions]
-    slope, size = abs(sum(along for along, _ in found)), sum(norm**2 for _, norm in found) ** 0.5
-    if not slope <= limit * size:
+def _slope(symmetry: groups.Symmetry, point: Mapping[str, Tensor], grads: Mapping[str, Tensor], limit: float) -> float:
+    charge = symmetry.charge(point, grads)
+    value, size = float(charge.value.norm()), float(charge.size.norm())
+    if not value <= limit * size:
         # The gradient of a bias that a softmax ignores is nothing but rounding: that of its weight shows of what.
-        size = max(size, *(each.length * _largest(each.name, grads) for each in directions))
-    return slope / size if slope else 0.0
+        largest = {name: torch.full_like(grads[name], _largest(name, grads)) for name in symmetry.names}
+        size = max(size, float(symmetry.charge(point, largest).size.norm()))
+    return value / size if value else 0.0
 
 
-def _largest(name: str, grads: Mapping[str, Tensor | None]) -> float:
+def _largest(name: str, grads: Mapping[str, Tensor]) -> float:
     """Return the largest entry of the gradients of a parameter and those of the same module."""
     module = name.rpartition(".")[0]
-    beside = (g for other, g in grads.items() if g is not None and other.rpartition(".")[0] == module)
+    beside = (g for other, g in grads.items() if other.rpartition(".")[0] == module)
     return max((float(torch.linalg.vector_norm(g, torch.inf)) for g in beside if g.numel()), default=0.0)

@@ -82,11 +82,14 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
             moved = {*translations[k].names}
             todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
+    # Only what goes first is 0 at all weights: another part may be by chance, as biases that are not trained yet.
+    settled = [_in_order(each, place)[0] for k, each in enumerate(translations) if turns[k].exact]
     for part in (part for each in translations for part in each.parts):
         name, at = part.rows.name, part.rows.places.flatten()
         if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
             draft.write(part.rows, part.rows.read(zero))
-            if part.rows.columns == 1 and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
+            first = part.rows.columns == 1 and any(part is each for each in settled)
+            if first and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
                 zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
 

@@ -140,7 +140,7 @@ def _symmetric(m: int) -> Tensor:
     """Return an orthonormal basis of all symmetric matrices (m, m)."""
     i, j = torch.triu_indices(m, m)
     B = torch.zeros(len(i), m, m, dtype=torch.float64)
-    size = torch.where(i == j, 1.0, 0.5**0.5).double()
+    size = torch.full((len(i),), 0.5**0.5, dtype=torch.float64).where(i != j, 1.0)
     B[torch.arange(len(i)), i, j], B[torch.arange(len(i)), j, i] = size, size
     return B
 
@@ -223,7 +223,7 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
         size = size.where(size > _RANK**2 * w.norm(), 1.0)  # what moves nothing has no length to divide by
         J, S = J / size, S / size
         C = J @ D.mT
-        U, s, Vh = torch.linalg.svd(J - C @ D, full_matrices=False)
+        U, s, Vh = _svd(J - C @ D)
         V, Vh = U[:, s > _RANK] / s[s > _RANK], Vh[s > _RANK]
         along = torch.cat([Vh @ w - V.mT @ (target / size[:, 0]), D @ w])
         F = V.mT @ ((S - J) @ D.mT)
@@ -244,6 +244,15 @@ def least(point: Point, free: Sequence[Free]) -> tuple[Point, float]:
             break
         point = taken
     return point, left
+
+
+def _svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a thin SVD: by divide and conquer, or by the slower QR iteration where that does not converge."""
+    try:
+        U, s, Vh = torch.linalg.svd(A, full_matrices=False)
+    except LinAlgError:
+        U, s, Vh = map(torch.from_numpy, scipy.linalg.svd(A.numpy(), full_matrices=False, lapack_driver="gesvd"))
+    return U, s, Vh
 
 
 def _tangents(point: Point, free: Sequence[Free]) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
-from quotient_manifolds.symmetries.direction import Direction
+from quotient_manifolds.symmetries.groups import GL, Algebra, Complex, DirectSum, Gauge, Rows, Slot, Wire
 from quotient_manifolds.symmetries.strided_view import StridedView
 
 Params = dict[str, Tensor]
@@ -95,6 +96,25 @@ class SymmetricPair:
         """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
+    @cached_property
+    def gauge(self) -> Gauge:
+        """Return the group with its action on all heads: matrices with blocks A by (G A^-1, H A^T), head by head."""
+        channels = torch.arange(self.heads * self.h).view(self.heads, self.h)
+        slots = [
+            Slot(Rows.at(view.name, view.stored, view.places.mT.flatten(0, 1)), channels.flatten(), writes)
+            for factor, writes in ((self.G, False), (self.H, True))
+            for view in factor.views
+        ]
+        block: Algebra = Complex() if self.acts == "GL(1, C)" else GL(self.h)
+        algebra = DirectSum(channels.numel(), ((channels, block),))
+        signs = torch.ones(algebra.components, dtype=torch.bool) if self.acts == "GL(h)" else None
+        return Gauge(Wire(tuple(slots), channels.numel()), algebra, signs)
+
+    @property
+    def symmetry(self) -> Gauge:
+        """Return the group, as of a reparameterization."""
+        return self.gauge
+
     @property
     def families(self) -> dict[str, int]:
         """Return the dimension of the group by its kind."""
@@ -116,14 +136,14 @@ class SymmetricPair:
         """Return the parameters the pair touches, each once."""
         return tuple(dict.fromkeys(view.name for view in self.views))
 
-    def without(self, zeros: Mapping[str, Collection[int]]) -> SymmetricPair:
-        """Return the pair without rows that are 0; zeros: places of zeros by parameter."""
+    def without(self, zeros: Mapping[str, Tensor]) -> SymmetricPair:
+        """Return the pair without rows that are 0; zeros: by parameter the numbers of entries that are."""
 
-        def left(factor: Factor) -> Factor:
-            rows = ((view, zeros.get(view.name, ()) if view.rows == 1 else ()) for view in factor.views)
-            return Factor(tuple(v for v, gone in rows if not gone or not {*v.places.flatten().tolist()} <= {*gone}))
+        def stays(view: StridedView) -> bool:
+            return view.rows > 1 or view.name not in zeros or not bool(torch.isin(view.places, zeros[view.name]).all())
 
-        return replace(self, G=left(self.G), H=left(self.H))
+        G, H = (Factor(tuple(filter(stays, factor.views))) for factor in (self.G, self.H))
+        return replace(self, G=G, H=H)
 
     def read(self, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Return G stacked on H, (heads, n + m, h), in `out` or a new tensor in the parameters' dtype."""
@@ -132,46 +152,6 @@ class SymmetricPair:
     def act(self, A: Tensor, x: Tensor) -> Tensor:
         """Return (G A^-1, H A^T) for a point x, in the precision of A: (heads, h, h), or (heads,) complex."""
         return self.manifold().action(A.to(x.device), x.to(A.real.dtype))
-
-    def transform(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Act with A = exp(size Z), Z a random generator, in place; as a control on G alone."""
-        Z, x = self._drawn(generator), self.read(params)
-        moved = self.act(torch.exp(size * Z) if Z.is_complex() else torch.matrix_exp(size * Z), x)
-        self.G.write(params, moved[:, : self.n])
-        if not control:
-            self.H.write(params, moved[:, self.n :])
-
-    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
-        """Return (-G Z, H Z^T), the derivative by size of `transform`, for float64 parameters."""
-        Z, x = self._drawn(generator), self.read(params)
-        if Z.is_complex():  # as matrices
-            Z = torch.stack([Z.real, Z.imag, -Z.imag, Z.real], -1).view(-1, 2, 2)
-        Z, tangent = Z.to(x), {name: torch.zeros_like(params[name]) for name in self.names}
-        self.G.write(tangent, -x[:, : self.n] @ Z)
-        if not control:
-            self.H.write(tangent, x[:, self.n :] @ Z.mT)
-        return tangent
-
-    def directions(self, params: Mapping[str, Tensor], generator: torch.Generator) -> list[Direction]:
-        """Return (-G Z, H Z^T) for random generators Z = a b^T of every head, or a complex number as two such."""
-        a, b = torch.randn(2, self.heads, self.h, generator=generator, dtype=torch.float64)
-        terms = [(a, b)]
-        if self.acts == "GL(1, C)":
-            one, i = torch.eye(2, dtype=torch.float64).expand(self.heads, 2, 2).unbind(1)
-            terms = [(one, b), (i, torch.stack([-b[:, 1], b[:, 0]], -1))]
-        sides = [(view, -1.0, 0) for view in self.G.views] + [(view, 1.0, 1) for view in self.H.views]
-        return [
-            Direction(view.name, view.read, sign * (w @ term[side].to(w)[..., None])[..., 0], term[1 - side])
-            for view, sign, side in sides
-            for w in [view.read(params).double()]
-            for term in terms
-        ]
-
-    def _drawn(self, generator: torch.Generator) -> Tensor:
-        """Draw generators Z (heads, h, h), or (heads,) complex, Gaussian, of length about 1 in every head."""
-        if self.acts == "GL(1, C)":
-            return torch.randn(self.heads, generator=generator, dtype=torch.complex128)
-        return torch.randn(self.heads, self.h, self.h, generator=generator, dtype=torch.float64) / self.h**0.5
 
     def write(self, params: Params, x: Tensor) -> None:
         """Invert `read`: write x (heads, n + m, h) into the dict's tensors in place (clone them first)."""

@@ -1,48 +1,11 @@
-"""Find canonical points of orbits, and draw elements of the groups of pairs."""
+"""Balance pairs, and draw elements of their groups."""
 
 from __future__ import annotations
-
-import contextlib
-import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.pair import Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
-
-SWEEPS = 9  # of canonical points that depend on each other, at most
-SETTLED = 1e-13  # relative: what a sweep changes at the end
-SLOW = 0.1  # of the change before: where a sweep leaves more than that, it is the last one
-
-
-def canonicalize(params: Params, reparameterizations: Iterable[Reparameterization]) -> bool:
-    """Bring reparameterizations to their canonical point, in place (clone the tensors first).
-
-    One after the other, and where lengths tell the place of one, which the others change, again until nothing moves.
-    Return whether that converges; if not, what the first sweep led to is left.
-    """
-    every = [*together(reparameterizations)]
-    for each in every:
-        each.canonicalize(params)
-    if not any(each.by_lengths for each in every):
-        return True
-    names = {name for each in every for name in each.names}
-    first, last = {name: params[name].clone() for name in names}, math.inf
-    with contextlib.suppress(RuntimeError):  # false claims may lead to infinity
-        for _ in range(SWEEPS):
-            before = {name: params[name].clone() for name in names}
-            for each in every:
-                each.canonicalize(params)
-            change = max(float((params[name] - w).norm()) / (float(w.norm()) or 1.0) for name, w in before.items())
-            if change <= SETTLED:
-                return True
-            if not change <= SLOW * last:
-                break
-            last = change
-    params.update(first)
-    return False
+from quotient_manifolds.symmetries.pair import SymmetricPair
 
 
 def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:

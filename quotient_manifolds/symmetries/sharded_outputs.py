@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, Whole
+from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.checks import check_eval, generator_of
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, check_symmetries
-from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification
+from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetries
+from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, astray
 
 MARGIN = 1e3  # times the rounding noise: what a move may change
 STEP = 1e-6  # relative, of the third differences that show rounding
@@ -27,7 +28,8 @@ def verify_sharded(
     """Verify all symmetries of a sharded model at once on evaluate(model, batch), by about ten evaluations.
 
     It is moved in place and put back, on the whole batch and in its own precision (`ShardedOutputs`), by random
-    elements of all groups, and of each by itself if that changes the loss. A slope is then the change of the loss.
+    elements of all groups, and of each by itself if that changes the loss. A slope is then the change of the loss, and
+    the control what a move does that is as large but no element.
     """
     check_eval(model)
     check_symmetries(symmetries)
@@ -38,25 +40,37 @@ def verify_sharded(
     with torch.no_grad():
         noise = outputs.rounding_noise(symmetries.moved, generator)
 
-        def judged(chosen: Sequence[Symmetry]) -> tuple[float, float, Verdict, str]:
-            def change(control: bool) -> float:
-                params = outputs.copied(dict.fromkeys(name for action in chosen for name in action.names))
-                for action in chosen:
-                    action.transform(params, generator, FINITE, control)
-                return outputs.change(params)
-
-            slope, control = change(False), change(True)
+        def judged(chosen: Sequence[groups.Symmetry]) -> tuple[float, float, Verdict, str]:
+            slope, control = _changes(outputs, chosen, generator)
             if not slope <= max(MARGIN * noise, NEGLIGIBLE * control):  # NaN is no rounding
                 return slope, control, "fails", "the loss changes along its orbit"
             if not control > MARGIN * noise:
-                return slope, control, "inconclusive", "moving one side alone is lost in rounding noise"
+                return slope, control, "inconclusive", "what its parameters contribute is lost in rounding noise"
             return slope, control, "holds", ""
 
-        found = [judged(acting)] * len(acting)
+        found = [judged(symmetries.groups)] * len(acting)
         if found[0][2] == "fails":
-            found = [judged([action]) for action in acting]
+            found = [judged([each.symmetry]) for each in acting]
     checks = (SymmetryCheck(each.name, each.group, *said) for each, said in zip(symmetries.every, found, strict=True))
     return Verification(tuple(checks), seed)
+
+
+def _changes(
+    outputs: ShardedOutputs, chosen: Sequence[groups.Symmetry], generator: torch.Generator
+) -> tuple[float, float]:
+    """Return how much the loss changes by random elements, one after the other, and by moves that are none."""
+
+    def change(control: bool) -> float:
+        params = outputs.copied(dict.fromkeys(name for each in chosen for name in each.names))
+        for each in chosen:
+            moved: Mapping[str, Tensor] = each.moved(params, generator, FINITE)
+            if control:
+                moved = astray(each, params, moved, generator)
+            for name in each.names:
+                params[name] = moved[name]
+        return outputs.change(params)
+
+    return change(False), change(True)
 
 
 class ShardedOutputs:

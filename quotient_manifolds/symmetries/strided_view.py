@@ -19,16 +19,16 @@ class StridedView:
     """View numbers of one parameter as a tensor of shape (heads, rows, h), each number once.
 
     Entry (a, b, c) is number offset + a' + b' + c' of the parameter, which is counted row by row; a' is the sum of
-    index times stride over the parts of the first axis, and so on. numel: how many numbers the parameter has.
+    index times stride over the parts of the first axis, and so on. stored: the shape of the parameter.
     """
 
     name: str
     offset: int
     axes: tuple[Axis, Axis, Axis]
-    numel: int
+    stored: tuple[int, ...]
 
     @staticmethod
-    def of(name: str, numel: int, elements: Tensor, rows: Tensor) -> StridedView | None:
+    def of(name: str, stored: tuple[int, ...], elements: Tensor, rows: Tensor) -> StridedView | None:
         """Return the view of elements (heads, g, h), each with its rows (r,) behind it, as (heads, g r, h).
 
         None if offset and strides do not tell where they are.
@@ -42,12 +42,17 @@ class StridedView:
         if any(axis is None for axis in axes):
             return None
         first, second, third, last = (axis or () for axis in axes)
-        return StridedView(name, offset + int(rows[0]), (first, second + third, last), numel)
+        return StridedView(name, offset + int(rows[0]), (first, second + third, last), stored)
 
     def first(self, columns: int) -> StridedView:
         """Return the view of the first columns, whose last axis has to have one stride."""
         ((_, stride),) = self.axes[2]
         return replace(self, axes=(*self.axes[:2], ((columns, stride),)))
+
+    @property
+    def numel(self) -> int:
+        """Return how many numbers the parameter has."""
+        return prod(self.stored)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_number, check_one_of, meant
 from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
-from quotient_manifolds.symmetries.reparameterization import Reparameterization, together
-from quotient_manifolds.symmetries.representatives import balanced_point, canonicalize, gaussian_element
+from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization
+from quotient_manifolds.symmetries.representatives import gaussian_element
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -36,24 +38,23 @@ HOW_TO = "docs/own_attention.md shows how to declare symmetries"
 
 @dataclass(frozen=True)
 class Refused:
-    """Name a part of a model that has the shape of a symmetric pair but not the symmetry, and the reason why."""
+    """Name a part of a model that has the shape of a symmetry but not the symmetry, and the reason why."""
 
-    name: str  # the module's name and the kind, as a pair's
+    name: str  # the module's name and the kind, as a pair's; "" for what charges refuse, whose reason names parameters
     kind: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+        return f"{self.name}: {self.reason}" if self.name else self.reason
 
 
 @dataclass(frozen=True, repr=False)
 class Symmetries:
     """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
 
-    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons, and the
-    operations that no rule knows, whose inputs are held fixed.
-    reparameterizations: those with a canonical point, in the order in which they are brought there.
-    traced: pairs that were derived from the operations of a model; all others are declared.
+    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons. traced: pairs that were
+    found in a run of a model; all others are declared. held: what of the inputs could not be varied, so that symmetries
+    hold on inputs that have it in common with those given.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -61,6 +62,7 @@ class Symmetries:
     refused: tuple[Refused, ...] = ()
     reparameterizations: tuple[Reparameterization, ...] = ()
     traced: tuple[SymmetricPair, ...] = field(default=(), compare=False)
+    held: tuple[str, ...] = ()
 
     @property
     def declared(self) -> tuple[SymmetricPair, ...]:
@@ -73,7 +75,7 @@ class Symmetries:
         if scope == "all":
             return self
         kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
-        biases = (each for each in kept.reparameterizations if not each.zeros.keys().isdisjoint(kept.names))
+        biases = (each for each in kept.reparameterizations if each.kind == REDUNDANT and each.names[0] in kept.names)
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
@@ -131,6 +133,12 @@ class Symmetries:
         return there
 
     @property
+    def groups(self) -> tuple[Acting, ...]:
+        """Return the groups, which may act one after another: of reparameterizations, then of pairs."""
+        own = (each.symmetry for each in self.reparameterizations)
+        return (*own, *(pair.symmetry for pair in self.pairs))
+
+    @property
     def every(self) -> tuple[Symmetry, ...]:
         """Return all pairs and reparameterizations, in this order."""
         return (*self.pairs, *self.reparameterizations)
@@ -167,6 +175,7 @@ class Symmetries:
             ],
             "refused": [asdict(refusal) for refusal in self.refused],
             "rest": list(self.rest),
+            "held": list(self.held),
         }
 
     def __repr__(self) -> str:
@@ -216,11 +225,10 @@ def random_representative(
 
     All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
-    (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
-    planes, scale x exp(Gaussian) where only positive numbers act. Then reparameterizations act: numbers are shifted by
-    log_scale x Gaussian times their typical size, gains are multiplied by exp(log_scale x Gaussian). They act in the
-    reverse of the order in which `balance` folds them, so that no shift is as large as a gain makes it. Computed in
-    float64 and cast back to each parameter's dtype.
+    First translations act: numbers are shifted by log_scale x Gaussian times their typical size. Then scales by
+    exp(log_scale x Gaussian), and matrices exp(log_scale X) with X random of spectral norm 1. Last (G A^-1, H A^T) with
+    A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary planes,
+    scale x exp(Gaussian) where only positive numbers act. Computed in float64 and cast back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
@@ -229,12 +237,12 @@ def random_representative(
     generator = generator_of(seed)
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
+        drawn = {pair.name: scale * gaussian_element(pair, generator) for pair in symmetries.pairs}
+        for symmetry in replace(symmetries, pairs=()).groups:
+            moved = symmetry.moved(moved, generator, log_scale)
+        moved = {name: w.clone() if w is stored[name] else w for name, w in moved.items()}
         for pair in symmetries.pairs:
-            A = scale * gaussian_element(pair, generator)
-            pair.write(moved, pair.act(A, pair.read(moved)))
-        _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
-        for reparameterization in reversed([*together(symmetries.reparameterizations)]):
-            reparameterization.transform(moved, generator, log_scale)
+            pair.write(moved, pair.act(drawn[pair.name], pair.read(moved)))
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
 
 
@@ -243,15 +251,12 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 
     Where singular values coincide they are one of several.
 
-    Reparameterizations are at their canonical points, redundant biases among them at 0; G^T G = H^T H is diagonal in
-    every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed
-    in float64.
+    G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new
+    tensors; computed in float64.
     """
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
-        canonicalize(moved, symmetries.reparameterizations)
-    for pair in symmetries.pairs:
-        pair.write(moved, balanced_point(pair, pair.read(moved)))
+        moved = canonical(symmetries.groups, moved).params
     return _rounded(moved, stored, symmetries, "balancing")
 
 

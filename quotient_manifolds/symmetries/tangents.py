@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
+from quotient_manifolds.symmetries import groups
+from quotient_manifolds.symmetries.symmetries import Symmetries
 
 RANK = 1e-7  # relative to the largest singular value: what is smaller is neither
 MORE = 3  # draws than dimensions
@@ -17,21 +17,20 @@ MORE = 3  # draws than dimensions
 def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """Return directions that span the tangent space of the orbit of each symmetry at these parameters, by its name.
 
-    Each (random elements, numbers of all parameters in their order), in float64: a few more than the symmetry has
+    Each (random generators, numbers of all parameters in their order), in float64: a few more than the symmetry has
     dimensions.
     """
-    seeds = itertools.count(seed)
-    start = {name: value.detach().double() for name, value in params.items()}
+    generator = torch.Generator().manual_seed(seed)
 
-    def direction(symmetry: Symmetry) -> Tensor:
-        along = symmetry.tangent(start, torch.Generator().manual_seed(next(seeds)))
-        parts = (along.get(name, torch.zeros_like(value)) for name, value in start.items())
-        return torch.cat([part.flatten() for part in parts])
+    def directions(symmetry: groups.Symmetry, count: int) -> Tensor:
+        X = torch.randn(count, *symmetry.shape, generator=generator, dtype=torch.float64)
+        along = symmetry.tangent(params, symmetry.project(X))
+        parts = (along.get(name, torch.zeros_like(w, dtype=torch.float64)) for name, w in params.items())
+        return torch.cat(
+            [part.expand(count, *w.shape).flatten(1) for part, w in zip(parts, params.values(), strict=True)], 1
+        )
 
-    return {
-        each.name: torch.stack([direction(each) for _ in range(each.group_dimension + MORE)])
-        for each in symmetries.every
-    }
+    return {each.name: directions(each.symmetry, each.group_dimension + MORE) for each in symmetries.every}
 
 
 def span(vectors: Tensor) -> Tensor:

@@ -1,20 +1,25 @@
 """Verify symmetries on whole batches, by one backward pass each: an invariant loss has no slope along orbits.
 
-If L(g w) = L(w) for every g of a group, then <grad L(w), xi(w)> = 0 for every generator xi of its action (Noether). The
-control is what one parameter, or one side, contributes to that product: where it is 0, too, the batch shows nothing.
+If L(g w) = L(w) for every g of a group, then the charges <grad L(w), xi(w)> of all its generators xi vanish (Noether).
+Each is a sum over entries of parameters, and is compared with the sum of the absolute summands: where that is rounding,
+too, the batch shows nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from quotient_manifolds.linalg import LinAlgError
 from quotient_manifolds.messages import text_table
+from quotient_manifolds.symmetries import groups
+from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import (
     check_eval,
     check_list,
@@ -23,16 +28,16 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
+from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, rounded
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.propose import propose_symmetries
-from quotient_manifolds.symmetries.reparameterization import gaussian, together, typical
-from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry, balance, check_symmetries
+from quotient_manifolds.symmetries.reparameterization import gaussian, typical
+from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetries
 
 ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
-ORTHOGONAL = 1e-7  # of the length of the summands: generators are differences, right to about 1e-10
+VANISHING = 1e-9  # of the sum of the absolute summands: charges that count as 0
 UNSURE = 1e3  # times machine epsilon, where that is more
-CONTROL = 3.0  # times what counts as orthogonal: where one side contributes less, a batch shows nothing
+CONTROL = 3.0  # times rounding: where the summands are smaller, a batch shows nothing
 JITTER = 1e-2  # relative, of all parameters
 NOTHING = 1e-12  # what is left of a parameter that was brought to 0
 FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
@@ -49,9 +54,10 @@ VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # 
 class SymmetryCheck:
     """Record what the batches say of one symmetry.
 
-    slope: |<grad, xi>| for a random generator xi, relative to the length of its summands, on the batch where it is
-    largest (of a sharded model: how much one random element changes the loss). control: the same for what one
-    parameter, or one side, contributes. verdict: "unused" if the function does not depend on the parameters at all.
+    slope: the largest charge of a generator, relative to the sum of its absolute summands, on the batch where it is
+    largest. control: the largest such sum, relative to what rounding makes of charges; a batch on which it is no more
+    shows nothing. Of a sharded model: how much one random element changes the loss, and a move that is as large but no
+    element. verdict: "unused" if the function does not depend on the parameters at all.
     """
 
     name: str
@@ -112,7 +118,7 @@ class Verification:
             for each in self.checks
             for said in [(each.verdict, each.reason)]
         ]
-        return text_table(("symmetry", "group", "slope", "one side only", "verdict"), rows)
+        return text_table(("symmetry", "group", "slope", "control", "verdict"), rows)
 
 
 def verify_symmetries(
@@ -126,12 +132,12 @@ def verify_symmetries(
 ) -> Verification:
     """Verify every symmetry by itself and all of them together, on the inputs and the others.
 
-    A function that a group leaves alone has no slope along its orbits: its gradient is orthogonal to every generator
-    of the action (Noether's theorem), though what one side contributes to their product is not 0. That is compared near
-    the canonical representative of the parameters, which are moved off it by 1 %, so that nothing is 0, 1 or equal by
-    chance. One random element of the whole group must also leave the function alone at the parameters themselves, which
-    shows actions that are right to first order only. A symmetry "holds", "fails", is "unused" where the function does
-    not depend on its parameters at all, or is "inconclusive" where moving one side of it alone does not show.
+    A function that a group leaves alone has no slope along its orbits: the charges of all generators, their products
+    with its gradient, vanish (Noether's theorem), though the summands do not. They are computed near the canonical
+    representative of the parameters, which are moved off it by 1 %, so that nothing is 0, 1 or equal by chance. One
+    random element of the whole group must also leave the function alone, which shows actions that are right to first
+    order only. A symmetry "holds", "fails", is "unused" where the function does not depend on its parameters at all, or
+    is "inconclusive" where all summands are rounding.
 
     inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
     evaluate(model, inputs) takes, where given; others: more of them. Two short sequences suffice. symmetries: those
@@ -143,7 +149,7 @@ def verify_symmetries(
     """
     check_model(model)
     check_list("others", others)
-    symmetries = propose_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
+    symmetries = find_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
     check_symmetries(symmetries)
     generator_of(seed)
     if not symmetries.moved:
@@ -172,11 +178,13 @@ def verify_on_batches(
 ) -> Verification:
     """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
 
-    One forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
+    A forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
     side that is 0 is no reason to doubt a pair. Raises what the function raises.
 
     begin: (symmetries, params) -> parameters of the same function, at which a measure begins. The element of the whole
     group then acts from there; ValueError where the loss is another one there. first: the number of the first batch.
+    begin: (symmetries, params) -> parameters of the same function, at which a measure begins; ValueError where the loss
+    is another one there.
     """
     check_eval(model)
     check_loaded(model)
@@ -186,45 +194,58 @@ def verify_on_batches(
 
 def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Begin | None = None) -> Verification:
     names = sorted(symmetries.moved)
-    checks = [SymmetryCheck(each.name, each.group) for each in symmetries.every]
+    checks = {each.name: SymmetryCheck(each.name, each.group) for each in symmetries.every}
     indices, there = range(len(losses.batches)), list[float]()
     with torch.no_grad():
         values = tuple(losses.own_value(index) for index in indices)
         params = losses.params()
         if begin is not None:
-            with contextlib.suppress(ValueError):  # what is claimed may be false, and lead nowhere
+            with contextlib.suppress(ValueError, LinAlgError):  # what is claimed may lead nowhere
                 params = begin(symmetries, params)
-                moved = _act(_joint(symmetries), params | {name: params[name].clone() for name in names}, seed)
+                moved = _acted(symmetries.groups, params, seed)
                 there = [losses.value(moved, index) for index in indices]
                 del moved
         if not there:
             # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
-            multiplied = tuple(each for each in symmetries.reparameterizations if each.multiplies)
-            params = balance(params, replace(symmetries, reparameterizations=multiplied))
+            with contextlib.suppress(ValueError, LinAlgError):
+                params = canonical(symmetries.groups, params).params
         params = jittered({name: w.clone() for name, w in params.items()}, seed)
     tolerances = list[float]()
     for index, value in zip(indices, values, strict=True):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
-        for number, action in enumerate(symmetries.every):
-            if checks[number].verdict != "fails":
-                slope, control, verdict = _judged(action, params, grads, seed + index, losses.precision, rounding)
-                if verdict == "fails" and _is_cut_off(losses, action, params, seed, index):
+        for each in symmetries.every:
+            if checks[each.name].verdict != "fails":
+                slope, control, verdict = _judged(each.symmetry, params, grads, losses.precision, rounding)
+                if verdict == "fails" and _is_cut_off(losses, each.symmetry, params, seed, index):
                     verdict = "holds"
-                reason = {
-                    "fails": f"the output on batch {losses.first + index} changes along its orbit",
-                    "inconclusive": "moving one side of it alone does not change the output on any batch",
-                }.get(verdict, "")
-                checks[number] = checks[number].on(slope, control, verdict, reason)
+                reason = _REASONS[verdict].format(losses.first + index)
+                checks[each.name] = checks[each.name].on(slope, control, verdict, reason)
         tolerances.append(_told(rounding + ROUNDING * losses.precision * abs(value), losses.precision, value))
         del grads
     del params
-    known = Verification(tuple(checks), seed, values, tuple(tolerances), losses.precision)
+    known = Verification(tuple(checks.values()), seed, values, tuple(tolerances), losses.precision)
     changes = [abs(after - before) for after, before in zip(there, values, strict=False)]
     if changes and not known.failed and all(each <= most for each, most in zip(changes, tolerances, strict=True)):
         return known
     with torch.no_grad():
         return _together(losses, symmetries, known, begin)
+
+
+_REASONS: dict[Verdict, str] = {
+    "holds": "",
+    "unused": "",
+    "fails": "the output on batch {} changes along its orbit",
+    "inconclusive": "what its parameters contribute is lost in rounding on all batches",
+}
+
+
+def _acted(chosen: Iterable[groups.Symmetry], params: Params, seed: int) -> Params:
+    """Return parameters acted on by a random element of each group, one after another."""
+    generator = torch.Generator().manual_seed(seed)
+    for each in chosen:
+        params = each.moved(params, generator, FINITE)
+    return params
 
 
 def changed_by(
@@ -245,53 +266,46 @@ def changed_by(
 
 
 def _judged(
-    action: Symmetry, params: Params, grads: Params, seed: int, precision: float, rounding: float
+    symmetry: groups.Symmetry, params: Params, grads: Params, precision: float, rounding: float
 ) -> tuple[float, float, Verdict]:
-    """Compare <grad L, xi> with what one parameter, or one side, contributes to it; rounding: what the loss has.
+    """Compare charges with the sums of their absolute summands; rounding: what the loss has.
 
-    Return both, relative to the length of the summands, and what they show.
+    Return the largest of the one relative to the other, of the other relative to rounding, and what they show.
     """
-    orthogonal = min(max(ORTHOGONAL, UNSURE * precision), 0.1)
-    slope, parts, size = _along(_tangent(action, params, seed), grads)
-    if slope <= orthogonal * size and parts > CONTROL * max(orthogonal * size, rounding):
-        return slope / size, parts / size, "holds"
-    control, _, other = _along(_tangent(action, params, seed, control=True), grads)
-    most = max(size, other)
+    vanishing = min(max(VANISHING, UNSURE * precision), 0.1)
+    charge, size = symmetry.charge(params, grads)
+    most = float(size.max()) if size.numel() else 0.0
     if most <= rounding / ROUNDING:
         return 0.0, 0.0, "unused"  # a unit in the last place of the loss: it does not depend on these parameters
-    rounding = max(orthogonal * most, rounding)
-    if not slope <= rounding:  # NaN is no rounding
-        return slope / most, control / most, "fails"
-    return slope / most, control / most, "holds" if control > CONTROL * rounding else "inconclusive"
+    slope, control = float((charge.abs() / size.clamp(min=rounding / vanishing)).max()), most / rounding
+    if not slope <= vanishing:  # NaN is no rounding
+        return slope, control, "fails"
+    return slope, control, "holds" if control > CONTROL else "inconclusive"
 
 
-def _is_cut_off(losses: ModelOutputs, action: Symmetry, params: Params, seed: int, index: int) -> bool:
+def _is_cut_off(losses: ModelOutputs, symmetry: groups.Symmetry, params: Params, seed: int, index: int) -> bool:
     """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
 
-    Moving one side of it alone must change the loss, by more than rounding.
+    A move that is as large but no element must change the loss, by more than rounding.
     """
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        values, noise = [], 0.0
-        for control in (False, True):
-            moved = {**params, **{name: params[name].clone() for name in action.names}}
-            action.transform(moved, torch.Generator().manual_seed(seed), FINITE, control)
-            values.append(losses.value(moved, index))
-            noise = max(noise, 0.0 if control else _noise(losses, moved, index))
-        before = losses.value(params, index)
-        rounding = ROUNDING * max(noise, _noise(losses, params, index), losses.precision * abs(before))
-    return abs(values[0] - before) <= rounding and abs(values[1] - before) > CONTROL * rounding
+        moved = symmetry.moved(params, generator, FINITE)
+        value, control = (losses.value(each, index) for each in (moved, astray(symmetry, params, moved, generator)))
+        before, noise = losses.value(params, index), max(_noise(losses, each, index) for each in (params, moved))
+        rounding = ROUNDING * max(noise, losses.precision * abs(before))
+    return abs(value - before) <= rounding and abs(control - before) > CONTROL * rounding
 
 
-def _tangent(symmetry: Symmetry, params: Params, seed: int, *, control: bool = False) -> Params:
-    return symmetry.tangent(params, torch.Generator().manual_seed(seed), control)
+def astray(
+    symmetry: groups.Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], generator: torch.Generator
+) -> Params:
+    """Return what an element has moved, with the same changes of all entries but random signs: none of the group."""
 
+    def signed(w: Tensor, moved: Tensor) -> Tensor:
+        return w + (moved - w) * gaussian(w, generator).sign().to(w.dtype)
 
-def _along(xi: Params, grads: Params) -> tuple[float, float, float]:
-    """Return |<grad, xi>|, the largest contribution of a parameter to it, and the length of all its summands."""
-    products = [grads[name] * direction for name, direction in xi.items()]
-    sums = torch.stack([each.sum() for each in products])
-    size = torch.stack([torch.linalg.vector_norm(each) for each in products]).norm()
-    return abs(float(sums.sum())), float(sums.abs().max()), float(size)
+    return {**before, **{name: signed(before[name], after[name]) for name in symmetry.names}}
 
 
 def _condition(grads: Params, params: Params) -> float:
@@ -315,29 +329,26 @@ def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification,
     if not left.every:
         return known
 
-    def changed(chosen: Sequence[Symmetry], begin: Begin | None = None) -> str:
-        def move(params: Params) -> Params:
-            if begin is not None:
-                params = {name: w.clone() for name, w in begin(left, params).items()}
-            return _act(chosen, params, known.seed)
+    def changed(chosen: Iterable[groups.Symmetry]) -> str:
+        return _changed(losses, lambda params: _acted(chosen, params, known.seed), known)
 
-        return _changed(losses, move, known)
-
-    if not (all_ := changed(_joint(left), begin)):
-        return known
-    alone = {action.name: changed([action]) for action in left.every}
-    false = {
-        name: f"acting with one of its elements changes the output: {found}" for name, found in alone.items() if found
-    }
-    if not false and begin is not None and (found := changed([], begin)):
+    if all_ := changed(left.groups):
+        alone = {each.name: changed([each.symmetry]) for each in left.every}
+        false = {
+            name: f"acting with one of its elements changes the output: {found}"
+            for name, found in alone.items()
+            if found
+        }
+        if not false:
+            raise ValueError(
+                f"The output must not change under all symmetries together, each of which leaves it alone. Found "
+                f"{all_}; pass symmetries= without some of them"
+            )
+        checks = (replace(c, verdict="fails", reason=false[c.name]) if c.name in false else c for c in known.checks)
+        return _together(losses, symmetries, replace(known, checks=tuple(checks)), begin)
+    if begin is not None and (found := _changed(losses, partial(begin, left), known)):
         raise ValueError(canonical_changes(found))
-    if not false:
-        raise ValueError(
-            f"The output must not change under all symmetries together, each of which leaves it alone. Found {all_}; "
-            f"pass symmetries= without some of them"
-        )
-    checks = (replace(c, verdict="fails", reason=false[c.name]) if c.name in false else c for c in known.checks)
-    return _together(losses, symmetries, replace(known, checks=tuple(checks)), begin)
+    return known
 
 
 def canonical_changes(found: str) -> str:
@@ -346,19 +357,6 @@ def canonical_changes(found: str) -> str:
         f"The loss must be the same at the canonical point of the orbit. Found {found}; use Adaptive(), "
         "or pass symmetries= without these"
     )
-
-
-def _joint(symmetries: Symmetries) -> list[Symmetry]:
-    """Return all symmetries, what is evaluated at once as one."""
-    return [*symmetries.pairs, *together(symmetries.reparameterizations)]
-
-
-def _act(chosen: Iterable[Symmetry], params: Params, seed: int) -> Params:
-    """Act with a random element of each, in place."""
-    generator = torch.Generator().manual_seed(seed)
-    for action in chosen:
-        action.transform(params, generator, FINITE)
-    return params
 
 
 def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Verification) -> str:

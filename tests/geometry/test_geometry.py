@@ -16,6 +16,7 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymm
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase, cross_entropy
 from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.symmetries.verify import verify_on_batches
 from studies.appendix_g import AdaptiveNorm
 from tests.classifiers import Batch, Classifier, shaken
 from tests.counters import recorded_runs
@@ -158,7 +159,7 @@ def test_all_measures_of_a_model_need_one_run(subject: tuple[Any, ...], monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:measures of this model are not constant")  # whose outputs a loss lets rotate
-def test_another_loss_or_batch_is_a_run_of_its_own_and_other_weights_are_none(
+def test_another_loss_is_a_run_of_its_own_and_other_inputs_and_weights_are_none(
     subject: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batches = subject
@@ -166,7 +167,7 @@ def test_another_loss_or_batch_is_a_run_of_its_own_and_other_weights_are_none(
     for each, loss, several, count in [
         (model, cross_entropy, batches, 1),
         (model, lambda *given: 2 * cross_entropy(*given), batches, 1),
-        (model, cross_entropy, [(2 * batches[0][0], batches[0][1])], 1),
+        (model, cross_entropy, [(2 * batches[0][0], batches[0][1])], 0),
         (shaken(Classifier(), 0.3), cross_entropy, batches, 0),
     ]:
         alone = measure.of(each, loss, several)
@@ -198,6 +199,22 @@ def test_symmetries_serve_all_models_that_compute_alike(
     measure.of(model, cross_entropy, batches, known)
     assert measure.of(other, cross_entropy, there, known.elsewhere()).mean == pytest.approx(alone.mean, rel=1e-5)
     assert len(runs) == count
+
+
+def normed() -> nn.Module:
+    """Neurons behind a BatchNorm with statistics of its own."""
+    norm = nn.BatchNorm1d(6)
+    norm.load_state_dict(norm.state_dict() | {"running_mean": torch.randn(6), "running_var": torch.rand(6) + 0.5})
+    return shaken(nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)), 0.3)
+
+
+def test_symmetries_are_those_of_a_models_own_statistics() -> None:
+    """What scales the input of a BatchNorm moves its mean, which no weight is."""
+    x = torch.randn(5, 4, dtype=torch.float64, generator=generator())
+    batch, known = (x, torch.arange(5) % 3), KnownSymmetries()
+    for model in (normed(), normed()):
+        found = known.elsewhere().found(model, cross_entropy, batch)
+        assert not verify_on_batches(model, cross_entropy, [batch], found).failed
 
 
 def test_what_fails_is_not_kept() -> None:

@@ -14,13 +14,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.orbit import Alignment, PathLosses, align, loss_along_path, quotient_distance, same_function
-from quotient_manifolds.orbit.closest import _labels
-from quotient_manifolds.symmetries import find_permutations, find_symmetries, random_representative
+from quotient_manifolds.orbit import (
+    Alignment,
+    Group,
+    PathLosses,
+    align,
+    closest,
+    loss_along_path,
+    quotient_distance,
+    same_function,
+)
+from quotient_manifolds.orbit.group import Walk
+from quotient_manifolds.orbit.units import Units
+from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
 from tests.handwritten_models import HeadByHead
 from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
+from tests.orbit.found import found_in, planted
 from tests.symmetries.nets import Computed
-from tests.symmetries.test_nets import found_in, shown
+from tests.symmetries.test_nets import shown
 
 RECOVERED = 1e-6
 WIDTH, HEADS, WORDS = 16, 4, 60
@@ -105,19 +116,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
-def planted(model: nn.Module, inputs: Any, seed: int = 5) -> nn.Module:
-    """A copy of a model, moved by a random element of its whole group, permutations too."""
-    params = random_representative(model, find_symmetries(model, inputs), log_scale=0.4, seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    for permutation in find_permutations(model, inputs):
-        permutation.permute(params, torch.randperm(permutation.size, generator=draw))
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, w in twin.named_parameters():
-            w.copy_(params[name])
-    return twin
-
-
 @pytest.mark.parametrize(
     ("name", "by"),
     [
@@ -142,13 +140,39 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bias"), [*((name, True) for name in WITH_BIASES), *((name, False) for name in WITHOUT)]
+    ("name", "bias"),
+    [*((name, True) for name in WITH_BIASES), *((name, False) for name in WITHOUT)],
 )
 def test_elements_are_recovered_in_small_nets(name: str, bias: bool) -> None:
-    model, x, symmetries = found_in(name, bias)
+    model, x, _ = found_in(name, bias)
     x = shown(name, x)
-    found = align(planted(model, x), model, x, by="weights", symmetries=symmetries, condition=1e9)
+    found = align(planted(model, x), model, x, by="weights", condition=1e9)
     assert found.distance < RECOVERED < found.before
+
+
+def test_wide_models_are_fitted_without_a_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closest, "DENSE", 0)
+    found = align(planted(model := pre_norm(), TOKENS), model, TOKENS, by="weights", condition=1e9)
+    assert found.distance < RECOVERED < found.before
+
+
+def test_slopes_along_generators_are_those_where_their_symmetry_acts() -> None:
+    """Between those before and those after it, which need not commute with it."""
+    model, _, symmetries = found_in("encoder", True)
+    own = {name: w.detach() for name, w in model.named_parameters()}
+    group, draw = Group(symmetries, own), torch.Generator().manual_seed(0)
+    walk = Walk(group, own)
+    walk.go([0.1 * torch.randn(each.shape, generator=draw) for each in group.symmetries])
+    y = {name: torch.randn(walk.params[name].shape, generator=draw) for name in group.names}
+    for k, slope in enumerate(walk.charges(y)):
+        X = group.symmetries[k].project(torch.randn(slope.shape, generator=draw))
+        ends = []
+        for t in (1e-6, -1e-6):
+            there = Walk(group, own)
+            there.values = [*walk.values]
+            there.go([t * X if n == k else torch.zeros(each.shape) for n, each in enumerate(group.symmetries)])
+            ends.append(sum(float((there.params[name] * v).sum()) for name, v in y.items()))
+        assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(float((slope * X).sum()), rel=1e-5, abs=1e-6)
 
 
 def trained(seed: int, steps: int = 150) -> tuple[nn.Module, Callable[[nn.Module, Any], Tensor], list[Any]]:
@@ -230,12 +254,10 @@ def test_the_distance_on_the_quotient_is_that_of_the_orbits(metric: Any) -> None
             w += 1e-3 * torch.randn_like(w)
     found = find_symmetries(model, TOKENS)
     far = quotient_distance(model, near, TOKENS, metric=metric, symmetries=found)
-    moved = [copy.deepcopy(each) for each in (model, near)]
-    for seed, each in enumerate(moved):
-        each.load_state_dict(random_representative(each, found, seed=seed), strict=False)
-    assert quotient_distance(*moved, TOKENS, metric=metric, symmetries=found) == pytest.approx(far, rel=1e-6)
+    moved = [planted(each, TOKENS, seed, permutations=False) for seed, each in enumerate((model, near))]
+    assert quotient_distance(*moved, TOKENS, metric=metric) == pytest.approx(far, rel=1e-6)
     assert quotient_distance(model, moved[0], TOKENS, metric=metric, symmetries=found) < RECOVERED < far
-    assert quotient_distance(near, model, TOKENS, metric=metric, symmetries=found) == pytest.approx(far, rel=1e-6)
+    assert quotient_distance(near, model, TOKENS, metric=metric) == pytest.approx(far, rel=1e-6)
 
 
 def test_the_distance_of_one_pair_is_that_of_its_manifold() -> None:
@@ -268,10 +290,11 @@ def test_labels_of_units_stand_where_their_numbers_do() -> None:
     """Whatever the model multiplies a weight by."""
     model = Computed(lambda s, x: F.linear(s.a(x).tanh(), 2 * s.b.weight), a=nn.Linear(5, 8), b=nn.Linear(8, 3)).eval()
     (units,) = find_permutations(model, torch.randn(4, 5))
-    labels = _labels(units, dict(model.named_parameters()))
-    order = torch.arange(1.0, 9, dtype=torch.float64)
-    assert torch.equal(labels["a.weight"], order[:, None].expand(8, 5))
-    assert torch.equal(labels["b.weight"], order.expand(3, 8))
+    found = Units(units, (), {name: w.ndim for name, w in model.named_parameters()})
+    order = torch.randperm(8)
+    here = {name: w.detach() for name, w in model.named_parameters()}
+    assert torch.equal(found.order(here, units.act(here, order)), order)
+    assert not found.exchanged
 
 
 A, X = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval(), torch.randn(2, 3).double()
@@ -335,5 +358,5 @@ def test_a_model_that_runs_in_single_precision_alone_is_aligned() -> None:
 
     model = Computed(single, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).eval()
     x = torch.randn(6, 4, dtype=torch.float32)
-    moved = find_symmetries(model.float(), x).transformed(model)
+    moved = planted(model.float(), x)
     assert align(moved, model, x, condition=1e6).distance < 1e-5

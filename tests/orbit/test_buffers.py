@@ -156,3 +156,20 @@ def test_an_audit_says_which_buffers_ended_elsewhere() -> None:
         assert set(one.buffers) <= {"2.running_mean", "2.running_var"}
         assert least <= max(one.buffers.values(), default=0.0) <= most
     assert "2.running_mean" in str(plain)
+
+
+def test_statistics_of_units_that_change_places_go_with_them() -> None:
+    model, twin = normed(0), normed(0)
+    order = torch.tensor([3, 5, 0, 1, 4, 2])
+    with torch.no_grad():
+        for name, w in (*twin.named_parameters(), *twin.named_buffers()):
+            if name[0] in "01" and w.ndim:
+                w.copy_(w[order])
+        twin.get_parameter("3.weight").copy_(twin.get_parameter("3.weight")[:, order])
+    assert torch.allclose(twin(X), model(X), rtol=1e-12)
+    found = qm.align(twin, model, X, by="weights")
+    assert found.before > 0.5
+    assert found.distance < 1e-10
+    for name, buffer in found.model.named_buffers():
+        torch.testing.assert_close(buffer, model.get_buffer(name), rtol=1e-12, atol=1e-12)
+    assert same_function(model, twin, X)[0] == "same"

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from quotient_manifolds.orbit import Group
 from quotient_manifolds.orbit.group import names_of
-from quotient_manifolds.symmetries import Params, SymmetricPair
+from quotient_manifolds.symmetries import Params
+from tests.orbit.found import found_in
 from tests.symmetries.nets import NETS
-from tests.symmetries.test_nets import CHANGE, difference, found_in
+from tests.symmetries.test_nets import CHANGE, difference
 
 BOUND = 50.0
 
@@ -39,14 +40,15 @@ def test_an_element_keeps_the_function_and_its_bound_and_is_differentiable(name:
     numbers, other = drawn(group), drawn(group)
     element = group.element(numbers)
     assert difference(model, x, element.apply(own)) < CHANGE
-    started = {record.name for record, _ in group.start.steps}
-    assert all(each < BOUND * (1 + 1e-9) for key, each in element.conditions.items() if key not in started)
+    started = [symmetry for symmetry, _ in group.start.steps]
+    rest = (step for step in element.steps if step[0] not in started)
+    assert all(symmetry.condition(value.detach()) < BOUND * (1 + 1e-9) for symmetry, value in rest)
 
     def value(t: Tensor) -> Tensor:
         moved = group.element([s + t * d for s, d in zip(numbers, other, strict=True)]).apply(own, torch.float64)
         return along(moved)
 
-    if group.records:
+    if group.symmetries:
         t = torch.zeros((), dtype=torch.float64, requires_grad=True)
         (slope,) = torch.autograd.grad(value(t), t)
         ahead, back = value(torch.tensor(1e-5).double()), value(torch.tensor(-1e-5).double())
@@ -55,21 +57,20 @@ def test_an_element_keeps_the_function_and_its_bound_and_is_differentiable(name:
 
 @pytest.mark.parametrize("name", ["encoder", "lora", "bilinear", "ln res", "gain lin", "squared relu"])
 def test_at_the_identity_numbers_move_along_every_generator(name: str) -> None:
-    """As many directions as each record has dimensions: no chart is singular at 0."""
+    """As many directions as each symmetry has dimensions: no chart is singular at 0."""
     model, _, symmetries = found_in(name, True)
     own = {key: w.detach() for key, w in model.named_parameters()}
     group = Group(symmetries, own)
     zeros = group.zeros()
-    for index, record in enumerate(group.records):
+    for index, symmetry in enumerate(group.symmetries):
 
         def moved(s: Tensor, at: int = index) -> Tensor:
             found = group.element([s if k == at else zero for k, zero in enumerate(zeros)]).apply(own, torch.float64)
-            return torch.cat([found[key].flatten() for key in names_of([group.records[at]])])
+            return torch.cat([found[key].flatten() for key in names_of([group.symmetries[at]])])
 
         jacobian = torch.autograd.functional.jacobian(moved, zeros[index].detach()).flatten(1)
         jacobian = jacobian.reshape(len(jacobian), -1)
-        dimension = record.group_dimension if isinstance(record, SymmetricPair) else record.dimension
-        assert torch.linalg.matrix_rank(jacobian, rtol=1e-9) >= dimension, record.name
+        assert torch.linalg.matrix_rank(jacobian, rtol=1e-9) >= symmetry.dimension(own), symmetry.names
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,8 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.losses import counted_logits
-from quotient_manifolds.symmetries import small_copy
+from quotient_manifolds.symmetries import propose_symmetries, small_copy
 from studies.fibres import hugging_face, small_model
 
 CAUSAL = ("gpt2 with a head", "llama with a head")
@@ -238,17 +239,18 @@ def test_labels_in_place_are_measured(made: Callable[[], tuple[nn.Module, dict[s
 
 @pytest.mark.parametrize("made", [copying, masked, shifted])
 def test_a_measure_looks_at_its_data_once(made: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
-    """Two more passes over one row where labels are the input tokens, none where they differ."""
+    """Two more passes over one row where labels are the input tokens, none where they differ; symmetries are given."""
     model, batch = made()
     rows: list[int] = []
     model.register_forward_pre_hook(lambda module, args, given: rows.append(len(given["input_ids"])), with_kwargs=True)
 
-    def passes(loss: qm.sharpness.Loss, geometry: str) -> list[int]:
+    def passes(loss: qm.sharpness.Loss, geometry: Geometry) -> list[int]:
         rows.clear()
         qm.worst_case_sharpness(model, loss, [batch, batch], geometry, radius=0.1, steps=3)
         return sorted(rows)
 
-    for geometry in ("adaptive", "inv"):
+    found = propose_symmetries(model, batch, evaluate=in_place)
+    for geometry in (qm.Adaptive(), qm.Quotient("inv", symmetries=found)):
         more = [] if made is shifted else [1, 1]
         assert passes(qm.cross_entropy, geometry) == more + passes(in_place, geometry)
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 import quotient_manifolds as qm
 from quotient_manifolds.sharpness import PreparedModel
-from quotient_manifolds.symmetries import propose_symmetries
+from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from tests.random_nets import Batch, Loss, net
 
@@ -68,7 +68,7 @@ def test_nets_without_masks_keep_their_symmetries() -> None:
     lost, had = [], 0
     for seed in range(NETS):
         model, loss, batches = net(seed, hidden=False, fresh=bool(seed % 2))
-        found = propose_symmetries(model, batches[0], evaluate=loss)
+        found = find_symmetries(model, batches[0], evaluate=loss)
         failed = set(verify_on_batches(model, loss, batches, found).failed)
         had += bool(found.every)
         alone = found.without({each.name for each in found.every} - failed)

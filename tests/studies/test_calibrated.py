@@ -98,7 +98,7 @@ def test_baselines_keep_the_function_and_are_rotations_and_scales_alone() -> Non
     rotated, scaled = _rotated(symmetries, own, objective, 0), _scaled(symmetries, own, model, objective, 5)
     for params in (rotated, scaled):
         assert torch.allclose(functional_call(model, params, (x,)), model(x), atol=1e-5)
-        assert (params["blocks.0.q.weight"] - own["blocks.0.q.weight"]).norm() > 0.01
+        assert (params["blocks.0.q.weight"] - own["blocks.0.q.weight"]).norm() > 0.005
     folded = own["blocks.0.q.weight"] * own["blocks.0.first.weight"]
     heads = [each["blocks.0.q.weight"].unflatten(0, (4, 16)).norm(dim=(1, 2)) for each in (own, rotated)]
     assert torch.allclose(folded.unflatten(0, (4, 16)).norm(dim=(1, 2)), heads[1], rtol=1e-5)

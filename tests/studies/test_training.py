@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from quotient_manifolds.symmetries import propose_symmetries
 from studies.__main__ import recorded, study
 from studies.common import load
 from studies.training import figure
@@ -77,7 +76,6 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
     for name in ("peft", "pytorch_optimizer", "transformers"):
         pytest.importorskip(name)
     monkeypatch.setattr(training, "fetched", lambda: archive)
-    monkeypatch.setattr(training, "find_symmetries", propose_symmetries)  # to verify them takes most of a minute
     command = ["training", "--fast", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(study, command)
     assert done.exit_code == 0, done.output

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from quotient_manifolds.symmetries import Symmetries, balance, zeros_of
+from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.symmetries.canonical import canonical
 
 TABLE = Path(__file__).parents[2] / "docs" / "models.csv"
 """A line for all types with the same symmetries: the groups of pairs of one small model each, and redundant biases."""
@@ -29,56 +29,49 @@ def counts(text: str) -> dict[str, int]:
     return {name: int(count or 1) for count, _, name in items}
 
 
-def redundant(model: nn.Module, found: Symmetries, *, reached: bool = True) -> Counter[str]:
-    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values.
-
-    reached: whether the canonical point must have the zeros that are said of it.
-    """
-    point = balance(model, found) if reached else {name: torch.zeros_like(w) for name, w in model.named_parameters()}
-    zeros = zeros_of(found.reparameterizations, point)
+def redundant(model: nn.Module, found: Symmetries) -> Counter[str]:
+    """Biases of pairs that others make up for, or a softmax ignores: key biases, and those of values."""
+    params = {name: w.detach() for name, w in model.named_parameters()}
+    zeros = canonical(found.groups, params).zeros
     less = [pair for pair in found.pairs if pair.without(zeros).views != pair.views]
     return Counter("key bias" if pair.kind == "query/key" else "value/output bias" for pair in less)
 
 
-def rows() -> Iterator[tuple[str, list[str], dict[str, int], dict[str, int]]]:
-    """Return of each line its domain, its types, how many pairs of each kind and group, and how many biases."""
+def rows() -> Iterator[tuple[str, list[str], dict[str, int], dict[str, int], dict[str, int]]]:
+    """Return of each line its domain, its types, how many pairs of each kind and group, and how many biases.
+
+    And how many of these are redundant only without an attention mask.
+    """
     with TABLE.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            types, pairs, biases = line["model types"].split(", "), {}, {}
+            types, pairs, biases, maskless = line["model types"].split(", "), {}, {}, {}
+            known = dict(re.findall(r"([a-z/]+)(?: \((\d+) without a mask\))?(?:, |$)", line["redundant biases"]))
             for kind in ("query/key", "value/output"):
                 groups = re.findall(r"(GL\(.+?\)\^\d+)(?: \((\d+)\))?", line[kind])
                 of_kind = {f"{kind} {group}": int(count or 1) for group, count in groups}
                 bias = "key" if kind == "query/key" else kind
-                if bias in line["redundant biases"].split(", "):
+                if bias in known:
                     biases[f"{bias} bias"] = 1 if types[0] in ONCE else sum(of_kind.values())
+                    maskless |= {f"{bias} bias": int(known[bias])} if known[bias] else {}
                 pairs |= of_kind
-            yield line["domain"], types, pairs, biases
+            yield line["domain"], types, pairs, biases, maskless
 
 
-def cases() -> Iterator[tuple[str, bool, dict[str, int], dict[str, int]]]:
-    """Return every type, whether it is the first of its line, and its pairs and biases."""
-    for _, types, *expected in rows():
+def cases() -> Iterator[tuple[str, dict[str, int], dict[str, int], dict[str, int]]]:
+    """Return every type with its pairs, its biases, and those of them that are redundant only without a mask."""
+    for _, types, *expected, maskless in rows():
         for name in types:
             unlike = [counts(each) for each in UNLIKE.get(name, ())]
-            yield name, name == types[0], *(unlike or expected)
+            yield name, *(unlike or expected), maskless
 
 
-ROTATED = "query/key GL(1, C)^6; query/key GL(1)^2; value/output GL(8)^2"
 UNLIKE: dict[str, tuple[str, str]] = {
-    # planes that turn so slowly that their cosines are 1, or by angles that are a parameter or of a small image
-    **dict.fromkeys(("cwm", "gpt_oss", "higgs_audio_v2", "ministral3"), (ROTATED, "")),
-    "roformer": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
-    "dinov3_vit": ("query/key GL(1)^16; value/output GL(8)^4", "value/output bias"),
+    # angles of a small image
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), ("value/output GL(8)^4", "value/output bias")),
-    # the last values of the layout are read by nobody: their biases are unseen
+    # what the last values of the layout make reaches no output: they may take any numbers, and are no pair
     "lilt": (
-        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
+        "2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; value/output GL(3)^4",
         "4 x key bias; 3 x value/output bias",
     ),
-    # the queries of the pooling head come from one vector and fill no head: a change of basis, and no pair
-    "siglip_vision_model": ("query/key GL(8)^4; 2 x value/output GL(8)^4", "key bias; 2 x value/output bias"),
-    "siglip": ("2 x query/key GL(8)^4; 3 x value/output GL(8)^4", "2 x key bias; 3 x value/output bias"),
-    # masked scores are -10000, and a constant of keys is not added to these
-    "openai-gpt": ("query/key GL(8)^4; value/output GL(8)^4", "value/output bias"),
 }
 """Types of which less is found than they have, and what."""

@@ -1,9 +1,8 @@
-"""Run the old and the new finder of symmetries on an example, and measure what they find and how false it is."""
+"""Run the finder of symmetries on an example, and measure what it finds and how false it is."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.symmetries import fibre_dimension, find_symmetries, random_representative
+from quotient_manifolds.symmetries import fibre_dimension
+from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.outputs import call, floating
-from tests.models import orbit_dimension
 from tests.symmetries.sets import Example, varied
 
-NEW = "quotient_manifolds.symmetries.charges.find"
 MORE = 4  # times as many batches are taken where they are too few for the rank
 DENSE = 2_000  # parameters, at most, for a rank of all tangents
 SAME = 1e-8  # relative changes below are rounding
@@ -31,25 +29,8 @@ RANK, NOTHING = 1e-9, 1e-10  # relative: singular values below are 0; tangents b
 Row = dict[str, Any]
 
 
-def old(example: Example) -> Row:
-    """Return what the old finder finds, its cost, and how false it is."""
-    began = time.perf_counter()
-    found = find_symmetries(example.model, example.shown, evaluate=example.evaluate)
-    seconds = time.perf_counter() - began
-    params = weights(example.model)
-    small = sum(w.numel() for w in params.values()) <= DENSE
-    moved = random_representative(params, found, log_scale=STEP, seed=3)
-    return {
-        "found": orbit_dimension(found, params) if small else sum(found.families.values()),
-        "seconds": seconds,
-        "refused": len(found.refused),
-        **falsity(example, moved),
-    }
-
-
-def new(example: Example) -> Row:
-    """Return what the new finder finds, its cost, and how false it is."""
-    find = importlib.import_module(NEW).find
+def measured(example: Example) -> Row:
+    """Return what is found, its cost, and how false it is."""
     began = time.perf_counter()
     found = find(example.model, example.shown, example.evaluate)
     seconds = time.perf_counter() - began
@@ -164,7 +145,3 @@ def kernel(example: Example) -> int | str:
             return "" if fibre.doubts else fibre.dimension
         batches += [varied(batch, seed)["rows"] for batch in batches]
     return ""
-
-
-FINDERS = {"old": old, "new": new}
-"""Each returns columns of a row."""

@@ -732,7 +732,7 @@ ALL_TOKENS: dict[str, Body] = {
     "half number": lambda s, x: s.a(on_half(lambda y: y * numbers(x), x)).tanh(),
     "half first": lambda s, x: s.a(on_half(lambda y: y[:, :1].expand(-1, TOKENS, -1), x)).tanh(),
     "half mixed": lambda s, x: s.a(
-        on_half(lambda y: softmax(torch.arange(25.0).view(5, 5) / 9, -1).to(y) @ y, x)
+        on_half(lambda y: softmax(torch.arange(25.0, dtype=y.dtype).view(5, 5) / 9, -1) @ y, x)
     ).tanh(),
     "average pool": lambda s, x: s.norm(averaged(x + s.p_5_8)),
     "average padded": lambda s, x: s.norm(averaged(x + s.p_5_8, padding=1)),
@@ -812,123 +812,89 @@ def net(name: str, bias: bool) -> tuple[nn.Module, Tensor]:
 FOUND = """
 linear: 72 64; relu: 152/161 136; leaky: 152 136; where leaky: 152 136; abs: 152 136; times its sign: 152 136; sq: 152
 136; cube: 152 136; squared relu: 152/161 136; gelu: 144 128; glu: 152 136; bilinear: 160 144; selfgate: 152 136;
-maxout: 160/168 136; max0: 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 162/166 145; softmax
-of tokens: 137/145 128; max pool: 80/113 72/80; cumsum: 144/216 128/192; dead: 210 191; outer: 152/164 136/148; two: 216
-192; narrow: 92/131 73/112; lora: 92/131 73/112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin: 224
-200; gain two: 168/232 152/208; gate of heads: 156 140; gate of numbers: 152/224 136/200; one more than a gain: 147 126;
-tied: 8/72 0/64; tied T: 72 64; tied lin: 80/144 64/128; sum heads: 184/220 160/196; shared heads: 188/236 160/208;
-weight norm: 80/144 72/136; weight norm, read: 72/144 64/136; weight norm, one: 72/144 64/128; weight norm by hand:
-109/144 101/136; fewer classes: 223/283 173/224; ln: 127 110; ln res: 62 45; ln final: 74 53; ln plain: 110 93; norm and
-head: 134 109; rms: 44 36; rms with a bias: 52 36; rms hand: 44 36; l2: 36 28; ln hand: 46 37; ln var: 46 37; ln std: 46
-37; ln with its mean: 9/32 0/23; ln by another's length: 16 8; ln of tokens: 88 72; half ln: 121 100; ln heads: 103/122
-89/104; centre only: 26 18/66; mean used: 16/65 8/57; norm masked: 95/119 87/110; norm masked by inputs: 111/119
-102/110; norm in two places: 126/139 97; norm of two, one reader: 32 24; norm read and added: 26 9; norm's reader
-elsewhere: 9/11 0/2; norms of averages: 42 25; no norm at the end: 18 8; parallel layers: 53 32; layer twice: 47/48
-18/19; layer twice, norm once: 39 17; bias twice: 34 17; read twice: 47/55 38/46; groupnorm: 146 128; batchnorm: 160
-136; bn mean: 160 136; bn plain: 144 128; bn relu: 168/214 144/179; bn relu plain: 152/183 128/163; bn lin: 176/232
-144/200; bn lin plain: 160/216 128/184; bn twice: 160 136; bn half: 180/224 152/192; bn narrow: 233/249 198/214; bn res:
-96/160 72/136; bn one channel: 151/153 135/136; attn: 160 128; attn rms: 124 100; attn ln: 158 117; gqa: 120 96; qknorm:
-124 100; qkln: 164/166 136/138; causal: 160 128; capped: 152 128; latent: 188 146; output gate: 96/160 72/136; linear
-attn: 144 128; no softmax: 144/209 128/193; sigmoid attn: 208 192; shared qk: 180 128/156; temp: 225 193; score bias:
-229 197; score by query: 213/221 192; two scores: 152/224 128/192; score of key: 225/233 192; scores zeroed: 216 192;
-scores times: 216 192; scores hidden: 224 192; scores zeroed by inputs: 216 192; scores hidden by inputs: 224 192;
-scores dropped: 216 192; scores dropped by inputs: 216 192; scores a key's gain: 217 193; two attentions less: 208/216
-192; attn with a sink: 208 192; attn twice: 216/224 192; rot: 160 136; rot2: 160 136; rot3: 164 138; zero key, own: 208
-192; pos: 152 128; pos attn: 168 128; cls: 224/328 200/292; cls attn: 224/352 192/304; cls, norms and positions: 213/310
-156/253; short table: 139 115; short slice: 0/139 0/115; short attn: 232 192; short rows apart: 0/112 0/80; masked
-tokens: 136/144 128; masked tokens, own: 136/152 128; zero token, own: 136/152 128; masked tokens, tied: 8/72 0/64;
-assigned: 168/216 144/192; assigned tokens: 144 128; assigned one: 144 128; assigned part: 148 128; assigned halves: 184
-160; bias first: 224 192; positions first: 224 192; half bias: 188/220 160/188; constant: 144 128; constant lin: 160/216
-129/184; constant half: 168/216 144/184; constant tokens: 152/208 128/184; logit shift: 198 181; conv: 136 128; conv
-res: 72/144 64/128; depthwise: 80 72; group conv: 104/112 96; windows: 217 200; windows inside: 225 200; half in
-windows: 189 168; index add: 216/224 192; idle: 144/224 128/192; idle expert: 72/224 64/192; half index add: 220/240
-192/208; experts: 223/423 206/394; moe: 81 72; moe of three: 137 136; two streams: 124 90; encoder: 183 133; post-norm:
-158/159 105/106; half pooled: 40 32; half pooled lin: 40 32; half rolled: 40 32; half number: 36 32; half first: 40 32;
-half mixed: 36 32; average pool: 92 72; average padded: 71/85 51/65; average whole: 59 46; half averaged: 40 32; average
-of channels: 0/60 0/52; words and positions: 195/196 146; words and positions, norms alone: 263 210; words multiplied in
-place: 134 113; tied table and head: 166 125; tied table and head, norms alone: 162 121; added twice: 160 128; added
-twice before norms: 122/124 97; weighed twice: 135 118; added to inputs: 156 128; added to a softmax: 170/174 145; gain
-before a weight: 163 146; tied T twice: 16/80 0/64; tied T of another: 224 192; tied T within: 252/288 192/256; tied T
-after a norm: 262/275 225/238; tied half T: 152/240 128/212; sum of experts: 189 168; sum of turned experts: 152/184
-128/160; sum of scaled experts: 177/241 144/208; gain of two and of one: 152/224 128/200; weight and weight + 1: 90/119
-73/102; gain and gain + 1: 152/204 128/152; tied T, minus it + 1: 171/275 146/238; added twice, partly seen: 173/197
-157/181; bias of channels joined to one: 83/110 71/98; circular conv: 72 64; rnn: 152 128; gru: 160 128; read as a
-number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80 72; glu of
-torch: 164 148; prelu: 152 136; rounded: 72 64; powers: 144 128; far clamp: 144 128; ones by inputs: 144 128; strides:
-144 128; strides of a part: 144 128; half rolled by an index: 184/216 160/192; weight cut to integers: 73/144 65/136;
-gain cut to integers: 152/230 136/200; weight without some entries: 81/208 73/192; keys without some entries: 200/208
-184/192; diagonal weight: 128/208 120/192; weight filled with zeros: 80/208 72/192; rows of one weight: 72/236 64/220;
-overlapping rows: 72/159 64/143; weight of more axes: 137/208 129/192; half without some tokens: 152/220 136/196;
-positions before a conv: 288/328 256/288; two writers, by half: 184/288 160/256; two writers, by half, attn: 328 288;
-two writers, by half, norm: 171 146/154; two writers, by half, sum: 192/288 160/256; two writers of tokens by half: 204
-176; sum and difference, by half: 192/288 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224 160/192;
-two constants, crossed: 200/232 176/200; two constants, attn: 244 208; two constants, by steps, attn: 221 185; two
-constants, crossed, attn: 236/244 200/208; tied T before a norm: 210/238 178/206; heads of one weight, crossed: 160/168
-144/152; heads of one weight, in parts: 232 208; heads of one map, crossed: 104/160 88/144; groupnorm lin: 162/168
-136/142; recurrent: 160 136; tied T, first of zeros: 216/288 200/256; rows of one weight, normed too: 104/324 80/288;
-repeated, normed too: 176/240 144/200; idle token by the inputs: 224 192; idle tokens by the inputs: 144/216 128/192;
-idle row by the inputs: 338/376 308/326; mean of all: 181/244 157/220; sum of all: 173/244 157/220; mean of all, of two:
-89/153 65/121; a function of zeros: 144/160 128; group norm of zeros: 162/178 138/149; group norm, read: 162/168
-136/142; sum of channels of two kinds: 81/288 65/256; one token, sum: 208/216 192; bits: 144 128; diagonal: 169 148;
-diagonal, positions: 194 168; diagonal, norm: 172 155; tokens crossed: 165/177 144/156; tokens crossed by halves:
-184/216 160/192; tokens rolled: 202 178; tokens rolled by an index: 184 160; tokens masked: 197/213 176/184; tokens
-assigned: 364/438 318/384; tokens cut: 168/328 152/296; copies crossed, times: 184/216 160/192; copies crossed, read:
-200/360 160/320; copies crossed, norm: 101/237 77/213; copies crossed, scores: 193/297 161/257; scores of halves,
-crossed: 104/135 96/128; wide scores of itself: 135 64/124; wide scores of halves: 207 65/192; wide scores of a stream:
-411 384; wide keys: 350 308; rows twice: 225/240 192/207; squares of a norm: 86 77; resized: 80/89 72; resized,
-positions: 152 128; of one length: 17 9; resized,
-softmax: 162/166 145; resized to the nearest: 80/89 72; resized, of zeros: 136/144 128; resized channels: 184/248
-160/224; resized channels, by lines: 144/205 128/168; averaged to three: 80/89 72; averaged to three, of zeros: 136 128;
-averaged to three channels: 72/134 64/118; reflected: 120/133 104; repeated at the ends: 144/152 128; padded before a
-conv: 152 136; padded before a conv, lin: 208 192; padded before a conv, positions: 80/144 64/128; padded before a conv,
-by half: 72/104 64/96; padded by ones before a conv: 72/128 64/120; up: 152 136; up, apart: 208 192; up twice: 128 128;
-up, norm: 169/170 160; most of windows: 88 72; most of windows, padded: 80/89 72; most of windows, positions: 96/109
-72/90; most of windows of zeros: 80 72; most of windows of channels: 74/93 65/68; most of three: 88 72; most of tokens:
-160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72; most of tokens, softmax: 145/157 128; most
-of tokens, norm: 181 152; most of tokens, both: 160 136; most of two: 160/171 136; most of tokens and channels: 154/255
-129/206; group norm of positions: 170/176 138/144; less half its mean: 153/216 129/192; less another's
-mean: 97/224 65/192; less the mean of the turned pair: 153/202 129/178; squares of tokens: 88/96 72; squares without
-some tokens: 145/173 129/157; sum cut to integers: 80/152 64/128;
-whole numbers of its shape: 152 136; assigned to integers: 152/224 128/192;
-whole numbers beside channels: 144 128; norms, compared: 170 144; rot by quotients: 160/168 144; scores hidden and shown
-again: 216 192; scores that inputs show: 284 256; scores that inputs show, less others: 292 264; scores hidden, less
-their mean: 296 264; norms of other signs: 103/111 87/95;
-weight of one key, repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers:
-80/208 64/184; mean cut to integers: 87/208 64/184; a function of minus infinity: 216/232 196/200; far below, leaky:
-152/320 135/284; rows picked by a mask: 152/160 128/136; one token, sum of all: 173/244 157/220; one token, less its
-mean: 153/202 129/178; one token, recurrent: 0 0; one token, gated recurrent: 0 0;
-positions twice: 152 128; products of a plain norm: 130 113; short mixing: 145 129; short planes: 156 132
+maxout: 160/168 136; max0: 152/161 136; max1: 144/303 128/270; ratio: 152 136; softmax of channels: 153/166 137/145;
+softmax of tokens: 137/145 128; max pool: 96/113 80; cumsum: 208/216 192; dead: 186/210 167/191; outer: 164 148; two:
+216 192; narrow: 92/131 73/112; lora: 116/131 112; res lin: 8/72 0/64; gain: 152 136; scalar gain: 145 129; gain lin:
+224 200; gain two: 168/232 152/208; gate of heads: 156 140; gate of numbers: 152/224 136/200; one more than a gain:
+135/147 118/126; tied: 0/72 1/64; tied T: 72 64; tied lin: 72/144 65/128; sum heads: 204/220 184/196; shared heads:
+184/236 161/208; weight norm: 144 136; weight norm, read: 73/144 65/136; weight norm, one: 80/144 72/128; weight norm by
+hand: 144 136; fewer classes: 221/283 173/224; ln: 127 110; ln res: 61/62 45; ln final: 74 53; ln plain: 98/110 89/93;
+norm and head: 133/134 109; rms: 44 36; rms with a bias: 52 36; rms hand: 44 36; l2: 36 28; ln hand: 45/46 37; ln var:
+45/46 37; ln std: 45/46 37; ln with its mean: 31/32 23; ln by another's length: 16 8; ln of tokens: 88 72; half ln:
+115/121 99/100; ln heads: 105/122 92/104; centre only: 67 66; mean used: 57/65 57; norm masked: 110/119 102/110; norm
+masked by inputs: 119 110; norm in two places: 114/139 89/97; norm of two, one reader: 32 24; norm read and added: 26 9;
+norm's reader elsewhere: 8/11 0/2; norms of averages: 42 25; no norm at the end: 16/18 8; parallel layers: 53 32; layer
+twice: 31/48 9/19; layer twice, norm once: 19/39 9/17; bias twice: 26/34 9/17; read twice: 55 46; groupnorm: 145/146
+128; batchnorm: 160 136; bn mean: 160 136; bn plain: 144 128; bn relu: 168/214 144/179; bn relu plain: 152/183 128/163;
+bn lin: 232 200; bn lin plain: 216 184; bn twice: 160 128/136; bn half: 208/224 180/192; bn narrow: 249 214; bn res:
+96/160 72/136; bn one channel: 151/153 135/136; attn: 160 128; attn rms: 124 100; attn ln: 157/158 117; gqa: 120 96;
+qknorm: 124 100; qkln: 162/166 136/138; causal: 160 128; capped: 152 128; latent: 172/188 138/146; output gate: 88/160
+73/136; linear attn: 144 128; no softmax: 209 193; sigmoid attn: 208 192; shared qk: 180 156; temp: 225 193; score bias:
+229 197; score by query: 221 192; two scores: 152/224 128/192; score of key: 225/233 192; scores zeroed: 216 192; scores
+times: 216 192; scores hidden: 224 192; scores zeroed by inputs: 216 192; scores hidden by inputs: 224 192; scores
+dropped: 216 192; scores dropped by inputs: 216 192; scores a key's gain: 217 193; two attentions less: 216 192; attn
+with a sink: 208 192; attn twice: 224 192; rot: 160 136; rot2: 160 136; rot3: 164 138; zero key, own: 208 192; pos: 152
+128; pos attn: 168 128; cls: 224/328 200/292; cls attn: 224/352 192/304; cls, norms and positions: 206/310 150/253;
+short table: 139 115; short slice: 0/139 0/115; short attn: 232 192; short rows apart: 0/112 0/80; masked tokens:
+136/144 128; masked tokens, own: 136/152 128; zero token, own: 136/152 128; masked tokens, tied: 0/72 1/64; assigned:
+184/216 160/192; assigned tokens: 144 128; assigned one: 144 128; assigned part: 144/148 128; assigned halves: 184 160;
+bias first: 224 192; positions first: 224 192; half bias: 204/220 176/188; constant: 144 128; constant lin: 216 184;
+constant half: 216 184; constant tokens: 208 184; logit shift: 153/198 136/181; conv: 136 128; conv res: 72/144 64/128;
+depthwise: 80 72; group conv: 112 96; windows: 217 200; windows inside: 225 200; half in windows: 185/189 168; index
+add: 216/224 192; idle: 160/224 136/192; idle expert: 96/224 80/192; half index add: 236/240 208; experts: 167/423
+150/394; moe: 81 72; moe of three: 137 136; two streams: 122/124 90; encoder: 181/183 133; post-norm: 158/159 96/106;
+half pooled: 40 32; half pooled lin: 40 32; half rolled: 40 32; half number: 32/36 32; half first: 40 32; half mixed: 40
+32; average pool: 71/92 50/72; average padded: 64/85 43/65; average whole: 59 46; half averaged: 40 32; average of
+channels: 40/60 52; words and positions: 189/196 141/146; words and positions, norms alone: 263 209/210; words
+multiplied in place: 134 113; tied table and head: 165/166 125; tied table and head, norms alone: 162 120/121; added
+twice: 160 128; added twice before norms: 122/124 97; weighed twice: 135 118; added to inputs: 156 128; added to a
+softmax: 162/174 137/145; gain before a weight: 163 146; tied T twice: 80 64; tied T of another: 224 192; tied T within:
+245/288 221/256; tied T after a norm: 226/275 201/238; tied half T: 188/240 160/212; sum of experts: 189 168; sum of
+turned experts: 152/184 128/160; sum of scaled experts: 160/241 136/208; gain of two and of one: 160/224 136/200; weight
+and weight + 1: 90/119 73/102; gain and gain + 1: 168/204 144/152; tied T, minus it + 1: 226/275 201/238; added twice,
+partly seen: 120/197 112/181; bias of channels joined to one: 110 98; circular conv: 80 72; rnn: 152 128; gru: 160 128;
+read as a number: 151 135; read as a list: 144 128; read by numpy: 144 128; logsumexp: 160 144; logsumexp of tokens: 80
+72; glu of torch: 164 148; prelu: 152 136; rounded: 144 128; powers: 152 136; far clamp: 144 128; ones by inputs: 144
+128; strides: 144 128; strides of a part: 144 128; half rolled by an index: 216 192; weight cut to integers: 73/144
+65/136; gain cut to integers: 162/230 136/200; weight without some entries: 109/208 101/192; keys without some entries:
+208 192; diagonal weight: 144/208 136/192; weight filled with zeros: 96/208 88/192; rows of one weight: 150/236 135/220;
+overlapping rows: 72/159 64/143; weight of more axes: 144/208 136/192; half without some tokens: 203/220 184/196;
+positions before a conv: 312/328 272/288; two writers, by half: 184/288 160/256; two writers, by half, attn: 328 288;
+two writers, by half, norm: 158/171 142/154; two writers, by half, sum: 184/288 160/256; two writers of tokens by half:
+204 176; sum and difference, by half: 192/288 160/256; cut to 8 bits: 144/154 128; two writers, crossed: 184/224
+160/192; two constants, crossed: 184/232 160/200; two constants, attn: 236/244 208; two constants, by steps, attn:
+176/221 148/185; two constants, crossed, attn: 204/244 176/208; tied T before a norm: 197/238 165/206; heads of one
+weight, crossed: 160/168 144/152; heads of one weight, in parts: 216/232 192/208; heads of one map, crossed: 97/160
+89/144; groupnorm lin: 161/168 136/142; recurrent: 160 136; tied T, first of zeros: 216/288 256; rows of one weight,
+normed too: 189/324 164/288; repeated, normed too: 176/240 143/200; idle token by the inputs: 224 192; idle tokens by
+the inputs: 160/216 136/192; idle row by the inputs: 154/376 130/326; mean of all: 243/244 220; sum of all: 243/244 220;
+mean of all, of two: 137/153 121; a function of zeros: 144/160 128; group norm of zeros: 164/178 140/149; group norm,
+read: 161/168 136/142; sum of channels of two kinds: 201/288 177/256; one token, sum: 208/216 192; bits: 144 128;
+diagonal: 169 148; diagonal, positions: 174/194 148/168; diagonal, norm: 168/172 151/155; tokens crossed: 165/177
+144/156; tokens crossed by halves: 184/216 192; tokens rolled: 202 178; tokens rolled by an index: 184 160; tokens
+masked: 197/213 176/184; tokens assigned: 364/438 318/384; tokens cut: 184/328 160/296; copies crossed, times: 184/216
+192; copies crossed, read: 288/360 256/320; copies crossed, norm: 229/237 77/213; copies crossed, scores: 281/297 257;
+scores of halves, crossed: 96/135 108/128; wide scores of itself: 135 124; wide scores of halves: 207 192; wide scores
+of a stream: 411 384; wide keys: 349/350 308; rows twice: 159/240 135/207; squares of a norm: 86 77; resized: 80/89 72;
+resized, positions: 152 128; of one length: 17 9; resized, softmax: 153/166 137/145; resized to the nearest: 80/89 72;
+resized, of zeros: 136/144 128; resized channels: 200/248 176/224; resized channels, by lines: 145/205 129/168; averaged
+to three: 80/89 72; averaged to three, of zeros: 136 128; averaged to three channels: 123/134 110/118; reflected:
+120/133 104; repeated at the ends: 152 128; padded before a conv: 152 136; padded before a conv, lin: 208 192; padded
+before a conv, positions: 144 128; padded before a conv, by half: 104 96; padded by ones before a conv: 128 120; up: 152
+136; up, apart: 208 192; up twice: 128 128; up, norm: 169/170 160; most of windows: 88 72; most of windows, padded:
+80/89 72; most of windows, positions: 88/109 72/90; most of windows of zeros: 80 72; most of windows of channels: 76/93
+68; most of three: 88 72; most of tokens: 160 136; most of tokens, at least: 160 136; most of tokens, and where: 96 72;
+most of tokens, softmax: 145/157 128; most of tokens, norm: 169/181 144/152; most of tokens, both: 152/160 136; most of
+two: 160/171 136; most of tokens and channels: 145/255 129/206; group norm of positions: 169/176 136/144; less half its
+mean: 208/216 192; less another's mean: 201/224 177/192; less the mean of the turned pair: 195/202 178; squares of
+tokens: 88/96 72; squares without some tokens: 173 157; sum cut to integers: 80/152 64/128; whole numbers of its shape:
+152 136; assigned to integers: 152/224 128/192; whole numbers beside channels: 144 128; norms, compared: 170 144; rot by
+quotients: 160/168 144; scores hidden and shown again: 216 192; scores that inputs show: 292 264; scores that inputs
+show, less others: 292 264; scores hidden, less their mean: 296 264; norms of other signs: 111 95; weight of one key,
+repeated: 216 192; weights of some keys, twice: 216 192; squares cut to integers: 136/208 120/184; mean cut to integers:
+192/208 176/184; a function of minus infinity: 184/232 164/200; far below, leaky: 288/320 256/284; rows picked by a
+mask: 152/160 128/136; one token, sum of all: 243/244 220; one token, less its mean: 195/202 178; one token, recurrent:
+160 136; one token, gated recurrent: 160 128; positions twice: 144/152 128; products of a plain norm: 130 113; short
+mixing: 152 136; short planes: 168 144
 """
 """Dimensions found in each net with biases and without, of how many there are where these are more."""
-
-PLACES = """
-abs; added to inputs; assigned; assigned halves; assigned one; assigned part; assigned tokens; attn; attn twice; attn
-with a sink; average padded; average pool; bias first; bilinear; bn half; bn lin; bn narrow; capped; causal; centre
-only; cls; cls attn; cls, norms and positions; constant half; conv res; dead; experts; fewer classes; gain before a
-weight; gain lin; gate of heads; gate of numbers; glu; glu of torch; gqa; half bias; half in windows; half index add;
-half ln; half rolled by an index; index add; latent; leaky; linear attn; logit shift; logsumexp of tokens; lora; max
-pool; max0; maxout; narrow; no softmax; norm in two places; one more than a gain; outer; output gate; parallel layers;
-pos attn; positions first; post-norm; qkln; qknorm; ratio; relu; rot; rot2; rot3; score bias; score by query; score of
-key; scores a key's gain; scores dropped; scores dropped by inputs; scores hidden; scores hidden by inputs; scores
-times; scores zeroed; scores zeroed by inputs; shared heads; shared qk; short attn; short table; sigmoid attn; softmax
-of tokens; sum heads; temp; tied T after a norm; tied T of another; tied T within; tied T,
-first of zeros; short planes; tied lin; two; two attentions less;
-two scores; where leaky; weight cut to integers; gain cut to integers; keys without some entries; half without some
-tokens; positions before a conv; two writers, by half; two writers, by half, attn; two writers, by half, norm; two
-writers, by half, sum; two writers of tokens by half; sum and difference, by half; windows; windows inside; words and
-positions; zero key, own; prelu; read as a number; two writers, crossed; two constants, crossed; two constants, attn;
-two constants, by steps, attn; two constants, crossed, attn; idle token by the inputs; idle row by the inputs; times its
-sign; heads of one weight, crossed; heads of one weight, in parts; heads of one map, crossed; one token, sum; diagonal;
-diagonal, positions; tokens crossed; tokens crossed by halves; tokens rolled; tokens rolled by an index; tokens masked;
-tokens assigned; tokens cut; copies crossed, times; copies crossed, read; copies crossed, scores; scores of halves,
-crossed; wide scores of itself; wide scores of halves; wide scores of a stream; rows twice; averaged to three; averaged
-to three, of zeros; most of three; most of tokens; most of tokens and channels; most of tokens, and where; most of
-tokens, at least; most of tokens, both; most of tokens, norm; most of two; most of windows; most of windows of channels;
-most of windows of zeros; most of windows, padded; most of windows, positions; padded before a conv; padded before a
-conv, lin; reflected; repeated at the ends; resized; resized channels; resized to the nearest; resized, of zeros;
-resized, positions; up; up twice; up, apart; up, norm; whole numbers beside channels; squares
-without some tokens; assigned to integers; whole numbers of its shape;
-rot by quotients; scores hidden and shown again; scores that inputs show; weight of one key, repeated;
-scores that inputs show, less others; scores hidden, less their mean; weights of some keys, twice; far below, leaky
-"""
-"""Nets whose orbit has more than one place yet, or where there is none."""

@@ -1,11 +1,12 @@
-"""Compare two finders of symmetries, the old and the new, row by row: what they find, what is false, and the cost.
+"""Measure the finder of symmetries, row by row: what it finds, what is false, and the cost.
 
     python -m tests.symmetries.side_by_side --set nets kinds --out table.csv --processes 2
-    python -m tests.symmetries.side_by_side --set programs --first 300 --new-only --redo --out table.csv
+    python -m tests.symmetries.side_by_side --set programs --first 300 --redo --out table.csv
     python -m tests.symmetries.side_by_side --set nets --only "rms.*" --every 3 --out some.csv
     python -m tests.symmetries.side_by_side --summary --out table.csv
 
-Rows that the table has are not made again, so a run goes on where it was stopped. Columns:
+Rows that the table has are not made again, so a run goes on where it was stopped. Columns that begin with "old" are a
+record of the finder before this one, which is gone; those that begin with "new" are made here:
 
 | column | what it is |
 |---|---|
@@ -16,14 +17,13 @@ Rows that the table has are not made again, so a run goes on where it was stoppe
 | refused | how many symmetries were looked at and refused |
 | passes | seconds over those of a forward and backward pass of the batch |
 | gap | the largest charge that was kept and the smallest that was refused, as the finder tells it |
-| more | dimensions that the new one finds and the old does not |
+| more | dimensions that this finder finds and the one before did not |
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import math
 import multiprocessing
 import warnings
@@ -40,7 +40,7 @@ from rich.progress import track
 from torch import nn
 
 from quotient_manifolds.symmetries import find_symmetries
-from tests.symmetries.finders import FINDERS, NEW, Row, kernel
+from tests.symmetries.finders import Row, kernel, measured
 from tests.symmetries.sets import SETS, chosen
 
 COLUMNS = (
@@ -53,16 +53,16 @@ COLUMNS = (
 # ---- rows
 
 
-def row_of(each: str, name: str, finder: str) -> Row:
-    """Return the columns of a finder for a model; what it raises is a column, too."""
+def row_of(each: str, name: str, doubted: bool) -> Row:
+    """Return the columns of a model, if `doubted` that of its kernel, too; what the finder raises is a column."""
     row: Row = {"set": each, "name": name}
     try:
         example = SETS[each].make(name)
         row["parameters"] = sum(w.numel() for w in example.model.parameters() if w.requires_grad)
-        row |= {f"{finder}_{column}": _short(value) for column, value in FINDERS[finder](example).items()}
-    except Exception as error:  # of any model, and any finder
-        row[f"{finder}_error"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if finder == "old" and "parameters" in row:  # it runs once, and the kernel with it
+        row |= {f"new_{column}": _short(value) for column, value in measured(example).items()}
+    except Exception as error:  # of any model
+        row["new_error"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if doubted and "parameters" in row:
         row["kernel"] = kernel(example)
     return row
 
@@ -78,17 +78,17 @@ class Worker:
         self.limit = limit
         self.pool: Pool | None = None
 
-    def row(self, each: str, name: str, finder: str) -> Row:
-        """Return the columns of a finder for a model."""
+    def row(self, each: str, name: str, doubted: bool) -> Row:
+        """Return the columns of a model."""
         if self.pool is None:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["tests.symmetries.finders"])
             self.pool = context.Pool(1, warm_up)
         try:
-            return self.pool.apply_async(row_of, (each, name, finder)).get(self.limit)
+            return self.pool.apply_async(row_of, (each, name, doubted)).get(self.limit)
         except multiprocessing.TimeoutError:
             self.close()
-            return {"set": each, "name": name, f"{finder}_error": f"no answer within {self.limit:g} seconds"}
+            return {"set": each, "name": name, "new_error": f"no answer within {self.limit:g} seconds"}
 
     def close(self) -> None:
         """End the process."""
@@ -116,14 +116,14 @@ class Table:
             with path.open(encoding="utf-8", newline="") as file:
                 self.rows = {(row["set"], row["name"]): row for row in csv.DictReader(file)}
 
-    def has(self, key: tuple[str, str], finder: str) -> bool:
+    def has(self, key: tuple[str, str]) -> bool:
         row = self.rows.get(key, {})
-        return bool(row.get(f"{finder}_seconds") or row.get(f"{finder}_error"))
+        return bool(row.get("new_seconds") or row.get("new_error"))
 
-    def add(self, row: Row, finder: str) -> None:
-        """Put columns of a finder in the place of what they were; more stands where both have found something."""
+    def add(self, row: Row) -> None:
+        """Put columns of a row in the place of what they were; more stands if both finders have found something."""
         key = row["set"], row["name"]
-        kept = {name: v for name, v in self.rows.get(key, {}).items() if name.partition("_")[0] != finder}
+        kept = {name: v for name, v in self.rows.get(key, {}).items() if not name.startswith("new_")}
         row = dict.fromkeys(COLUMNS, "") | kept | row
         both = [row[f"{each}_found"] for each in ("new", "old")]
         row["more"] = "" if "" in both else int(both[0]) - int(both[1])
@@ -148,7 +148,7 @@ class Table:
             rows = [row for row in self.rows.values() if row["set"] == each]
             known = [row for row in rows if row["kernel"] != ""]
             fewer = [row for row in rows if row["more"] != "" and int(row["more"]) < 0]
-            both = (self._of(rows, finder, SETS[each].close) for finder in FINDERS)
+            both = (self._of(rows, finder, SETS[each].close) for finder in ("old", "new"))
             found, false, errors, seconds = zip(*both, strict=True)
             cells = [each, len(rows), f"{_total(known, 'kernel')} in {len(known)}", *found]
             cells += [f"{len(fewer)} ({_total(fewer, 'more')})", *false]
@@ -174,8 +174,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=(), help="regular expressions of names")
     parser.add_argument("--first", type=int, help="of each set, so many models")
     parser.add_argument("--every", type=int, default=1, help="of each set, every so many-th model")
-    parser.add_argument("--old-only", dest="finders", action="store_const", const=("old",), default=("old", "new"))
-    parser.add_argument("--new-only", dest="finders", action="store_const", const=("new",))
     parser.add_argument("--redo", action="store_true", help="make columns again that the table has")
     parser.add_argument("--seconds", type=float, default=300, help="for a row, at most")
     parser.add_argument("--processes", type=int, default=1)
@@ -190,14 +188,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(table: Table, given: argparse.Namespace) -> None:
     """Make rows in processes, and write each as soon as it is there."""
-    finders = [each for each in given.finders if each == "old" or importlib.util.find_spec(NEW)]
-    keys = chosen(given.set, given.only, given.every, given.first)
-    wanted = [(*key, each) for key in keys for each in finders if given.redo or not table.has(key, each)]
+    keys = [key for key in chosen(given.set, given.only, given.every, given.first) if given.redo or not table.has(key)]
+    wanted = [(*key, not table.rows.get(key, {}).get("kernel")) for key in keys]
     workers, free = [Worker(given.seconds) for _ in range(given.processes)], SimpleQueue[Worker]()
     for worker in workers:
         free.put(worker)
 
-    def made(one: tuple[str, str, str]) -> Row:
+    def made(one: tuple[str, str, bool]) -> Row:
         worker = free.get()
         try:
             return worker.row(*one)
@@ -207,8 +204,8 @@ def run(table: Table, given: argparse.Namespace) -> None:
     try:
         with ThreadPoolExecutor(given.processes) as threads:
             rows = track(threads.map(made, wanted), "rows", total=len(wanted))
-            for row, (_, _, finder) in zip(rows, wanted, strict=True):
-                table.add(row, finder)
+            for row in rows:
+                table.add(row)
                 table.write()
     finally:
         for worker in workers:

@@ -449,17 +449,17 @@ def test_weights_that_act_as_biases_rely_on_inputs_that_shifts_change() -> None:
 
 def test_heads_are_blocks_of_one_group_and_stand_or_fall_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = net("attn", True)
-    finder, refused = Wide(Points(model, x[:4]), torch.Generator().manual_seed(1)), list[str]()
+    finder = Wide(Points(model, x[:4]), torch.Generator().manual_seed(1))
     gauges = [each for each in finder.everywhere().symmetries if isinstance(each, Gauge)]
     heads = {each.names[0]: each for each in gauges if isinstance(each.algebra, DirectSum)}
     assert {name: each.algebra.dimension for name, each in heads.items()} == {"q.weight": 32, "v.weight": 32}
     q = finder.own["q.weight"]
 
-    def change(_: object, after: dict[str, Tensor]) -> tuple[float, list[int]]:
+    def change(_: object, after: dict[str, Tensor], __: object) -> tuple[float, list[int]]:
         return float(not torch.equal(after["q.weight"][4:], q[4:])), []
 
     monkeypatch.setattr(finder.answers, "change", change)
-    (kept,) = finder._bisected([*_atoms([heads["q.weight"]])], (), refused)
+    (kept,), refused = finder._invariant([heads["q.weight"]], finder.change, _atoms)
     assert isinstance(kept, Gauge)
     assert kept.algebra.dimension == 16
     assert len(refused) == 1

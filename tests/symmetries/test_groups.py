@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import expm
 from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
@@ -787,6 +789,10 @@ def test_linear_fields_flow_as_exponentials_of_sparse_matrices(seed: int, k: int
     after = torch.cat([moved[name].flatten() for name in linear.names])
     torch.testing.assert_close(after, torch.from_numpy(expected[:-1]), rtol=1e-10, atol=1e-10)
     assert moved["other"] is x["other"]
+    s = torch.linalg.svdvals(torch.from_numpy(expm(A[:-1, :-1].numpy())))
+    assert math.log(linear.condition(z)) == pytest.approx(float((s[0] / s[-1]).log()), abs=1e-5)
+    assert linear.condition(linear.bounded(z, 2.0)) <= 2 * (1 + 1e-9)
+    assert torch.equal(linear.bounded(z, 2 * linear.condition(z)), z)
     back = linear.act(moved, -z)
     assert_same({name: back[name] for name in x}, x, 1e-8)
     J = torch.cat([t.reshape(k, -1) for t in linear.tangent(x, torch.eye(k)).values()], 1)

@@ -92,8 +92,8 @@ FALSE = {
     "heads across their borders": (swapped, "query/key"),
     "all matrices on rotary heads": (rotary, "query/key"),
     "a pooler that the loss reads": (pooled, "pooler"),
-    "a reader of the stream that was forgotten": (lambda: streams(read=True), "norm|bias|direction"),
-    "a mean that no norm takes": (lambda: streams(mean=True), "direction|bias"),
+    "a reader of the stream that was forgotten": (lambda: streams(read=True), "norm|bias|direction|mean"),
+    "a mean that no norm takes": (lambda: streams(mean=True), "direction|bias|mean"),
     "a constant of keys that is not ignored": (dropped, "k_proj"),
 }
 

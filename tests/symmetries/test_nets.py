@@ -13,11 +13,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
-from tests.symmetries.nets import FOUND, GIVEN, NETS, PLACES, TOKENS, Body, Net, attend, generic, net, tanh
+from quotient_manifolds.symmetries.canonical import canonical
+from tests.symmetries.nets import FOUND, GIVEN, NETS, TOKENS, Body, Net, attend, generic, net, tanh
 
 CHANGE, PLACE = 1e-8, 1e-6
 COUNTS = dict(each.split(": ") for each in " ".join(FOUND.split()).split("; "))
-SEVERAL_PLACES = " ".join(PLACES.split()).split("; ")
+_LIMIT, _FEWER, _HELD = (
+    "the least length has no closed form, and steps to it end before its limit",
+    "of groups that are products of others, fewer are found than there are, and what is left is not settled",
+    "numbers of one part of a function hold at these weights alone, and the canonical point is far from them",
+)
+SEVERAL_PLACES = {
+    **dict.fromkeys(
+        [
+            *(("copies crossed, times", True), ("copies crossed, norm", False)),
+            *(("products of a plain norm", True), ("products of a plain norm", False), ("cls", True)),
+        ],
+        _LIMIT,
+    ),
+    **dict.fromkeys(
+        [
+            *(("one token, sum of all", True), ("sum of all", True), ("mean of all", True), ("constant half", True)),
+            *(("gain cut to integers", True), ("short planes", True), ("short planes", False), ("sum heads", True)),
+            *(("scores of halves, crossed", False), ("bn lin plain", False)),
+        ],
+        _FEWER,
+    ),
+    **dict.fromkeys([("far below, leaky", True), ("weight cut to integers", False)], _HELD),
+}
+"""Nets, with biases or without, whose orbit has more than one place yet, or none, and why."""
+ROUNDING = 1e-12
+"""Of the largest number of all parameters: what is 0 at the canonical point."""
 
 
 def shown(name: str, x: Tensor) -> Tensor:
@@ -32,8 +58,13 @@ def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
     return model, x, find_symmetries(model, shown(name, x))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", NETS)
+def _case(name: str, bias: bool) -> Any:
+    reason = SEVERAL_PLACES.get((name, bias))
+    known = pytest.mark.xfail(strict=reason is not _LIMIT, reason=reason or "")  # where steps end is rounding
+    return pytest.param(name, bias, marks=[known] if reason else [])
+
+
+@pytest.mark.parametrize(("name", "bias"), [_case(name, bias) for name in NETS for bias in (True, False)])
 def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bool) -> None:
     model, x, found = found_in(name, bias)
     moved = random_representative(model, found, log_scale=0.5, seed=3)
@@ -46,12 +77,13 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
     sizes = [pair.group_dimension for pair in found.pairs]
     before = COUNTS[name].split()[not bias].partition("/")[0]
     assert sum(sizes) + sum(sum(each.families.values()) for each in found.reparameterizations) >= int(before)
-    if name in SEVERAL_PLACES:
-        return
-    here, there = (balance(params, found) for params in (model, moved))
-    assert difference(model, x, here) < CHANGE
-    for key, w in here.items():
-        torch.testing.assert_close(there[key], w, rtol=0, atol=PLACE * float(w.abs().max()), msg=key)
+    here, there = (canonical(found.groups, params) for params in (dict(model.named_parameters()), moved))
+    assert difference(model, x, here.params) < CHANGE
+    if not (here.doubts or there.doubts):
+        least = ROUNDING * max(float(w.detach().abs().max()) for w in here.params.values())
+        for key, w in here.params.items():
+            atol = max(least, PLACE * float(w.detach().abs().max()))
+            torch.testing.assert_close(there.params[key], w, rtol=0, atol=atol, msg=key)
 
 
 @torch.no_grad()
@@ -74,7 +106,7 @@ def test_rows_of_weights_may_be_of_sizes_far_apart(name: str) -> None:
 
 
 AFTER_A_GAIN: dict[str, tuple[Body, int]] = {
-    "of channels of a mean": (lambda s, x: s.b(s.p_8 * s.o(x)) + s.v(s.norm(s.o(x)).tanh()), 161),
+    "of channels of a mean": (lambda s, x: s.b(s.p_8 * s.o(x)) + s.v(s.norm(s.o(x)).tanh()), 160),
     "of turned channels": (lambda s, x: s.b(s.p_8 * F.rms_norm(s.o(x), (8,))) + s.v(s.o(x)), 160),
     "of channels that read turned ones": (
         lambda s, x: s.b(F.rms_norm(s.o(x), (8,))) + s.v((s.p_8 * s.c(s.o(x))).tanh()),

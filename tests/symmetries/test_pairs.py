@@ -20,7 +20,7 @@ from tests.symmetries.nets import Computed, linear
 def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
     stored = torch.arange(60.0).view(12, 5)  # (heads, 4, 5), of which every other output
     first = (torch.arange(heads) * 20)[:, None, None] + torch.tensor([[0, 10]])
-    view = StridedView.of("w", 60, first, torch.arange(5))
+    view = StridedView.of("w", (12, 5), first, torch.arange(5))
     assert view is not None
     assert view.shape == (heads, 5, 2)
     params = {"w": stored.clone()}
@@ -35,7 +35,7 @@ def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
 
 
 def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
-    view = StridedView.of("w", 42, torch.arange(7)[None, None] * 6, torch.arange(6))
+    view = StridedView.of("w", (7, 6), torch.arange(7)[None, None] * 6, torch.arange(6))
     assert view is not None
     stored = torch.arange(84.0).view(7, 12)[:, ::2]  # a row of it, flat, is a view with a step of 2
     assert torch.equal(view.read({"w": stored}), stored.T[None])
@@ -48,7 +48,7 @@ def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
 
 
 def test_numbers_in_no_regular_order_have_no_strided_view() -> None:
-    assert StridedView.of("w", 60, torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
+    assert StridedView.of("w", (12, 5), torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
 
 
 # --- what makes two pairs of one, and none ----------------------------------------------------------------------------
@@ -60,7 +60,7 @@ FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
     ("between", "groups"),
     [
         (lambda x: -3 * x, ["GL(4)^1"]),
-        (lambda x: x * FACTORS, ["GL(1)^4"]),  # and what mixes them is free beside it
+        (lambda x: x * FACTORS, []),  # all matrices, but no pair: numbers stand between both
         (lambda x: x * torch.arange(1, 6, dtype=x.dtype)[:, None], ["GL(4)^1"]),  # a factor for each token
         (lambda x: torch.cat([x[..., :2].roll(1, 1), x[..., 2:]], -1), ["GL(2)^2"]),  # of the token before
         (lambda x: x[..., [1, 0, 3, 2]].flip(-1).roll(2, -1), ["GL(4)^1"]),  # the order it was in

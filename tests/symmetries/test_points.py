@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.charges.points import Drawn, Point, Points
+from quotient_manifolds.symmetries.charges.points import Drawn, Point, Points, tamed
 from quotient_manifolds.symmetries.charges.samples import Sample, Uses, samples, stacked_gradients
 from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.variations import Variations, numbers
@@ -421,6 +421,21 @@ def test_rows_of_a_large_table_are_those_of_the_whole(monkeypatch: pytest.Monkey
     assert torch.equal(drawn["t"], held["t"])
     assert torch.equal(drawn.rows("t", index), drawn["t"][index])
     assert len(torch.cat([drawn["b"], drawn["t"].flatten()]).unique()) > 290
+
+
+def test_points_start_from_weights_of_ordinary_size() -> None:
+    """Far along an orbit some rows are thousands of times as large as others: noise of a tenth of them drowns these."""
+    own = torch.randn(18, 6, generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(tamed(own), own)
+    assert torch.equal(tamed(torch.zeros(3, 2)), torch.zeros(3, 2))
+    far = torch.cat([own[:12], 4e3 * own[12:]])
+    for w in (far, 50 * far, far.T, -far):
+        near = tamed(w)
+        assert torch.equal(near.sign(), w.sign())
+        assert torch.equal(near.abs().flatten().argsort(), w.abs().flatten().argsort())
+        assert len(near.unique()) == len(w.unique())
+        assert float(near.abs().max()) <= 32 * float(near.abs().median())
+        assert float(near.abs().median()) * 6**0.5 <= 4 + 1e-9
 
 
 def test_of_a_table_that_is_looked_up_no_more_than_the_rows_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.shifts import _parts_of
+from quotient_manifolds.symmetries.charges.spans import _pairs
 from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Symmetry, Translation
 from quotient_manifolds.symmetries.trace.replay import Replay
@@ -46,6 +47,19 @@ def test_a_bias_that_two_maps_share_takes_nothing_back_alone() -> None:
     parts: dict[str, Any] = {"e": nn.Linear(6, 3), "p": nn.Parameter(torch.randn(4))}
     parts |= {name: nn.Parameter(torch.randn(4, 3)) for name in "vw"}
     assert added(Computed(shared, **parts), torch.randn(12, 6)) == 0
+
+
+def test_a_map_that_is_used_twice_takes_back_by_its_own_bias() -> None:
+    """A bias on the same stream, added between, is not the one that gives back what o reads."""
+    torch.manual_seed(0)
+
+    def twice(s: Computed, x: Tensor) -> Tensor:
+        h, a = s.e(x), s.v(x)
+        return torch.tanh(h + s.o(a)) * torch.sigmoid(h + s.o(a.roll(1, 1))) + torch.sin(h)
+
+    model = Computed(twice, e=nn.Linear(6, 5), v=nn.Linear(6, 4), o=nn.Linear(4, 5)).double().eval()
+    shifts = Wide(Points(model, torch.randn(3, 4, 6).double()), torch.Generator().manual_seed(0)).shifts()
+    assert rank([each for each in shifts.symmetries if "v.bias" in each.names], weights(model)) == 4
 
 
 def test_a_table_that_is_tied_to_the_head_has_no_direction_of_its_own() -> None:
@@ -155,6 +169,22 @@ def test_two_biases_of_one_sum_are_one(make: type[nn.RNNBase], gates: int) -> No
     torch.manual_seed(0)
     model = Computed(lambda s, x: s.h(s.r(x)[0]), r=make(3, 4, batch_first=True), h=nn.Linear(4, 2))  # type: ignore[call-arg]
     assert added(model, torch.randn(6, 5, 3)) == 4 * gates
+
+
+def test_gradients_that_one_sample_alone_has_are_no_multiples() -> None:
+    G = torch.tensor([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 0.0, 0.0]]).double()
+    assert [(e.tolist(), f.tolist()) for e, f in _pairs(G, torch.zeros(4, dtype=torch.long))] == [([2], [3])]
+
+
+def test_a_token_of_zeros_is_normed_at_points() -> None:
+    torch.manual_seed(0)
+
+    def normed(s: Computed, x: Tensor) -> Tensor:
+        return torch.tanh(s.b(F.normalize(s.a(F.pad(x, (0, 0, 0, 1))), dim=-1)))
+
+    model = Computed(normed, a=nn.Linear(3, 4, bias=False), b=nn.Linear(4, 2)).double().eval()
+    _, (drawn,) = Points(model, torch.randn(3, 4, 3).double()).samples(1, vectors=["a.weight"])
+    assert float(drawn.gradients["a.weight"].norm()) > 0
 
 
 def test_biases_of_one_sum_may_have_factors() -> None:

@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries import (
     random_representative,
     verify_symmetries,
 )
+from quotient_manifolds.symmetries.checks import ModelError
 from studies.invariance import Subject
 from tests.models import BY_NAME, MODELS, ModelCase, coverage, noise
 from tests.symmetries.nets import Computed
@@ -190,7 +191,7 @@ def test_symmetries_are_plain_data() -> None:
     assert json.loads(json.dumps(data))["pairs"][0]["group"] == "GL(4)^3"
     assert data["pairs"][0]["G"]["views"][0]["name"] == "attention.in_proj_weight"
     assert data["rest"] == ["attention.out_proj.bias"]
-    assert [each["families"] for each in data["reparameterizations"]] == [{"redundant bias": 24}]
+    assert [each["families"] for each in data["reparameterizations"]] == [{"redundant bias": 12}] * 2  # values, keys
 
 
 # --- what is left alone ----------------------------------------------------------------------------------------------
@@ -254,10 +255,20 @@ def test_functions_of_other_threads_have_their_gradients() -> None:
     assert all(torch.equal(each, torch.ones(3)) for each in slopes)
 
 
-def test_what_is_drawn_at_random_is_no_constant() -> None:
-    """A dropout that nobody turns off: channels that it leaves out once are there the next time."""
+def test_a_model_that_draws_at_random_is_refused() -> None:
+    """A dropout that nobody turns off: nothing that the model computes can be compared."""
     model = Computed(lambda s, x: s.b(F.dropout(s.a(x).relu())), a=nn.Linear(8, 6), b=nn.Linear(6, 2)).eval()
-    assert find_symmetries(model, noise(4, 8)).families == {"relu neuron": 6}
+    with pytest.raises(ModelError, match=r"must compute the same on the same inputs\. Found .* \(bernoulli\)"):
+        find_symmetries(model, noise(4, 8))
+
+
+def test_what_a_generator_of_a_seed_draws_is_data() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return (y - torch.randn(y.shape, generator=torch.Generator().manual_seed(0))).square().mean()
+
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    assert find_symmetries(model, noise(4, 8), evaluate=loss).families == {"relu neuron": 6}
 
 
 class Summed(nn.Module):
@@ -272,10 +283,12 @@ class Summed(nn.Module):
         return out
 
 
-def test_an_empty_parameter_is_named_where_it_hides_the_symmetries() -> None:
-    find_symmetries(Summed(2).eval(), torch.ones(3, 4))
-    with pytest.raises(ValueError, match=r"must have elements\. Found rows of shape \(0, 4\)"):
-        find_symmetries(Summed(0).eval(), torch.ones(3, 4))
+def test_an_empty_parameter_hides_no_symmetries() -> None:
+    x = torch.randn(3, 4)
+    some, none = (find_symmetries(Summed(rows).eval(), x) for rows in (2, 0))
+    assert {"layer.bias", "rows"} <= {*some.moved}
+    assert sum(some.families.values()) == 2 * 4  # outputs give the layer's weight, and its bias plus the sum of rows
+    assert none.every == ()
 
 
 @pytest.mark.parametrize("weigh", ["weight_norm", "prune"])

@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import (
     Factor,
+    Reparameterization,
     SymmetricPair,
     Symmetries,
     declare_pair,
     find_symmetries,
     verify_symmetries,
 )
+from quotient_manifolds.symmetries.groups import Part, Rows, Translation, Wire
 from quotient_manifolds.symmetries.outputs import answer
-from quotient_manifolds.symmetries.reparameterization import central_difference
 from quotient_manifolds.symmetries.representatives import group_element
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.models import BY_NAME, IDS, MODELS, ModelCase, ViTAttention, claimed, llama, noise
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
 from tests.symmetries.nets import Computed
 
 
@@ -52,8 +53,8 @@ def test_every_pair_of_the_table_holds(case: ModelCase) -> None:
     verification = verify_symmetries(model, case.inputs())
     assert verification.all_hold, str(verification)
     assert {check.name for check in verification.checks} >= {name for name, *_ in case.pairs}
-    assert max(check.slope for check in verification.checks) < 1e-9
-    assert min(check.control for check in verification.checks if check.group.startswith("GL")) > 1e-4
+    assert max(check.slope for check in verification.checks) < 1e-12
+    assert min(check.control for check in verification.checks if check.verdict == "holds") > 1e8
     after = model.state_dict()
     assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
 
@@ -99,33 +100,62 @@ def test_a_false_claim_fails(what: str) -> None:
         assert verification.holding(wrong).pairs == ()
 
 
-def forgetful(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    return torch.cat([x[:, : pair.n] @ A.inverse(), x[:, pair.n :] @ A], dim=1)
+with_dual = Wire._with_dual
 
 
-def to_first_order(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    return torch.cat([x[:, : pair.n] @ (2 * torch.eye(pair.h) - A), x[:, pair.n :] @ A.mT], dim=1)
+def forgetful(wire: Wire, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    A, _, sets = with_dual(wire, A, sets)
+    return A, A.inverse(), sets
+
+
+def to_first_order(wire: Wire, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    A, _, sets = with_dual(wire, A, sets)
+    return A, (2 * torch.eye(A.shape[-1]) - A).mT, sets
 
 
 @pytest.mark.parametrize("wrong", [forgetful, to_first_order])
-def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Tensor]) -> None:
-    monkeypatch.setattr(SymmetricPair, "act", wrong)
+def test_a_wrong_action_fails(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
+    monkeypatch.setattr(Wire, "_with_dual", wrong)
     checks = verify_symmetries(attention(), noise(2, 5, 12), claimed(attention())).checks
     assert [check.verdict for check in checks] == ["fails"] * 2
     assert all("acting with one of its elements changes the output" in check.reason for check in checks)
 
 
-@pytest.mark.parametrize("control", [False, True])
-def test_the_tangent_of_a_pair_is_the_derivative_of_its_action(control: bool) -> None:
-    model = llama().double()
-    params, pairs = {key: w.detach() for key, w in model.named_parameters()}, find_symmetries(model, IDS).pairs
-    assert {pair.acts for pair in pairs} == {"GL(h)", "GL(1, C)"}
-    for pair in pairs:
-        generator = torch.Generator()
-        tangent = pair.tangent(params, generator.manual_seed(3), control)
-        derivative = central_difference(pair.transform, params, pair.names, generator.manual_seed(3), control)
-        for key, w in derivative.items():
-            torch.testing.assert_close(tangent[key], w, rtol=1e-6, atol=1e-8)
+def linear_layers() -> tuple[nn.Module, Tensor, Tensor]:
+    """Two linear layers, which directions (4, 2) of the four activations between them nothing reads, and the others."""
+    Q = torch.linalg.qr(noise(4, 4).double()).Q
+    model = Computed(lambda s, x: s.second(s.first(x) @ Q[:, :2].to(x)), first=nn.Linear(3, 4), second=nn.Linear(2, 2))
+    return model.double().eval(), Q[:, 2:], Q[:, :2]
+
+
+def unread(left: Tensor) -> Symmetries:
+    """The claim that outputs of the first layer may change along directions."""
+    translation = Translation((Part(Rows.along("first.weight", (4, 3), 0), left=left),))
+    return Symmetries((), reparameterizations=(Reparameterization(translation, "unread output direction", 6),))
+
+
+def test_a_translation_is_verified_where_it_was_found() -> None:
+    model, K, others = linear_layers()
+    inputs = noise(5, 3).double()
+    assert verdicts(model, inputs, unread(K)) == ["holds"]
+    beside = (K + 1e-3 * others) / (1 + 1e-6) ** 0.5
+    checks = verify_symmetries(model, inputs, unread(beside)).checks
+    assert [check.verdict for check in checks] == ["fails"]
+    assert 1e-6 < checks[0].slope < 1e-2
+
+
+def test_of_a_group_all_generators_are_verified() -> None:
+    """One rotation of 28 that a single entry of a head breaks, by a ten thousandth."""
+    model = attention()
+    pair = claimed(model).pairs[0]
+    entry = pair.G.views[0].places[1, 0, 2]
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return s.body(x) + 1e-4 * s.body[0].q_proj.weight.flatten()[entry] * x
+
+    leak = Computed(forward, body=model).eval()
+    checks = verify_symmetries(leak, noise(2, 5, 12), claimed(leak, "body.0")).checks
+    assert [check.verdict for check in checks] == ["fails", "holds"]
 
 
 def test_an_action_is_tried_where_a_measure_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +164,7 @@ def test_an_action_is_tried_where_a_measure_begins(monkeypatch: pytest.MonkeyPat
     assert verify_on_batches(*arguments, begin=lambda _, params: params).all_hold
     with pytest.raises(ValueError, match="the same at the canonical point"):
         verify_on_batches(*arguments, begin=lambda _, params: {name: 1.1 * w for name, w in params.items()})
-    monkeypatch.setattr(SymmetricPair, "act", to_first_order)
+    monkeypatch.setattr(Wire, "_with_dual", to_first_order)
     checks = verify_on_batches(*arguments, begin=lambda _, params: params).checks
     assert [check.verdict for check in checks] == ["fails"] * 2
 
@@ -180,14 +210,15 @@ def test_ill_conditioned_and_badly_scaled_factors_hold(condition: float) -> None
 
 def test_rounding_that_takes_all_digits_is_no_proof() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double().eval()
+    inputs = noise(5, 3).double()
+    found = find_symmetries(model, inputs)
+    assert any("redundant bias" in each.families for each in found.reparameterizations)
     with torch.no_grad():
         far = torch.full((4,), 1e15, dtype=torch.float64)  # where one digit of the outputs is left
         model[0].bias.copy_(far)
         model[1].bias.copy_(-(model[1].weight @ far))
-    inputs = noise(5, 3).double()
-    found = find_symmetries(model, inputs)
-    assert any("redundant bias" in each.families for each in found.reparameterizations)
     assert not verify_symmetries(model, inputs, found).all_hold
+    assert not find_symmetries(model, inputs).every
 
 
 def test_a_function_that_insists_on_float32_is_verified_in_float32() -> None:
@@ -306,10 +337,10 @@ def test_a_pretrained_transformer_is_verified() -> None:
     assert [pair.group for pair in found.pairs] == ["GL(32)^12"] * 12
     verification = verify_symmetries(model, inputs, found)
     assert verification.all_hold, str(verification)
-    assert max(check.slope for check in verification.checks) < 1e-9
+    assert max(check.slope for check in verification.checks) < 1e-11
     seen = [check for check in verification.checks if check.verdict == "holds"]  # nothing reads a key bias
     assert len(seen) == 18
-    assert min(check.control for check in seen) > 1e-4
+    assert min(check.control for check in seen) > 1e6
 
 
 def test_neurons_before_a_norm_are_not_all_multiplied_by_the_same_number() -> None:
@@ -324,4 +355,4 @@ def test_neurons_before_a_norm_are_not_all_multiplied_by_the_same_number() -> No
     model, x = gated.eval(), torch.randn(5, 4)
     found = find_symmetries(model, x)
     assert [pair.group for pair in found.pairs] == ["GL(1)^6"]
-    assert verify_symmetries(model, x, found).checks[0].control > 0.1
+    assert verify_symmetries(model, x, found).checks[0].verdict == "holds"

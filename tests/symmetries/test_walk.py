@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -229,6 +230,45 @@ def test_gains_are_other_units_of_one_wire() -> None:
     assert gain.power == 1
     units = walk.channels.units(values)
     torch.testing.assert_close(units[walk.uses[1].into] / units[gain.before], weights["g"])
+
+
+def grouped(s: Computed, x: Tensor) -> Tensor:
+    """Attention of two groups of two queries (h = 3), whose key and value are picked by an index."""
+    y = s.w(x).unflatten(-1, (2, 4, 3))
+    q, k, v = (y[:, :, :, at] for at in ([0, 1], [2], [3]))
+    q, k, v = (each.expand(-1, -1, -1, 2, -1).flatten(2, 3).transpose(1, 2) for each in (q, k, v))
+    return s.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def filtered(s: Computed, x: Tensor) -> Tensor:
+    """Attention of two heads (h = 4), the values filtered along tokens, by head."""
+    q, k, v = (heads.unflatten(-1, (2, 4)).transpose(1, 2) for heads in (s.q(x), s.k(x), s.v(x)))
+    return s.o(((q @ k.mT).softmax(-1) @ v + s.c(v)).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("forward", "writer", "count", "parts"),
+    [
+        (grouped, "w", 6, {"w": nn.Linear(5, 24), "o": nn.Linear(12, 5)}),
+        (
+            filtered,
+            "v",
+            8,
+            {name: nn.Linear(5, 8) for name in "qkv"}
+            | {"o": nn.Linear(8, 5), "c": nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=2, bias=False)},
+        ),
+    ],
+    ids=["picked by an index", "filtered along tokens"],
+)
+def test_the_output_reads_the_channels_that_values_write(
+    forward: Callable[[Computed, Tensor], Tensor], writer: str, count: int, parts: dict[str, nn.Module]
+) -> None:
+    walk, _ = walked(Computed(forward, **parts).double(), torch.randn(2, 6, 5).double())
+    memory = {name: memory for memory, name in walk.entries.plain.items()}
+    write, read = (next(use for use in walk.uses if use.memory == memory[f"{name}.weight"]) for name in (writer, "o"))
+    wires = walk.channels.wires[read.into].unique()
+    assert len(wires) == count
+    assert bool(torch.isin(wires, walk.channels.wires[write.out]).all())
 
 
 def test_a_product_of_no_tokens_is_a_use() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.batches import tensors_in
-from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes
+from quotient_manifolds.symmetries.charges.variations import Axes, Variations, other_sizes, unwarned
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
@@ -31,8 +31,9 @@ class Answers:
     """Compare outputs before and after a move.
 
     batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
-    examples, 16 times the length, each if the model runs on it without NaN. limits: by tensor of the batch the number
-    of its words. own: the model's parameters, those of small models in float64, once for all runs.
+    examples, 16 times the length, each if the model runs on it without NaN; and others that are given, as a model may
+    do other operations there. limits: by tensor of the batch the number of its words. own: the model's parameters,
+    those of small models in float64, once for all runs.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Answers:
         evaluate: Evaluate | None,
         generator: torch.Generator,
         limits: Mapping[int, int] | None = None,
+        others: Sequence[Any] = (),
     ) -> None:
         variations = Variations(batch, generator, limits or {})
         self.batches: list[Any] = []
@@ -49,6 +51,7 @@ class Answers:
         self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
+        self._telling = 0  # the last batch with a change that was enough
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
@@ -76,6 +79,8 @@ class Answers:
         far = ((axes, factor) for axes in sizes for factor in ((64, 16) if axes.leads else (16,)))
         for axes, factor in far:
             left = self._tried(variations, {**small, axes: factor * sizes[axes]}, "normal", left)
+        for other in others:
+            self._keeps(other)
         if not self.batches:
             self.batches.append(batch)
             self._known.append(self._at({}, 0))
@@ -92,7 +97,11 @@ class Answers:
         size = variations.numel(sizes) + _FLOOR
         if size > left:
             return left
-        self.batches.append(variations.made(sizes, mood))
+        return left - size if self._keeps(variations.made(sizes, mood)) else left
+
+    def _keeps(self, batch: Any) -> bool:
+        """Keep a batch if the model runs there, and return whether it does."""
+        self.batches.append(batch)
         try:
             outputs = self._at({}, len(self.batches) - 1)
         except RUN_ERRORS:
@@ -100,26 +109,40 @@ class Answers:
         self._known.append(outputs)
         finite = all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs)
         if outputs and finite and _size(outputs) >= _LEAST * _size(self._known[0]):  # less is what rounding left
-            return left - size
+            return True
         self._forget()
-        return left
+        return False
 
     def _at(self, params: Mapping[str, Tensor], index: int) -> list[Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), unwarned():
             return [y.detach() for y in self._outputs.at({**self.own, **params}, index)]
 
-    def change(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[float, list[int]]:
+    def change(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        which: Collection[int] = (),
+        *,
+        enough: float = inf,
+    ) -> tuple[float, list[int]]:
         """Return the largest relative change of an output, infinite if the model raises, and on which batches it is.
 
-        Of batches of one shape the first is named, and the worst one first of all. Parameters and buffers that are not
-        given are the model's own. Outputs are computed once for the same `before`.
+        Of batches of one shape the first is named, and the worst one first of all. which: on these batches alone, if
+        there are any. enough: a change that is more is the last that is looked for, first where there was such a one
+        before. Parameters and buffers that are not given are the model's own. Outputs are computed once for the same
+        `before`.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
             self._before, self._known = dict(before), [self._at(before, k) for k in range(len(self.batches))]
-        changes = [self._change(after, k) for k in range(len(self.batches))]
-        worst = max(changes)
-        order = sorted(range(len(changes)), key=lambda k: changes[k] < worst)
+        changes: dict[int, float] = {}
+        for k in sorted(which or range(len(self.batches)), key=lambda k: k != self._telling):
+            changes[k] = self._change(after, k)
+            if not changes[k] <= enough:
+                self._telling = k
+                break
+        worst = max(changes.values())
+        order = sorted(changes, key=lambda k: changes[k] < worst)
         shapes = {k: tuple(t.shape for t in tensors_in(self.batches[k])) for k in order if changes[k] > _PART * worst}
         return worst, [next(k for k in shapes if shapes[k] == shape) for shape in dict.fromkeys(shapes.values())]
 

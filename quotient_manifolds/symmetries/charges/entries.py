@@ -267,7 +267,7 @@ class Entries:
         outs: list[int] = []
 
         def run(*given: Tensor) -> tuple[Tensor, ...]:
-            known = {**{n: wide(t) for n, t in constants.items()}, **dict(zip(leaves, given, strict=True))}
+            known = {**{n: wide(t).cpu() for n, t in constants.items()}, **dict(zip(leaves, given, strict=True))}
             outs.clear()
             for operation in needed:
                 args, kwargs = arguments(operation, known.__getitem__, generic=False)

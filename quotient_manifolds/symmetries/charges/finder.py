@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Frame
-from quotient_manifolds.symmetries.charges.points import Points
+from quotient_manifolds.symmetries.charges.points import Points, tamed
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
@@ -22,10 +23,13 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
 from quotient_manifolds.symmetries.trace.record import Recording, movable
 
+T = TypeVar("T")
 CHANGE = 1e-9
 """Relative: outputs that a finite element changes by more are not invariant."""
 _ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
+Change = Callable[..., tuple[float, list[int]]]
+"""(some, which=()) -> the largest relative change of an output under all of these, and on which batches, of `which`."""
 _POINTS, _LOSSES = 4, 2
 """Of token vectors for shifts."""
 
@@ -36,7 +40,8 @@ class Found:
 
     refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
     largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
-    among what is refused. change: the largest relative change of an output under a joint random element.
+    among what is refused. change: the largest relative change of an output under a joint random element. finder: what
+    found them, None where nothing was looked for.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -45,6 +50,7 @@ class Found:
     largest: float
     smallest: float
     change: float
+    finder: Finder | None = None
 
 
 class Finder(ABC):
@@ -56,7 +62,7 @@ class Finder(ABC):
         self.frame = Frame(self.walk)
         self.answers = points.answers()
         known, parameters = self.answers.own, self.recording.parameters
-        self.own = {name: known.get(name, w.detach().double()) for name, w in parameters.items() if movable(w)}
+        self.own = {name: tamed(known.get(name, w.detach().double())) for name, w in parameters.items() if movable(w)}
         self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []
@@ -133,11 +139,12 @@ class Finder(ABC):
             if not [self._learned(index) for index in where[:_LESSONS]].count(True):
                 break
         if not change < CHANGE:
-            good = self._bisected([*_atoms(read.symmetries)], (), refused)
+            good, changing = self._invariant([*read.symmetries], self.change, _atoms)
+            refused += [f"{_named(each)} changed outputs by {size:.1e}" for each, size in changing]
             kept = tuple(self._with_reflections(good))
             change, _ = self.change(kept)
         why = tuple(dict.fromkeys([*refused, *read.refused]))
-        return Found(kept, why, self.points.held, read.largest, read.smallest, change)
+        return Found(kept, why, self.points.held, read.largest, read.smallest, change, self)
 
     def _read(self) -> Readings:
         """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
@@ -192,30 +199,34 @@ class Finder(ABC):
         norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
         return {name: max(float(norm(w)) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
-    def change(self, symmetries: Sequence[Symmetry]) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches."""
+    def change(self, symmetries: Sequence[Symmetry], which: Collection[int] = ()) -> tuple[float, list[int]]:
+        """Return the largest relative change of an output under joint random elements, and on which batches.
+
+        which: on these batches alone, if there are any.
+        """
         if not symmetries:
             return 0.0, []
         try:
             moved = self._moved(symmetries)
         except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
             return float("inf"), []
-        return self.answers.change(self.own, moved)
+        return self.answers.change(self.own, moved, which)
 
-    def _bisected(self, atoms: Sequence[Symmetry], beside: Sequence[Symmetry], refused: list[str]) -> list[Symmetry]:
-        """Return those of which a finite element, with one of all that are kept beside, changes nothing.
+    def _invariant(
+        self, some: list[T], change: Change, apart: Callable[[T], list[T]]
+    ) -> tuple[list[T], list[tuple[T, float]]]:
+        """Return those, or what in them stands `apart`, that change nothing all together, and what others changed.
 
-        Name the others.
+        They are looked for by bisection on batches on which all of them change something, as these are few, then on
+        all.
         """
-        change = self.change((*atoms, *beside))[0] if atoms else 0.0
-        if change < CHANGE:
-            return [*atoms]
-        if len(atoms) == 1:
-            refused.append(f"{_named(atoms[0])} changed outputs by {change:.1e}")
-            return []
-        half = len(atoms) // 2
-        first = self._bisected(atoms[:half], beside, refused)
-        return first + self._bisected(atoms[half:], (*first, *beside), refused)
+        refused: list[tuple[T, float]] = []
+        for _ in range(_ROUNDS):
+            size, where = change(some) if some else (0.0, [])
+            if size < CHANGE:
+                return some, refused
+            some = _bisected(some, (), partial(change, which=where[:_LESSONS]), apart, refused)
+        return _bisected(some, (), change, apart, refused), refused
 
     # Components
 
@@ -223,26 +234,21 @@ class Finder(ABC):
         """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
         gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
         flips = [(k, bit) for k, gauge in gauges.items() for bit in range(gauge.algebra.components)]
-        good = self._flips(gauges, flips)
+        good = self._invariant(flips, partial(self._flipped, gauges), lambda flip: [flip])[0]
         for k, symmetry in enumerate(symmetries):
             if isinstance(symmetry, Gauge) and bool((bits := _bits(symmetry, k, good)).any()):
                 yield replace(symmetry, reflections=bits)
             else:
                 yield symmetry
 
-    def _flips(self, gauges: Mapping[int, Gauge], flips: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return which reflections change nothing, by bisection."""
-        if not flips:
-            return []
+    def _flipped(
+        self, gauges: Mapping[int, Gauge], flips: Sequence[tuple[int, int]], which: Collection[int] = ()
+    ) -> tuple[float, list[int]]:
+        """Return what reflections of gauges, by number, change, and on which batches."""
         draft = Draft(self.own)
         for k in dict.fromkeys(k for k, _ in flips):
             gauges[k].move(draft, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
-        if self.answers.change(self.own, draft)[0] < CHANGE:
-            return flips
-        if len(flips) == 1:
-            return []
-        half = len(flips) // 2
-        return self._flips(gauges, flips[:half]) + self._flips(gauges, flips[half:])
+        return self.answers.change(self.own, draft, which)
 
 
 def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
@@ -258,6 +264,25 @@ def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
     return ""
 
 
+def _bisected(
+    some: list[T], beside: Sequence[T], change: Change, apart: Callable[[T], list[T]], refused: list[tuple[T, float]]
+) -> list[T]:
+    """Return those, or what in them stands `apart`, that change nothing with all that is kept beside.
+
+    refused: what the others changed.
+    """
+    size = change([*some, *beside])[0] if some else 0.0
+    if size < CHANGE:
+        return some
+    some = some if len(some) > 1 else apart(some[0])
+    if len(some) == 1:
+        refused.append((some[0], size))
+        return []
+    half = len(some) // 2
+    first = _bisected(some[:half], beside, change, apart, refused)
+    return first + _bisected(some[half:], (*first, *beside), change, apart, refused)
+
+
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
     """Return which elements outside the identity component are meant by pairs of a gauge's number and theirs."""
     own = {bit for number, bit in flips if number == k}
@@ -271,20 +296,20 @@ def _reflected(symmetry: Symmetry) -> Symmetry:
     return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
 
 
-def _atoms(symmetries: Iterable[Symmetry]) -> Iterator[Symmetry]:
-    """Yield symmetries that stand or fall on their own: each log-scale of a torus apart, and each block of a gauge."""
-    for symmetry in symmetries:
-        if not isinstance(symmetry, Torus):
-            yield from _parts(symmetry)
-            continue
-        for k in range(symmetry.size):
-            slices = []
-            for each in symmetry.slices:
-                keep = each.index[1] == k
-                if bool(keep.any()):
-                    index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
-                    slices.append(replace(each, index=index, powers=each.powers[keep]))
-            yield replace(symmetry, slices=tuple(slices), size=1)
+def _atoms(symmetry: Symmetry) -> list[Symmetry]:
+    """Return what stands or falls on its own: each log-scale of a torus apart, and each block of a gauge."""
+    if not isinstance(symmetry, Torus):
+        return [*_parts(symmetry)]
+    atoms: list[Symmetry] = []
+    for k in range(symmetry.size):
+        slices = []
+        for each in symmetry.slices:
+            keep = each.index[1] == k
+            if bool(keep.any()):
+                index = torch.stack([each.index[0][keep], torch.zeros(int(keep.sum()), dtype=torch.long)])
+                slices.append(replace(each, index=index, powers=each.powers[keep]))
+        atoms.append(replace(symmetry, slices=tuple(slices), size=1))
+    return atoms
 
 
 def _parts(symmetry: Symmetry) -> tuple[Symmetry, ...]:

@@ -238,7 +238,7 @@ class Frame:
 
     def torus(self, slices: Sequence[Slices], size: int) -> Torus:
         """Return the torus of these slices (ValueError as `Torus` raises it)."""
-        return Torus(tuple(slices), size, self.constants.of([each.rows.name for each in slices]))
+        return Torus(tuple(slices), size, self.constants)
 
     def placed(self, channels: Tensor, positions: Tensor, flipped: Tensor) -> Iterator[Port]:
         """Yield what ports have of some channels, with positions for channels, each once in a port, in order.

@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
-from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space, relative
+from quotient_manifolds.symmetries.charges.kernel import NOISE, connected, null_space, relative
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
 from quotient_manifolds.symmetries.charges.positions import Positions, Vectors, components, names
 from quotient_manifolds.symmetries.charges.uses import Gain
@@ -134,6 +134,7 @@ class Instances:
                 r[ids], z[ids] = terms.sum(0), terms.abs().sum(0)
         return R, Z
 
+    @cached_property
     def equations(self) -> list[tuple[Tensor, Tensor]]:
         """Return unknowns (n, m) and coefficients of sums that must vanish, by ties and shared gains."""
         p, gains = self.positions, self.frame.walk.gains
@@ -215,17 +216,13 @@ class Instances:
     def solve(self, data: Sequence[Vectors]) -> tuple[list[Kind], list[str], float, float]:
         """Return the generators of all kinds, what was not decided, the largest charge kept, and the smallest pivot."""
         R, Z = self.charges(data)
-        equations = self.equations()
-        kinds, instance, column = self.kinds
         found, refused, largest, smallest = [], [], 0.0, float("inf")
-        for I in kinds:
-            n, A = len(I), self._together(I)
-            if A is not None:
+        for I, (A, same, whole) in zip(self.kinds[0], self._bases, strict=True):
+            n = len(I)
+            if not whole:
                 where = self.positions.parameters(self._touched(I))
                 refused.append(f"{n} sets of {I.shape[1]} log-scales and entries of {where}: solved for by kind alone")
-            R_I, Z_I = (each[:, I] if A is None else each[:, I] @ A for each in (R, Z))
-            same = self._dense(equations, I, instance, column)
-            same = same if A is None else same @ A
+            R_I, Z_I = (R[:, I], Z[:, I]) if A is None else (R[:, I] @ A, Z[:, I] @ A.abs())
             u = Z_I.shape[2]
             if self.needed(n, u) > len(data):
                 continue
@@ -261,14 +258,29 @@ class Instances:
                     break
         return found, refused, largest, smallest
 
-    def _together(self, I: Tensor) -> Tensor | None:
-        """Return which unknowns (u, k) are taken as one where these are too many: all log-scales of a kind."""
-        if self.needed(*I.shape) <= _SAMPLES:
-            return None
+    @cached_property
+    def _bases(self) -> list[tuple[Tensor | None, Tensor, bool]]:
+        """Return what `_basis` says of each kind."""
+        return [self._basis(I) for I in self.kinds[0]]
+
+    def _basis(self, I: Tensor) -> tuple[Tensor | None, Tensor, bool]:
+        """Return a basis (u, k) of what is solved for, None for the unknowns themselves, and equations of it.
+
+        Where unknowns are too many: what equations leave of them, or if that is too much, all log-scales of a kind as
+        one. And whether that is all.
+        """
+        (n, u), same = I.shape, self._dense(I)
+        if self.needed(n, u) <= _SAMPLES:
+            return None, same, True
+        if u <= _MOST:
+            A = null_space(same, scale=1.0)[0]
+            if self.needed(n, A.shape[1]) <= _SAMPLES:
+                return A, same.new_zeros(0, A.shape[1]), True
         scale = I[0] < len(self.scales)
         kind = torch.unique(self.name[I[0]], return_inverse=True)[1]
         A = torch.nn.functional.one_hot(kind).double() * scale[:, None]
-        return A[:, A.any(0)]
+        A = A[:, A.any(0)]
+        return A, same @ A, False
 
     def _touched(self, I: Tensor) -> Tensor:
         """Return the positions that instances are of."""
@@ -278,8 +290,7 @@ class Instances:
 
     def wanted(self, data: Sequence[Vectors]) -> Iterator[tuple[int, int]]:
         """Yield how many points and losses more are wanted: for many unknowns, and for what was idle."""
-        sizes = ((len(I), I.shape[1] if (A := self._together(I)) is None else A.shape[1]) for I in self.kinds[0])
-        kinds = (self.needed(*size) for size in sizes)
+        kinds = (self.needed(len(I), same.shape[1]) for I, (_, same, _) in zip(self.kinds[0], self._bases, strict=True))
         more = max((need for need in kinds if need <= _SAMPLES), default=0) - len(data)
         if more > 0:
             yield -(-more // 8), 8
@@ -298,12 +309,12 @@ class Instances:
         """Return how many samples n instances of u unknowns need."""
         return -(-(u + 8) // n) if u <= _MOST else 1 << 30
 
-    @staticmethod
-    def _dense(equations: list[tuple[Tensor, Tensor]], I: Tensor, instance: Tensor, column: Tensor) -> Tensor:
+    def _dense(self, I: Tensor) -> Tensor:
         """Return equations of instances as rows (n, u)."""
+        _, instance, column = self.kinds
         mine = torch.zeros(int(instance.max()) + 1, dtype=torch.bool).index_fill_(0, instance[I[:, 0]], True)
         rows = [torch.zeros(0, I.shape[1], dtype=torch.float64)]
-        for at, coefficient in equations:
+        for at, coefficient in self.equations:
             owner = instance[at.gather(1, (coefficient != 0).long().argmax(1, keepdim=True))[:, 0]]
             some = (coefficient != 0).any(1) & mine[owner]
             own = coefficient[some]
@@ -332,7 +343,7 @@ class Instances:
             inside, N = self._split(kind)
             if len(inside[0]) and inside[1].shape[1]:
                 try:
-                    gauges.append(self._gauge(kind.instances, *inside))
+                    gauges += self._gauges(kind.instances, *inside)
                 except ValueError as error:
                     where = self.positions.parameters(self._touched(kind.instances))
                     refused.append(f"entries between aligned channels of {where}: {error}")
@@ -370,8 +381,11 @@ class Instances:
             rest = rest @ null_space(rest[~scale], _ZERO, 1.0)[0]
         return (touched, _sparse(inside) if inside.shape[1] else inside), _sparse(rest) if rest.shape[1] else rest
 
-    def _gauge(self, I: Tensor, touched: Tensor, inside: Tensor) -> Gauge:
-        """Return the group of matrices on the positions of each instance, the same algebra on all."""
+    def _gauges(self, I: Tensor, touched: Tensor, inside: Tensor) -> Iterator[Gauge]:
+        """Yield the groups of matrices on the positions of each instance, the same algebra on all.
+
+        Generators that touch no position in common are of different groups.
+        """
         p, S, lead = self.positions, len(self.scales), I[0]
         m, scale = len(touched), lead < S
         place = torch.full((len(p.held),), -1)
@@ -386,12 +400,15 @@ class Instances:
         X[:, own[at], own[at]] = (self.sign[lead[at]][:, None] * inside[at]).T
         of_column = torch.stack([(own == k).long().argmax() for k in range(m)])
         sets = self.position[I[:, of_column]]
-        blocks, flips = _alike(X)
-        X = X[:, blocks[0][:, None], blocks[0]]
-        algebra = Complex() if len(X) == X.shape[1] == 2 and _same(Complex().project(X), X) else Span(X.shape[1], X)
-        aligned = sets[:, blocks].transpose(0, 1).flatten(1)
-        parts = torch.arange(aligned.shape[1]).view(len(I), -1)
-        return Gauge(p.folded(aligned, flips), DirectSum(aligned.shape[1], ((parts, algebra),)))
+        for some in connected(X):
+            touches = (X[some] != 0).any(0)
+            own = torch.nonzero(touches.any(0) | touches.any(1))[:, 0]
+            blocks, flips = alike(Y := X[some][:, own[:, None], own])
+            Y = Y[:, blocks[0][:, None], blocks[0]]
+            algebra = Complex() if len(Y) == Y.shape[1] == 2 and _same(Complex().project(Y), Y) else Span(Y.shape[1], Y)
+            aligned = sets[:, own[blocks]].transpose(0, 1).flatten(1)
+            parts = torch.arange(aligned.shape[1]).view(len(I), -1)
+            yield Gauge(p.folded(aligned, flips), DirectSum(aligned.shape[1], ((parts, algebra),)))
 
     def _torus(self, scales: Sequence[tuple[Tensor, Tensor]], refused: list[str]) -> Torus | None:
         """Return the torus of log-scales of instances (n, u) with exponents (u, k)."""
@@ -469,7 +486,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= _ZERO * b.abs().max())
 
 
-def _alike(X: Tensor) -> tuple[Tensor, Tensor]:
+def alike(X: Tensor) -> tuple[Tensor, Tensor]:
     """Return blocks (blocks, c) of channels on which matrices (k, m, m) are the same, or, flipped, contragredient.
 
     One block of all channels if they are not.

@@ -13,6 +13,8 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import scipy.linalg
 import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.entries import Reading
@@ -29,6 +31,8 @@ _OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
 _CHUNK = 256
 """Gradients of which charges are computed at once."""
+_STUCK = 8
+"""Times in a row that fresh points may break a null space that gets no smaller: then rounding decides what is 0."""
 _FLOOR = 1e-6
 """Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
 
@@ -52,6 +56,14 @@ def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = Non
     N[at[rank:]] = torch.eye(k - rank, dtype=torch.float64)
     N[at[:rank]] = torch.linalg.solve_triangular(R[:rank, :rank], -R[:rank, rank:], upper=True)
     return torch.linalg.qr(N)[0], float(pivots[rank - 1]) / top if rank else float("inf")
+
+
+def connected(X: Tensor) -> Iterator[Tensor]:
+    """Yield which of matrices (k, n, n) touch channels in common."""
+    touched = ((X != 0).any(1) | (X != 0).any(2)).numpy()
+    part = connected_components(coo_matrix(touched @ touched.T), directed=False)[1]
+    for one in np.unique(part):
+        yield torch.from_numpy(np.flatnonzero(part == one))
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +353,8 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     while points < _RARE * _OFTEN and bool(((exercised > 0) & (exercised < _OFTEN)).any()):
         more(1)
     parts, smallest = solved()
-    calm, largest = 0, 0.0
+    calm, largest, stuck = 0, 0.0, 0
+    least = sum(part.shape[1] for part in parts)
     while calm < 2 and any(part.shape[1] for part in parts):
         basis = torch.cat(parts, 1)
         total, size = more(1)
@@ -352,7 +365,9 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
         calm, largest = 0, 0.0
         more(max(16, wanted // 3))
         parts, smallest = solved()
-        if points > 40 + 2 * wanted:
+        left = sum(part.shape[1] for part in parts)
+        stuck, least = (0, left) if left < least else (stuck + 1, least)
+        if points > 40 + 2 * wanted or stuck == _STUCK:
             raise Undecided("Charges at fresh points must settle. Found that they go on to break what was found")
     return Kernel(unknowns, tuple(parts), largest, smallest, points)
 

@@ -138,7 +138,7 @@ class Narrow(Finder):
     @property
     def _ordered(self) -> Params:
         """Return the model's weights in the order of theta."""
-        return {name: self.own[name] for name in self.frame.entries.shapes if name in self.own}
+        return {name: self.own[name].cpu() for name in self.frame.entries.shapes if name in self.own}
 
     def point(self) -> Point:
         """Return a fresh generic point."""

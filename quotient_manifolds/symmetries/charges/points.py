@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries.charges.variations import (
     limits,
     numbers,
     other_sizes,
+    unwarned,
 )
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
@@ -45,6 +46,9 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
+_GAIN, _ORDINARY, _ZERO, _SOME = 4.0, 16.0, 1e-6, 1 << 16
+"""How much a matrix of median entries enlarges at most; the largest ordinary entry, in medians, which are of so many
+entries at most that are not 0 beside the largest."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -65,7 +69,7 @@ class Drawn(Mapping[str, Tensor]):
 
     alike: all numbers of a parameter are its mean plus noise with its standard deviation, at least a tenth of its size.
     Units differ by chance alone then, and each is on somewhere, where at a model's own weights one may hardly ever be.
-    Large ones are drawn again, from a seed, each time they are asked for, and never held.
+    Large ones are drawn again, from a seed, each time they are asked for, and never held. All are on the processor.
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, alike: bool) -> None:
@@ -113,9 +117,9 @@ class Drawn(Mapping[str, Tensor]):
         size, mean = self._size(name, w)
         chunks = w.detach().reshape(-1).split(self._chunk(w))
         like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
-        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device)
+        made = torch.empty(like.shape, dtype=torch.promote_types(w.dtype, torch.float32), device="cpu")
         for k, new in zip(places, made.view(-1).split(self._chunk(w)), strict=True):
-            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k]
+            generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k].cpu()
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
             drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
             if self._alike:
@@ -132,6 +136,31 @@ class Drawn(Mapping[str, Tensor]):
             norm, mean = torch.linalg.vector_norm(w.detach(), dtype=wide), w.detach().mean(dtype=wide)
             self._sizes[name] = max(float(norm) / w.numel() ** 0.5, _LEAST), float(mean)
         return self._sizes[name]
+
+
+def tamed(w: Tensor) -> Tensor:
+    """Return a parameter of ordinary size: matrices that do not enlarge by much, and no entries beside which all are 0.
+
+    Far along an orbit entries are thousands of times as large as others, or as those of another layer. A tenth of their
+    size as noise saturates each softmax, and moves as large as that leave rounding no digits. Entries of c x are taken
+    to c (2 - 1 / x), so that none are equal. Ordinary parameters are returned as they are.
+    """
+    if not movable(w) or w.numel() < 2:
+        return w
+    w = w.detach()
+    some = w.reshape(-1)[:: -(-w.numel() // _SOME)].double().abs()
+    largest = max(-float(w.min()), float(w.max()))
+    present = some[some > _ZERO * largest]
+    if not len(present):
+        return w
+    median = float(present.median())
+    if w.ndim > 1 and (gain := median * (w.numel() / max(w.shape)) ** 0.5) > _GAIN:
+        share = _GAIN / gain
+        w, median, largest = w * share, median * share, largest * share
+    if largest <= _ORDINARY * median:
+        return w
+    far = (w.abs() / (_ORDINARY * median)).clamp(min=1.0)
+    return w / far * (2 - 1 / far)
 
 
 class Points:
@@ -153,6 +182,8 @@ class Points:
         if any(bool(first.values[number].isnan().any()) for number in first.program.outputs):
             raise ValueError("Outputs on the batch must be numbers, to be compared. Found NaN; give other inputs")
         self.recordings, self.batches, self.left_out = [first], [batch], 0
+        self._tame = {name: tamed(w) for name, w in first.parameters.items()}
+        self.given: list[Any] = []
         rows = limits(first.program)
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
         self._raised: Counter[int] = Counter()
@@ -201,7 +232,8 @@ class Points:
     def _try(self, variations: Variations, sizes: Mapping[Axes, int], mood: str | None) -> bool:
         """Record a variation, and return whether it runs and is finite."""
         try:
-            self.add(variations.made(sizes, mood))
+            with unwarned():
+                self.add(variations.made(sizes, mood))
         except RUN_ERRORS:
             return False
         return True
@@ -223,12 +255,17 @@ class Points:
             raise ValueError("Outputs must be finite to give charges. Found some that are not; leave this batch out")
         if _size(made) < _ROUNDING * _size(self.recordings[0]):
             raise ValueError("Outputs must be more than rounding to give charges. Found less; leave this batch out")
-        kept = set(made.program.inputs)
+        kept = {*made.program.inputs, *made.program.choices}
         if self._large and _entries(made) >= _entries(self.recordings[0]):  # a walk takes a smaller one
             made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
         self.recordings.append(made)
         self.batches.append(batch)
         return len(self.recordings) - 1
+
+    def give(self, batch: Any) -> None:
+        """Add a batch that was given: outputs are compared there, too."""
+        self.add(batch)
+        self.given.append(batch)
 
     def like(self, program: Program) -> list[int]:
         """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
@@ -244,7 +281,7 @@ class Points:
     def weights(self, *, alike: bool = False) -> Mapping[str, Tensor]:
         """Return other weights; where they are `alike`, at which each unit is like any other (see `Drawn`)."""
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
-        return Drawn(self.recordings[0].parameters, seed, alike)
+        return Drawn(self._tame, seed, alike)
 
     def _mood(self) -> str:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
@@ -277,29 +314,51 @@ class Points:
 
     def _at(self, place: int, weights: Mapping[str, Tensor] | None = None) -> Point:
         recording = self.recordings[place]
-        if self._raised[place] >= _PATIENCE:
-            return self._anew(place, weights)
+        if self._raised[place] >= _PATIENCE and not recording.program.chosen:
+            made = self._anew(place, weights)
+            if made.recording.program.names == recording.program.names:
+                return made
+            recording = self._choosing(place)
         inputs = self.inputs(recording, kept=self._raised[place] > 0)
         return Point(recording, self.weights() if weights is None else weights, inputs)
+
+    def _choosing(self, place: int) -> Recording:
+        """Return a recording that chooses as it did: on other values there are other operations, as of experts."""
+        old = self.recordings[place]
+        chosen = {number: old.values[number] for number in old.program.choices}
+        self.recordings[place] = replace(old, program=replace(old.program, chosen=chosen))
+        self._uses = {key: used for key, used in self._uses.items() if key[0] != place}
+        said = "experts and other sizes within: always chosen as recorded"
+        self.held += () if said in self.held else (said,)
+        return self.recordings[place]
 
     def exercised(self) -> list[int]:
         """Return the places of recordings that make good points.
 
-        Left out are those of one example, of which signs say little, and the largest of a large model, if there are
-        others.
+        Left out are those of one example, of which signs say little, of one token where others have more, which
+        attends to nothing but itself, and the largest of a large model, if there are others.
         """
         tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
         sizes = list(map(_entries, self.recordings))
         most = _SPREAD * min(sizes) if self._large else max(sizes)
         rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
-        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1]
+        longest = [dict[int, int]() for _ in range(max(map(len, tensors)))]
+        for each in tensors:
+            for t, known in zip(each, longest, strict=False):
+                known.update({axis: max(n, known.get(axis, 0)) for axis, n in enumerate(t.shape)})
+        alone = [
+            any(n == 1 < known[axis] for t, known in zip(each, longest, strict=False) for axis, n in enumerate(t.shape))
+            for each in tensors
+        ]
+        good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1 and not alone[k]]
         return good or list(range(len(sizes)))
 
     def _anew(self, place: int, weights: Mapping[str, Tensor] | None) -> Point:
         """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
         weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
-        own = {name: w.to(old.parameters[name].dtype, copy=True) for name, w in weights.items()}
-        own |= {name: own[first] for name, first in old.tied.items()}
+        own = {name: w.to(old.parameters[name], copy=True) for name, w in weights.items()}
+        known = {name for name, _ in self.model.named_parameters()}  # of one parameter in two places, one name
+        own |= {name: own[first] for name, first in old.tied.items() if name in known}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
         (cast,) = self._casts
         made = record(replica(self.model, own, cast), mapped(cast, batch), self.evaluate)
@@ -324,21 +383,21 @@ class Points:
         """
         if walk is not None and which is None:
             which = self.places(walk)
-        why = ""
+        place, why = self._next(which), ""
         for _ in range(_TRIES):
-            place = self._next(which)
             try:
                 point = self._at(place, weights)
-                used = self._used(place, point.recording.program, walk)
-                drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic)
+                used, own = self._used(place, point.recording.program, walk), point.recording.parameters
+                drawn = samples(used, *point[1:], losses, self.generator, vectors=vectors, generic=generic, own=own)
                 made = list(drawn)
             except RUN_ERRORS as error:
                 self._raised[place] += 1
                 self.left_out, why = self.left_out + 1, f"{type(error).__name__}: {first_line(error)}"
+                place = place if self._raised[place] <= _PATIENCE else self._next(which)
                 continue
             if len(made) == losses:
                 return point, made
-            self.left_out += 1
+            self.left_out, place = self.left_out + 1, self._next(which)
             why = "outputs are not finite, or none depends on a weight"
         raise Undecided(
             f"Points must exist at which the model runs and is finite. Found none among {_TRIES} of other weights and "
@@ -367,7 +426,7 @@ class Points:
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
         used = self._used(place, recording.program, None)
-        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator)
+        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator, recording.parameters)
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
@@ -381,7 +440,7 @@ class Points:
 
     def answers(self) -> Answers:
         """Return what the model itself answers on batches that no recording is of."""
-        return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits)
+        return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits, self.given)
 
 
 def _entries(recording: Recording) -> int:

@@ -249,8 +249,8 @@ class Positions:
 
     def _row(self, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers of these parameters, in one row."""
-        none = torch.zeros(0, dtype=torch.float64)
-        return torch.cat([none, *(numbers[name].reshape(-1).double() for name in self.names)])
+        every = [numbers[name].reshape(-1).double() for name in self.names]
+        return torch.cat(every) if every else torch.zeros(0, dtype=torch.float64)
 
     def _vectors(self, sample: Sample, values: Sequence[Tensor], w: Tensor, reading: Reading, units: Tensor) -> Vectors:
         frame, ports, g = self.frame, [], self._row(sample.gradients)

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
-from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, Unknowns, null_space
+from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, Unknowns, connected, null_space
 from quotient_manifolds.symmetries.groups import (
     GL,
     SO,
@@ -194,7 +194,7 @@ class Recognition:
             X = self._matrices(N)
             T = self._alone @ null_space(self._gain_rows() @ self._alone, _ZERO, 1.0)[0]
             T = sparse(T, T)
-            for columns in _connected(X):
+            for columns in connected(X):
                 self._block(N[:, columns], X[columns], T)
         return alone
 
@@ -443,11 +443,3 @@ def _once(port: Port) -> Iterator[Port]:
         fresh[1:] = e[1:] != e[:-1]
         yield port.at(left[order[fresh]])
         left = left[order[~fresh]].sort()[0]
-
-
-def _connected(X: Tensor) -> Iterator[Tensor]:
-    """Yield which of matrices (k, C, C) touch channels in common."""
-    touched = ((X != 0).any(1) | (X != 0).any(2)).numpy()
-    part = connected_components(coo_matrix(touched @ touched.T), directed=False)[1]
-    for one in np.unique(part):
-        yield torch.from_numpy(np.flatnonzero(part == one))

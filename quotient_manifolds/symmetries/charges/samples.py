@@ -8,6 +8,7 @@ activations gives the charges of all wires, and no gradient of a weight is forme
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -101,19 +102,22 @@ def samples(
     *,
     vectors: Collection[str] = (),
     generic: bool = True,
+    own: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Sample]:
     """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
 
     The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name;
     inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
-    none. generic: whether norms have an eps at which near symmetries fail (see `arguments`). Nothing is yielded if an
-    output or a derivative is not finite, infinite entries beside finite ones of an output aside, or if no output
-    depends on a weight.
+    none. generic: whether norms have an eps at which near symmetries fail (see `arguments`). own: parameters to
+    whose devices weights are taken; samples are on the processor, as what is solved for is small.
+
+    Nothing is yielded if an output or a derivative is not finite, infinite entries beside finite ones of an output
+    aside, or if no output depends on a weight.
     """
     walk = walk if isinstance(walk, Uses) else Uses(walk.program, walk.uses)
     watch = {use.operation: use.tokens.place for use in walk.uses}
     vectors = [name for name in vectors if weights[name].is_floating_point()]
-    leaves = Leaves(weights, vectors)
+    leaves = Leaves(weights, vectors, own)
     taps = Taps(walk.cuts)
     outputs, seen = walk.replay.run(leaves.__getitem__, inputs, watch, rows=leaves.rows, generic=generic, tap=taps)
     outputs = [y for y in outputs if y.requires_grad]
@@ -132,12 +136,12 @@ def samples(
         def side(number: int, written: bool, slopes: Mapping[tuple[int, int], Tensor] = slopes) -> Side:
             use = walk.uses[number]
             key = use.operation, int(written)
-            return Side(use.tokens.of(sides[key].detach()), use.tokens.of(slopes[key]))
+            return Side(*(use.tokens.of(each.cpu()) for each in (sides[key].detach(), slopes[key])))
 
         yield Sample(
             {n: side(n, False) for n, use in enumerate(walk.uses) if use.tokens.place is not None},
             {n: side(n, True) for n in range(len(walk.uses))},
-            dict(zip(vectors, found[len(sides) :], strict=True)),
+            {name: g.cpu() for name, g in zip(vectors, found[len(sides) :], strict=True)},
         )
 
 
@@ -148,26 +152,39 @@ def stacked_gradients(
     alone: Collection[int],
     vectors: Collection[str],
     generator: torch.Generator,
+    own: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
 
     inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
     of a batch have as many rows as they have numbers; those that are not finite are left out.
     """
-    leaves = Leaves(weights, vectors)
+    leaves = Leaves(weights, vectors, own)
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
     run = torch.vmap(lambda *batch: tuple(used.replay.run(leaves.__getitem__, batch, {})[0]), in_dims=places)
-    ys = tuple(y for y in run(*inputs) if y.requires_grad)
+    with _one_by_one():
+        ys = tuple(y for y in run(*inputs) if y.requires_grad)
     each = sum(y[0].numel() for y in ys)
     up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64) for y in ys]
-    for y, own in zip(ys, up, strict=True):
+    for y, rows in zip(ys, up, strict=True):
         for k in range(len(y)):
-            own[k, :, k] = _multiples(y[k], each, generator)
-    rows = torch.autograd.grad(
-        ys, [leaves[n] for n in vectors], [u.flatten(0, 1) for u in up], is_grads_batched=True, materialize_grads=True
-    )
-    good = torch.stack([g.flatten(1).isfinite().all(1) for g in rows]).all(0)
-    return {name: g[good] for name, g in zip(vectors, rows, strict=True)}
+            rows[k, :, k] = _multiples(y[k], each, generator)
+    multiples = [u.flatten(0, 1) for u in up]
+    with _one_by_one():
+        wanted = [leaves[n] for n in vectors]
+        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
+    good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
+    return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Say nothing of operations that vmap runs batch by batch, as those of losses without torch's decompositions."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 @runtime_checkable
@@ -181,16 +198,21 @@ class Tables(Protocol):
 class Leaves(dict[str, Tensor]):
     """Give weights apart from their graph, of which some require gradients, in float64."""
 
-    def __init__(self, weights: Mapping[str, Tensor], vectors: Collection[str]) -> None:
-        super().__init__({name: wide(weights[name].detach()).requires_grad_() for name in vectors})
-        self._weights = weights
+    def __init__(
+        self, weights: Mapping[str, Tensor], vectors: Collection[str], own: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._weights, self._own = weights, weights if own is None else own
+        super().__init__({name: wide(self[name]).requires_grad_() for name in vectors})
 
     def __missing__(self, name: str) -> Tensor:
-        return self._weights[name].detach()
+        return self._weights[name].detach().to(self._own[name].device)
 
     def rows(self, name: str, index: Tensor) -> Tensor | None:
         """Return the rows of a table at an index, None where they are to be taken from the whole."""
-        return self._weights.rows(name, index) if isinstance(self._weights, Tables) and name not in self else None
+        if not isinstance(self._weights, Tables) or name in self:
+            return None
+        rows = self._weights.rows(name, index.cpu())
+        return None if rows is None else rows.to(index.device)
 
 
 def _has_numbers(y: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.nodes import distinct_columns
-from quotient_manifolds.symmetries.charges.walk import Walk
+from quotient_manifolds.symmetries.charges.walk import Walk, on_processor
 from quotient_manifolds.symmetries.trace.program import Operation, substituted
 
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
@@ -193,7 +193,7 @@ class Sets:
         values, layouts = self.walk.recording.values, self.program.layouts
 
         def at(number: int) -> Tensor:
-            value = values[number]
+            value = values[number].cpu()
             if number in some:
                 marks = some[number]
                 place = torch.searchsorted(names, marks.contiguous()).clamp(max=len(names) - 1)
@@ -204,7 +204,8 @@ class Sets:
 
         floating = {n for n in operation.ins if layouts[n].is_floating_point}
         try:
-            made = operation.func(*substituted(operation.args, at), **substituted(dict(operation.kwargs), at))
+            kwargs = substituted(on_processor(operation.kwargs), at)
+            made = operation.func(*substituted(operation.args, at), **kwargs)
         except _REFUSED:
             return None
         parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]

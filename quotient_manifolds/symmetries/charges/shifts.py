@@ -76,6 +76,13 @@ class Way:
     bias: Port | None = None
     known: Known | None = None
 
+    def repeats(self, other: Way) -> bool:
+        """Return whether another way has the same bias take back the same: that of a map that is used twice."""
+        if self.bias is None or other.bias is None:
+            return False
+        pairs = ((self.bias.theta, other.bias.theta), (self.port.theta, other.port.theta))
+        return all(torch.equal(a.starts, b.starts) and torch.equal(a.steps, b.steps) for a, b in pairs)
+
 
 class Shifts:
     """Read translations off samples at generic weights."""
@@ -480,6 +487,7 @@ class Shifts:
 
     def _shifts(self, ways: Sequence[Way], top: float) -> Generator[Translation, None, list[Way]]:
         """Yield what combinations of ways leave free. Return the ways that are in none."""
+        ways = [way for k, way in enumerate(ways) if not any(map(way.repeats, ways[:k]))]
         free = self._combined(ways, top) if ways else torch.zeros(0, 0)
         for v in free.T:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
@@ -549,7 +557,8 @@ class Shifts:
             if q is not None and self._alone(q.entries):
                 name = self.frame.name_of(q)
                 at = self.walk.taken[name][q.entries[0, 0] - self.frame.entries.start[name]]
-                found.setdefault(abs(int(at) - use.operation), q)
+                own = n in self.walk.biases and torch.equal(self.walk.biases[n], q.entries[:, 0])  # of other uses, too
+                found.setdefault(0 if own else abs(int(at) - use.operation), q)
         return found[min(found)] if found else None
 
     def _top(self, port: Port, u: Tensor) -> float:

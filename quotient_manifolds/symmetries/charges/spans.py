@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -51,7 +52,11 @@ def alike(shifts: Shifts) -> Iterator[Translation]:
 
 
 def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time."""
+    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time.
+
+    Any two that the same sample alone has are, as of units that are on in this one: these say nothing.
+    """
+    G = G * ((G != 0).sum(0) > 1)
     norm, every = G.norm(dim=0), torch.arange(G.shape[1])
     key = torch.randn(len(G), generator=torch.Generator().manual_seed(1), dtype=G.dtype) @ (G / norm.clamp(1e-300))
     unit, (key, order) = G / norm.clamp(1e-300) * key.sign(), key.abs().sort(stable=True)
@@ -72,6 +77,16 @@ def _ratios(G: Tensor, e: Tensor, f: Tensor) -> Tensor:
     """Return c of columns g_e = c g_f, whole numbers where they are."""
     c = (G[:, e] * G[:, f]).sum(0) / G[:, f].square().sum(0)
     return torch.where((c - c.round()).abs() < _TINY, c.round(), c)
+
+
+def _whole(free: Tensor) -> Tensor:
+    """Return a basis with the same span, columns (n, k), of which some rows are 1, and whole numbers where they are.
+
+    Rounding of slopes, of which small ones are what sums of larger numbers leave, is in no row that is exact.
+    """
+    rows = torch.from_numpy(scipy.linalg.qr(free.mT.numpy(), mode="r", pivoting=True)[1])[: free.shape[1]].long()
+    found = torch.linalg.solve(free[rows].mT, free.mT).mT
+    return torch.where((found - found.round()).abs() < _TINY, found.round(), found)
 
 
 class Spans:
@@ -157,7 +172,7 @@ class Spans:
             if use.shape[2] == 1 and 1 < d.shape[1] <= min(_FEW, len(d)):
                 free = null_space(d / d.norm(dim=1, keepdim=True).clamp(1e-300))[0]
                 if free.shape[1]:
-                    self._spans[n] = null_space(free.mT)[0].mT
+                    self._spans[n] = null_space(_whole(free).mT)[0].mT
         return self._spans[n]
 
     def _rows(self, port: Port, above: Tensor, below: Tensor) -> tuple[Factor, list[Tensor]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -35,6 +37,14 @@ class Axes:
     def leads(self) -> bool:
         """Return whether they may count examples."""
         return any(axis == 0 for _, axis in self.places)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Hide what a model warns of on batches that were made here: nobody gave it these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def limits(program: Program) -> dict[int, int]:
@@ -136,7 +146,7 @@ def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a tensor with this shape that repeats the entries of another."""
     for axis, size in enumerate(shape):
         if size != like.shape[axis]:
-            like = like.index_select(axis, torch.arange(size) % like.shape[axis])
+            like = like.index_select(axis, torch.arange(size, device=like.device) % like.shape[axis])
     return like
 
 

@@ -10,7 +10,7 @@ activations makes one the contragredient of the other. Nothing here has to be tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ class Walk:
     say of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped:
     operations that derivatives do not show, by module and name, with the reason. constants: numbers that are added
     to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
-    operation that takes it, -1 of several.
+    operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
+    activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
+    another, "bent" by a function of what is "bending"; a parameter that is the "factor" of what depends on none.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -57,6 +59,7 @@ class Walk:
         self.constants: list[tuple[int, Tensor, Tensor]] = []
         self.occurring: dict[str, Tensor] = {}
         """Which entries of leaves are used here: the others may be in longer inputs."""
+        self.roles: dict[str, list[Tensor]] = {}
         self.made: list[tuple[int, int]] = []
         """After each operation, how many nodes there are, and how many times nodes were joined."""
         self._labels: dict[int, Tensor] = {}
@@ -92,7 +95,7 @@ class Walk:
         return self.program.layouts[number].memory
 
     def _value(self, number: int) -> Tensor:
-        return self.recording.values[number]
+        return self.recording.values[number].cpu()  # what is asked of single operations is small
 
     def labels(self, number: int) -> Tensor | None:
         """Return the node of each entry of a value; of a parameter used as an activation they are made here.
@@ -197,7 +200,10 @@ class Walk:
             if operation.name in ("mul", "div") and parameters and live and self._gain(operation):
                 return
             active = [n for n in dict.fromkeys((*live, *parameters)) if self.program.layouts[n].is_floating_point]
-            self._generic(operation, active)
+            passing = self._without_factor(operation, active)
+            self._generic(operation, passing)
+            if passing != active:
+                self.nodes.solve_together(*(labels for n in active if (labels := self.labels(n)) is not None))
             if operation.func.namespace != "aten" and not any(self._labelled(n) for n in outs):
                 self.skipped[operation.module, operation.name] = "each result depends on several channels"
         except _REFUSED as error:
@@ -222,8 +228,25 @@ class Walk:
             return True
         if operation.name == "convolution":
             weight = operation.args[1].number
-            return self.entries.known(weight) and self._convolution(operation, weight)
+            return self.entries.known(weight) and not self._filters(operation) and self._convolution(operation, weight)
         return False
+
+    def _filters(self, operation: Operation) -> bool:
+        """Return whether a convolution filters channels that lie along an axis of pixels, as of the values of a head.
+
+        It has one input and one output in each group, and these are several channels, of which each result has one.
+        """
+        x, weight = (ref.number for ref in operation.args[:2])
+        shape, groups = self.program.layouts[weight].shape, operation.args[8]
+        if shape[0] != groups or shape[1] != 1 or not self._labelled(x):
+            return False
+        labels: Tensor = self.labels(x)  # type: ignore[assignment]
+        wires = self.nodes.wires.eldest(labels.movedim(1, -1).reshape(-1, labels.shape[1]))
+        if bool(((wires == wires.amax(0)) | (wires == 0)).all()):
+            return False
+        here = wide(self._value(x).detach()).contiguous()
+        found, linear = self._dependence(self._derivative(operation, [x]), [here], [labels], pointwise=False)
+        return linear and bool((found[0][0] > 0).all())
 
     def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
         (out,) = operation.outs
@@ -307,6 +330,28 @@ class Walk:
         self._put(out, after[which].view(shape))
         return True
 
+    def _without_factor(self, operation: Operation, live: list[int]) -> list[int]:
+        """Leave out an activation that multiplies all channels of a token by one number: the other passes, linearly."""
+        if operation.name not in ("mul", "div") or len(live) != 2:
+            return live
+        shape = self.program.layouts[operation.outs[0]].shape
+        for x, factor in (live, live[::-1]):
+            axes = [
+                a
+                for a, (m, n) in enumerate(zip(_padded(self._value(factor).shape, shape), shape, strict=True))
+                if m < n
+            ]
+            if self.entries.known(factor) or not axes or (operation.name == "div" and operation.ins[0] == factor):
+                continue
+            if tuple(self._value(x).shape) != tuple(shape):  # of an outer product neither is one number
+                continue
+            rest = [a for a in range(len(shape)) if a not in axes]
+            label = self.labels(x)
+            tokens = None if label is None else label.expand(shape).permute(*rest, *axes).flatten(len(rest))
+            if tokens is not None and bool((tokens != tokens[..., :1]).any()):
+                return [x]
+        return live
+
     def _generic(self, operation: Operation, live: list[int]) -> None:
         """Follow any other operation: a node passes if an entry depends on one of each value that it takes."""
         outs = [n for n in operation.outs if self.program.layouts[n].is_floating_point]
@@ -319,7 +364,7 @@ class Walk:
         scaled = affine(operation, self._constant)
         if scaled and live == [scaled[0]] and labels[0].shape == self.program.layouts[outs[0]].shape:
             self._put(outs[0], self._shifted(labels[0], *scaled[1:]))
-            self._leave_origins(outs[0])
+            self._leave_origins(outs[0], live, others)
             return
         along = self._derivative(operation, live)
         here = [wide(self._value(n).detach()).contiguous() for n in live]
@@ -327,10 +372,13 @@ class Walk:
         found, linear = self._dependence(along, here, labels, pointwise)
         outside = torch.tensor(sorted(self._made_of(others)), dtype=torch.long)
         solved = self.nodes.solved.eldest
+        role = self._role(operation, live, linear, alone)
         if len(outside) and bool(
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
-            linear = False  # a norm: its result is another wire
+            linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
+        if role == "bent":
+            self.roles.setdefault("bending", []).extend(label.unique() for label in labels)
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
             if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
@@ -338,7 +386,7 @@ class Walk:
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
                 self._put(out, passed)
-                self._leave_origins(out)
+                self._leave_origins(out, live, others)
                 if others and alone and len(outs) == 1:
                     self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
@@ -347,19 +395,38 @@ class Walk:
                 self._put(out, self._function(nodes).view(self.program.layouts[out].shape))
             else:
                 self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
+            self.roles.setdefault(role, []).append(self.labels(out).unique())  # type: ignore[union-attr]
         if len(live) > 1 and not linear and operation.name in ("mm", "bmm"):
+            self._queries(*live)
             self._contract(*labels)
         if not linear or any(not bool(one[0].any()) for one in found):
             self.nodes.solve_together(*labels)
         if len(outside) and operation.name in ("mul", "div"):
             self.nodes.solve_together(*labels, outside)
 
-    def _leave_origins(self, out: int) -> None:
-        """Take the wires that a linear result is of from those that it is computed from."""
-        if not self._origins[self._memory(out)]:
+    def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
+        """Return what the results of an operation are, see `roles`."""
+        several = sum(not self.entries.known(n) for n in live) > 1
+        if operation.name in ("mul", "div") and all(map(self.entries.known, live)) and not alone:
+            return "factor"
+        if operation.name in ("mm", "bmm"):
+            return "mixed" if several or not alone else ""
+        if linear:
+            return "added" if several else ""
+        return "gated" if several and operation.name == "mul" else "bent"
+
+    def _leave_origins(self, out: int, live: Sequence[int], others: Sequence[int]) -> None:
+        """Take the wires that a linear result is of from those that it is computed from.
+
+        If each of its entries has a label, it takes nothing else of what is `live`, as when it picks one of several.
+        """
+        origins, labels = self._origins[self._memory(out)], self.labels(out)
+        if not origins or labels is None:
             return
-        made = torch.tensor(sorted(self._origins[self._memory(out)]), dtype=torch.long)
-        passed = self.nodes.wires.eldest(self.labels(out).unique())  # type: ignore[union-attr]
+        if bool((labels > 0).all()):
+            origins = self._made_of(others).union(*(self._origins.get(self._memory(n), ()) for n in live))
+        made = torch.tensor(sorted(origins), dtype=torch.long)
+        passed = self.nodes.wires.eldest(labels.unique())
         left = made[~torch.isin(self.nodes.wires.eldest(made), passed)]
         self._origins[self._memory(out)] = set(left.tolist())
 
@@ -387,7 +454,7 @@ class Walk:
             return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
 
         args, kwargs = substituted((operation.args, dict(operation.kwargs)), at)
-        made: Tensor = operation.func(*args, **kwargs)
+        made: Tensor = operation.func(*args, **on_processor(kwargs))
         return made
 
     def _note_constants(self, label: Tensor, added: Tensor) -> None:
@@ -421,7 +488,7 @@ class Walk:
             self.biases[use] = self.entries.of(b.number).reshape(-1)
 
     def _derivative(self, operation: Operation, live: list[int]) -> Along:
-        """Return (points, tangents) -> the forward derivatives of all floating point results."""
+        """Return (points, tangents) -> the forward derivatives of all floating point results, on the processor."""
         where = {number: k for k, number in enumerate(live)}
         others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
 
@@ -433,7 +500,7 @@ class Walk:
                     return duals[where[number]] if number in where else others[number]
 
                 args, kwargs = arguments(operation, at, generic=True)
-                made = operation.func(*args, **kwargs)
+                made = operation.func(*args, **on_processor(kwargs))
                 parts = [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
                 pairs = [forward_ad.unpack_dual(t) for t in parts if t.is_floating_point()]
                 return tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
@@ -558,12 +625,22 @@ class Walk:
         summed = label.amax(axes, keepdim=True)
         return summed.expand(shape) if operation.name in ("mm", "bmm") else summed.reshape(shape)
 
+    def _queries(self, left: int, right: int) -> None:
+        """Take note of the tensors that the left side of a contraction is computed from, and the right side is not."""
+        tensors, made = self.nodes.tensors.of, []
+        for number in (left, right):
+            nodes = torch.tensor(sorted(self._made_of([number])), dtype=torch.long)
+            made.append(tensors[torch.cat([nodes, self.labels(number).unique()])])  # type: ignore[union-attr]
+        own = made[0][~torch.isin(made[0], made[1]) & (made[0] > 0)]
+        self.roles.setdefault("queries", []).append(torch.nonzero(torch.isin(tensors, own))[:, 0])
+
     def _contract(self, a: Tensor, b: Tensor) -> None:
         """Follow q . k: whatever mixes q is undone in k."""
         a, b = (each if each.ndim == 3 else each[None] for each in (a, b))
         if bool((a == a[..., :1]).all()) or bool((b == b[:, :1]).all()):
             return
         left, right = b[..., 0][:, None].expand_as(a), a[:, 0][..., None].expand_as(b)
+        self.roles.setdefault("left", []).append(a.unique())
         one = torch.cat([a.reshape(-1), right.reshape(-1)])
         other = torch.cat([left.reshape(-1), b.reshape(-1)])
         self.nodes.join(one, other, dual=True)
@@ -572,6 +649,11 @@ class Walk:
 def _of_shape_alone(name: str) -> bool:
     """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
     return name.startswith("new_") or name.endswith("_like")
+
+
+def _padded(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape with as many axes as another, as it is broadcast."""
+    return (*[1] * (len(like) - len(shape)), *shape)
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
@@ -585,3 +667,8 @@ def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
     near = (quotient - label).abs() < _INTEGER * (1 + label)
     label = label.long()
     return torch.where(near & known[label], label, 0)
+
+
+def on_processor(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of an operation that makes its result on the processor."""
+    return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in kwargs.items()}

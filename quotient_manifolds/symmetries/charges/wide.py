@@ -17,9 +17,15 @@ class Wide(Finder):
 
     @cached_property
     def recording(self) -> Recording:
-        """Return the smallest recording of several examples."""
-        found = [self.points.recordings[place] for place in self.points.exercised()]
-        return min(found, key=lambda each: sum(each.values[n].numel() for n in each.program.inputs))
+        """Return the smallest recording of several examples, of those with the operations that most of these have.
+
+        Charges are of points with its operations: a picture that is padded may be the only one.
+        """
+        good = self.points.exercised()
+        found = [self.points.recordings[place] for place in good]
+        alike = [len(set(good).intersection(self.points.like(each.program))) for each in found]
+        most = (each for each, count in zip(found, alike, strict=True) if count == max(alike))
+        return min(most, key=lambda each: sum(each.values[n].numel() for n in each.program.inputs))
 
     def everywhere(self) -> Readings:
         known = read(self.frame, torch.arange(len(self.frame.roots)), self.tokens, self.generator)

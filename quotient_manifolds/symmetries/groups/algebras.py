@@ -106,6 +106,14 @@ class Algebra(Record, ABC):
         """
         return _signs(self.n, torch.zeros(1, dtype=torch.int64), flips[..., : self.components])
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        """Return the orthogonal elements R of the group with the largest <M, R>, M (..., n, n): Procrustes.
+
+        flips: bool (components,), which elements outside the identity component belong to the group. Here it is the
+        identity, for groups in which little else is orthogonal.
+        """
+        return torch.eye(self.n, dtype=M.dtype, device=M.device).expand(M.shape)
+
     @property
     def summands(self) -> tuple[tuple[Tensor, Algebra], ...]:
         """Return the algebra as a direct sum: channels int64 (k, m), with the algebra of m x m matrices on each row."""
@@ -134,12 +142,25 @@ def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
     return not X.numel() or bool((X.abs().amax((-2, -1)) <= tolerance * A.abs().amax((-2, -1))).all())
 
 
+def _rotation(M: Tensor, flips: Tensor | None) -> Tensor:
+    """Return the orthogonal R with the largest <M, R>; with determinant 1 unless reflections count."""
+    U, _, Vh = torch.linalg.svd(M)
+    if flips is None or not bool(flips.all()):
+        sign = torch.linalg.det(U @ Vh).sign()
+        proper = sign if flips is None else torch.where(flips[..., 0], torch.ones_like(sign), sign)
+        U = torch.cat([U[..., :-1], U[..., -1:] * proper[..., None, None]], -1)
+    return U @ Vh
+
+
 @dataclass(frozen=True, eq=False)
 class GL(Algebra):
     """All n x n matrices; the group is that of the invertible ones, GL(n)."""
 
     def project(self, C: Tensor) -> Tensor:
         return C
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        return _rotation(M, flips)
 
     @property
     def dimension(self) -> int:
@@ -206,6 +227,9 @@ class SO(Algebra):
     def project(self, C: Tensor) -> Tensor:
         return (C - C.mT) / 2
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        return _rotation(M, flips)
+
     def bound(self, S: Tensor) -> Tensor:
         return ((S + S.mT) / 2) * (1 - torch.eye(self.n, dtype=S.dtype, device=S.device))
 
@@ -239,6 +263,13 @@ class CenteredSO(Algebra):
         both = _meet(N, M)
         k = both.shape[1] - bool(both.sum(0).square().sum() > _RANK * self.n)  # of what is orthogonal to 1
         return k * (k - 1) // 2
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        if self.n < 2:
+            return torch.ones_like(M)
+        one = torch.ones(self.n, 1, dtype=M.dtype, device=M.device)
+        B = torch.linalg.svd(one)[0][:, 1:]  # of what is orthogonal to 1
+        return B @ _rotation(B.mT @ M @ B, flips) @ B.mT + 1 / self.n
 
     @property
     def dimension(self) -> int:
@@ -275,6 +306,10 @@ class IntoMean(Algebra):
         w = M.mT[:, None] / self.n**0.5
         return w.expand(-1, self.n, -1)[: len(w) if _has_ones(N) else 0]
 
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        odd = (M.sum((-2, -1)) < 0)[..., None]  # <M, 1 - 2/n 1 1^T> > <M, 1>
+        return self.reflect(odd & flips if flips is not None else torch.zeros_like(odd)).to(M)
+
     def reflect(self, flips: Tensor) -> Tensor:
         return torch.eye(self.n, dtype=torch.float64) - 2.0 / self.n * flips[..., None].double()
 
@@ -306,6 +341,11 @@ class Complex(Algebra):
 
     def bound(self, S: Tensor) -> Tensor:
         return (S + S.flip(-2, -1)) / 2
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        R = self.project(M)
+        size = torch.linalg.det(R).clamp(min=0.0).sqrt()[..., None, None]
+        return torch.where(size > 0, R / size.clamp(min=1e-300), torch.eye(2, dtype=M.dtype, device=M.device))
 
     @property
     def components(self) -> int:
@@ -402,6 +442,11 @@ class DirectSum(Algebra):
     def exp(self, X: Tensor) -> Tensor:
         eye = torch.eye(self.n, dtype=X.dtype, device=X.device).expand(X.shape)
         return self._each(eye, [algebra.exp(X[at]) for at, algebra in self._at])
+
+    def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
+        eye = torch.eye(self.n, dtype=M.dtype, device=M.device).expand(M.shape)
+        each = zip(self.parts, self._flips(flips), self._at, strict=True)
+        return self._each(eye, [algebra.nearest(M[at], bits) for (_, algebra), bits, (at, _) in each])
 
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
         eye = torch.eye(self.n, dtype=A.dtype, device=A.device).expand(A.shape)

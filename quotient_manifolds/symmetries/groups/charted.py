@@ -124,6 +124,16 @@ class Charted(Symmetry):
         """Draw an element of the fields."""
         return self.fields.element(generator, scale)
 
+    def condition(self, element: Tensor) -> float:
+        """Return the condition number of what acts on the coordinates."""
+        return self.fields.condition(element)
+
+    def stretching(self, X: Tensor) -> Tensor:
+        return self.fields.stretching(X)
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        return self.fields.bounded(element, condition)
+
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the charges of the fields, of a cotangent by the coordinates."""
         chart, theta = self.chart, self.chart.row(params)

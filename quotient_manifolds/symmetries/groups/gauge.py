@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,9 +16,14 @@ from quotient_manifolds.symmetries.groups.wire import Charge, Wire
 
 _RANK = 1e-10
 """Below which singular values are 0, relative to the largest."""
+_REGULAR = 1e-12
+"""Of second moments, relative to their mean: added before they are inverted."""
 
 _ROUNDING = 1e-13
 """Below which a channel is rounding, relative to the largest."""
+
+_REGULAR = 1e-12
+"""Relative, of second moments: what is smaller has no inverse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +77,16 @@ class Gauge(Symmetry):
         return tuple(gain.entries for slot in self.wire.slots for gain in slot.gains)
 
     @property
+    def mixes(self) -> bool:
+        return True
+
+    @property
     def identity(self) -> Tensor:
         return torch.eye(self.wire.channels, dtype=torch.float64)
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        made = [b @ a for a, b in zip(self._blocks(first), self._blocks(then), strict=True)]
+        return made[0] if 3 in (first.ndim, then.ndim) else self._each(made)
 
     def inverse(self, element: Tensor) -> Tensor:
         inverses = [torch.linalg.inv(each) for each in self._blocks(element)]
@@ -82,6 +95,81 @@ class Gauge(Symmetry):
     def composed(self, blocks: Sequence[Tensor]) -> Tensor:
         """Return the element with blocks (k, m, m), a batch for each summand: these alone if there is one batch."""
         return blocks[0] if self._sets is not None else self._each(blocks)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the largest ratio of singular values among the blocks that the algebra is a sum of."""
+        sizes = [torch.linalg.svdvals(block) for block in self._blocks(element)]
+        return max((float((s[:, 0] / s[:, -1]).max()) for s in sizes), default=1.0)
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        norms = (b.norm(dim=(1, 2)) * torch.linalg.inv(b).norm(dim=(1, 2)) for b in self._blocks(element))
+        if max((float(each.max()) for each in norms), default=1.0) <= condition or self.condition(element) <= condition:
+            return element
+        parts = [torch.linalg.svd(block) for block in self._blocks(element)]
+        moved = self._each([U * _within(s, condition)[:, None] @ Vh for U, s, Vh in parts])
+        return moved if self.algebra.contains(moved) else self.identity
+
+    def stretching(self, X: Tensor) -> Tensor:
+        return (X + X.mT) / 2
+
+    def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
+        return self.wire.overlap(params, target)
+
+    def nearest(self, overlap: Tensor) -> Tensor:
+        return self.algebra.nearest(overlap, self.reflections)
+
+    @property
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor, bool], ...]]]:
+        rows = []
+        for slot in self.wire.slots:
+            row = torch.full((self.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(slot.channels)))
+            rows.append((slot.rows, row, slot.writes))
+        summands, flips = self.algebra.summands, self.reflections
+        counted = flips is not None and sum(len(c) * a.components for c, a in summands) == len(flips)
+        start = 0
+        for channels, algebra in summands:
+            for each in channels:
+                own = flips[start : start + algebra.components] if counted and flips is not None else None
+                start += algebra.components
+                yield (
+                    algebra,
+                    own,
+                    tuple((of, row[each], writes) for of, row, writes in rows if bool((row[each] >= 0).all())),
+                )
+
+    def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
+        """Return A with equal second moments of what is written and read in the wire's units, A M A^T = A^-T N A^-1."""
+        M, N = (self.algebra.project(each) for each in self._moments(params))
+        eye, A = self.identity, self.identity
+        if not torch.allclose(self.algebra.project(eye), eye) or not torch.allclose(M, M.mT):
+            return None
+        for channels, _ in self.algebra.summands:
+            at = channels[:, :, None], channels[:, None]
+            A[at] = _balancing(M[at], N[at])
+        return A if self.algebra.contains(A) else None
+
+    def _moments(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the second moments V V^T of slots in which A acts, and in which A^-T does, in the wire's units."""
+        found = [torch.zeros(self.shape, dtype=torch.float64) for _ in range(2)]
+        for slot in self.wire.slots:
+            V = slot.in_wire(params, params)[0].detach().cpu()
+            c = slot.channels
+            found[not slot.covariant][c[:, None], c] += V @ V.mT
+        return found[0], found[1]
+
+    def basis(self) -> Tensor:
+        found = [torch.zeros(0, *self.shape, dtype=torch.float64)]
+        for channels, algebra in self.algebra.summands:
+            B = algebra.project(torch.eye(algebra.n**2, dtype=torch.float64).view(-1, algebra.n, algebra.n))
+            B = B[B.flatten(1).any(1)]
+            whole = torch.zeros(len(channels), len(B), *self.shape, dtype=torch.float64)
+            for k, each in enumerate(channels):
+                whole[k][:, each[:, None], each] = B
+            found.append(whole.flatten(0, 1))
+        return torch.cat(found)
+
+    def project(self, X: Tensor) -> Tensor:
+        return self.algebra.project(X)
 
     def _blocks(self, element: Tensor) -> list[Tensor]:
         """Return the blocks (k, m, m) of an element, a batch for each summand of the algebra."""
@@ -195,3 +283,22 @@ def _null(F: Tensor) -> Tensor:
     _, s, Vh = torch.linalg.svd(F / norms)
     rank = int((s > _RANK * s[0]).sum())
     return torch.linalg.qr(Vh[rank:].mT / norms[:, None])[0]
+
+
+def _balancing(M: Tensor, N: Tensor) -> Tensor:
+    """Return positive A (k, m, m) with A M A^T = A^-T N A^-1: A^T A is the geometric mean of M^-1 and N."""
+    size = (M + N).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)[:, None, None]
+    eye = _REGULAR * size * torch.eye(M.shape[-1], dtype=M.dtype)
+    root, inverse = (_power(M + eye, p) for p in (0.5, -0.5))
+    return _power(inverse @ _power(root @ (N + eye) @ root, 0.5) @ inverse, 0.5)
+
+
+def _within(s: Tensor, condition: float) -> Tensor:
+    """Return singular values (k, m), descending, cut at both ends to a ratio of `condition`."""
+    middle = (s[:, :1] * s[:, -1:]).sqrt()
+    return torch.minimum(torch.maximum(s, middle / condition**0.5), middle * condition**0.5)
+
+
+def _power(P: Tensor, p: float) -> Tensor:
+    values, V = torch.linalg.eigh((P + P.mT) / 2)
+    return (V * values.clamp(min=1e-300).pow(p)[..., None, :]) @ V.mT

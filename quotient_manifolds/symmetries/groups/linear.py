@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, log, prod
 
 import torch
 from torch import Tensor
@@ -102,6 +102,29 @@ class Linear(Symmetry):
         """Draw Gaussian coordinates of a field whose norm is `scale`."""
         z = torch.randn(self.size, generator=generator, dtype=torch.float64)
         return scale * z / max(self._norm(self._rates(z)), 1e-300)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the condition number of the linear part of the flow."""
+        A = torch.matrix_exp(self._matrix(element.detach()))
+        if not bool(A.isfinite().all()):
+            return inf
+        s = torch.linalg.svdvals(A)
+        return float(s[0] / s[-1]) if len(s) else 1.0
+
+    def stretching(self, X: Tensor) -> Tensor:
+        M = self._matrix(X)
+        return (M + M.mT) / 2
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        most, size = log(condition), 2 * float(self.stretching(element.detach()).norm())
+        return element if size <= most or self.condition(element) <= condition else element * (most / size)
+
+    def _matrix(self, z: Tensor) -> Tensor:
+        """Return sum_j z_j M_j (n, n)."""
+        _, p, q = self.index.to(z.device)
+        rates, linear = self._rates(z), q < self.entries
+        M = rates.new_zeros(self.entries, self.entries)
+        return M.index_put((p[linear], q[linear]), rates[linear], accumulate=True)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute <y, M_j theta + c_j>, (k,), and the size of its summands."""

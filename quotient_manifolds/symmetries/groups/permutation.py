@@ -120,6 +120,18 @@ class Permutation(Record):
             part.exchange(draft, order)
         return draft.finished()
 
+    def inverse(self, order: Tensor) -> Tensor:
+        """Return the permutation that undoes another."""
+        return order.argsort()
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        """Return the permutation that acts as two do, one after the other."""
+        return first[then]
+
+    def condition(self, order: Tensor) -> float:
+        """Return 1: nothing is stretched."""
+        return 1.0
+
     def some(self, units: Tensor) -> Permutation:
         """Return the permutations of some of the units alone."""
         return Permutation(tuple(UnitRows(part.rows, part.at[units]) for part in self.parts))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.groups.algebras import Algebra
 from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, flattened
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -72,9 +73,62 @@ class Symmetry(Record, ABC):
         """Return the entries that are units between channels and what is moved, which it does not change."""
         return ()
 
+    @property
+    def mixes(self) -> bool:
+        """Return whether elements mix channels that have partners, and do not only scale entries or add to them."""
+        return False
+
+    @property
+    def identity(self) -> Tensor:
+        """Return the element that changes nothing."""
+        return torch.zeros(self.shape, dtype=torch.float64)
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        """Return the element that acts as two do, one after the other."""
+        return first + then
+
     def inverse(self, element: Tensor) -> Tensor:
         """Return the element that undoes another."""
         return -element
+
+    def condition(self, element: Tensor) -> float:
+        """Return how much more an element stretches some numbers than others: 1 where it only adds or turns."""
+        return 1.0
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        """Return the nearest element with a condition number of at most this; the identity where that is none."""
+        return element
+
+    def stretching(self, X: Tensor) -> Tensor:
+        """Return the part of a generator that stretches: the condition number of exp(X) is at most e^2 to its norm."""
+        return torch.zeros_like(X)
+
+    def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
+        """Return M with <M, R> = <target, act(params, R)> + constant for orthogonal elements R (units of 1)."""
+        return torch.zeros_like(self.identity)
+
+    def nearest(self, overlap: Tensor) -> Tensor:
+        """Return the orthogonal element with the largest <M, R>: of those that brings parameters nearest to others."""
+        return self.identity
+
+    @property
+    def blocks(self) -> Iterator[tuple[Algebra, Tensor | None, tuple[tuple[Rows, Tensor, bool], ...]]]:
+        """Yield the algebras of matrices, which reflections count, and rows (m,) of parameters that they act on, with
+        whether these write channels.
+        """
+        return iter(())
+
+    def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
+        """Return about the element that makes parameters smallest, |w|^2; None where none is known."""
+        return None
+
+    def basis(self) -> Tensor:
+        """Return generators (k, *shape) that span all."""
+        return torch.eye(self.identity.numel(), dtype=torch.float64).view(-1, *self.shape)
+
+    def project(self, X: Tensor) -> Tensor:
+        """Return the generators nearest to tensors of their shape."""
+        return X
 
     def exp(self, X: Tensor) -> Tensor:
         """Return the element that a generator leads to in unit time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ class Torus(Symmetry):
     """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
 
     Slices of one parameter may overlap, as rows and columns do; their log-scales add up. Biases are multiplied with the
-    `constants` included that they take up. ValueError for an unknown
-    that is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
+    `constants` included that they take up; those that slices do not move are left out. ValueError for an unknown that
+    is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
     """
 
     slices: tuple[Slices, ...]
@@ -77,7 +78,8 @@ class Torus(Symmetry):
     constants: Constants = field(default_factory=Constants)
 
     def __post_init__(self) -> None:
-        self._store(slices=tuple(self.slices))
+        moved = {each.rows.name for each in self.slices}
+        self._store(slices=tuple(self.slices), constants=self.constants.of(moved))
         if any(
             s.index.numel() and not 0 <= int(s.index[1].min()) <= int(s.index[1].max()) < self.size for s in self.slices
         ):
@@ -127,6 +129,25 @@ class Torus(Symmetry):
                 if bool(keep.any()):
                     found.append(Slices(each.rows, each.index[:, keep], each.powers[keep]))
         return tuple(found)
+
+    def condition(self, element: Tensor) -> float:
+        """Return the ratio of the largest scale and the smallest."""
+        return float((element.max() - element.min()).exp()) if element.numel() else 1.0
+
+    def stretching(self, X: Tensor) -> Tensor:
+        return X
+
+    def balancing(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return log-scales that make each alone about the least of |w|^2, but those of gains."""
+        value, size = self.charge(params, params)
+        z = -0.5 * (value / size.clamp(min=1e-300)).clamp(-0.999, 0.999).atanh()
+        for each in self.gains(params):
+            z[each.index[1]] = 0.0
+        return z
+
+    def bounded(self, element: Tensor, condition: float) -> Tensor:
+        most = math.log(condition) / 2
+        return element.clamp(-most, most)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
@@ -199,7 +220,7 @@ def _about_one_number(rows: Sequence[Rows]) -> bool:
     """Return whether all rows of a parameter that have an entry are 0 at the same number."""
     zero = torch.full((prod(rows[0].shape),), torch.nan, dtype=torch.float64)
     for each in rows:
-        own = (-torch.as_tensor(each.offset) / torch.as_tensor(each.scale)).double().expand(each.places.shape)
+        own = (-numbers(each.offset) / numbers(each.scale)).expand(each.places.shape)
         known = zero[each.places]
         if not bool((known.isnan() | torch.isclose(known, own, rtol=1e-12, atol=0)).all()):
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -91,6 +91,11 @@ class Operation:
         name = re.sub("^_?unsafe_", "", name)
         return f"{name} {rounding}" if rounding else name
 
+    @property
+    def writes(self) -> bool:
+        """Return whether it writes as many values as an index has places."""
+        return str(self.func.overloadpacket.__name__) == "index_put"
+
     @cached_property
     def ins(self) -> tuple[int, ...]:
         """Return the numbers of the values it takes, in order, each as often as it is taken."""
@@ -108,7 +113,8 @@ class Program:
 
     layouts: of each value by number. parameters: the values that are parameters or views of one, with the parameter's
     name; of parameters that share all their memory the first name alone. inputs: values that nothing made. constants:
-    tensors of the model that are no parameters, by number. outputs: numbers of the floating point outputs.
+    tensors of the model that are no parameters, by number. outputs: numbers of the floating point outputs. chosen:
+    values that a replay takes as they are in place of making them, by number.
     """
 
     operations: tuple[Operation, ...]
@@ -117,6 +123,16 @@ class Program:
     inputs: tuple[int, ...]
     constants: Mapping[int, Tensor]
     outputs: tuple[int, ...]
+    chosen: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def choices(self) -> frozenset[int]:
+        """Return the values, no numbers but integers and booleans that were made, on which sizes of others depend."""
+        made = {number for each in self.operations for number in each.outs}
+        deciding = (each for each in self.operations if torch.Tag.dynamic_output_shape in each.func.tags or each.writes)
+        numbers = {number for each in deciding for number in (*each.ins, *each.outs)} & made
+        kinds = {number: self.layouts[number].dtype for number in numbers}
+        return frozenset(n for n, kind in kinds.items() if not (kind.is_floating_point or kind.is_complex))
 
     @cached_property
     def computing(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -423,3 +424,22 @@ def plain_kernels() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+def digest(recording: Recording) -> str:
+    """Return what two recordings have in common that do the same with parameters of the same names.
+
+    That includes shapes and the values of constants, statistics of norms among them, but not those of inputs and
+    parameters, nor the precision that all are in.
+    """
+    program, digested = recording.program, hashlib.sha256()
+    operations = [(str(each.func), each.args, each.kwargs, each.outs) for each in program.operations]
+    layouts = [
+        (each.memory, each.shape, each.stride, each.offset, each.room, each.dtype.is_floating_point)
+        for each in program.layouts
+    ]
+    digested.update(repr((operations, layouts, program.parameters, program.inputs, program.outputs)).encode())
+    for number, tensor in program.constants.items():
+        values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        digested.update(repr((number, values.detach().cpu().tolist())).encode())
+    return digested.hexdigest()

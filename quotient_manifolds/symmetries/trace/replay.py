@@ -48,13 +48,15 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
 
     at: gives values by number. Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a
     small constant (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if
-    that is more.
+    that is more. A root of 0 has derivative 0, as torch gives a norm, of which it is a part.
     """
     args, kwargs = (substituted(given, at) for given in operation.in_double)
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
     if operation.func is aten.embedding.default:
         args = args[:2]  # the others ask for another gradient than the derivative
+    if operation.func is aten.sqrt.default:
+        args = (torch.where(args[0] == 0, args[0].detach(), args[0]),)
     added = generic and operation.func in _ADDING and isinstance(args[1], float)
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
         args = (args[0], max(args[1], _NEAR * float(_unwrapped(args[0]).detach().abs().mean())), *args[2:])
@@ -85,7 +87,7 @@ class Replay:
             if func is aten.embedding.default and (number := _of(first)) in self._tables
             if number is not None and program.layouts[number].whole
         }
-        self._constants = {number: wide(tensor) for number, tensor in program.constants.items()}
+        self._constants = {number: wide(tensor) for number, tensor in {**program.constants, **program.chosen}.items()}
         rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
         self._large = sum(rooms.values()) > HELD
         self._ends: list[list[int]] = [[] for _ in program.operations]
@@ -141,7 +143,7 @@ class Replay:
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
-            if not operation.outs:
+            if set(operation.outs) <= set(self.program.chosen):
                 continue
             found = rows(self._looked[place], known[operation.ins[1]]) if rows and place in self._looked else None
             if found is None:

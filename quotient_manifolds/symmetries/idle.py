@@ -1,8 +1,9 @@
-"""Find the symmetries of a model that hold on all inputs given, and that nothing which did not run on them can see."""
+"""Refuse what parameters may depend on that did not run: experts, heads of other tasks, a mask token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -13,99 +14,99 @@ from torch import Tensor, nn
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import ModelError, running
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
-from quotient_manifolds.symmetries.propose import did_not_run, proposals
+from quotient_manifolds.symmetries.groups import Params, Translation
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating, tensors
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
-from quotient_manifolds.symmetries.symmetries import Symmetries
-from quotient_manifolds.symmetries.verify import verify_on_batches
-from quotient_manifolds.symmetries.wires.run import Run
+from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
 
 Idle = Mapping[str, Tensor]
 """Where in a parameter, by its name, the numbers are that did not run."""
 
 NOISE = 1e-2  # relative, of what is added to what a module is given
 ACTIVATION = 1e8  # the largest: what is larger masks scores
+CHANGE = 1e-8  # relative: outputs that a finite element changes by more are not invariant
+_STEP = 0.3
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
 
 
-def find_symmetries(
-    model: nn.Module, batch: Any, *others: Any, evaluate: Evaluate | None = None, declared: Symmetries | None = None
-) -> Symmetries:
-    """Return the symmetries of `model`, the parameters in no pair, and what is refused, from runs on the inputs.
+def did_not_run(name: str) -> str:
+    """Return why a symmetry is refused that a parameter may depend on which did not run."""
+    return f"{name} did not run, and may be part of it: give inputs that go everywhere"
 
-    The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
-    output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), and reparameterizations: redundant
-    biases, and what norms and the streams they read leave free. So no class need be known. They are proposals, for
-    `verify_symmetries` or a measure to verify.
 
-    batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
-    examples are used, or all where parameters would be idle else, in the model's own precision. others: more inputs;
-    what is found on the first is kept where it holds on all of them: give the first again for its other examples.
+def idle_like(idle: Idle, names: Iterable[str], params: Mapping[str, Tensor]) -> str:
+    """Return an idle parameter that may do what one of these does elsewhere; "" if none is.
 
-    Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
-    computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
-
-    declared: pairs (see `declare_pair`) that are known, in the place of what is found of the same
-    parameters. A module used twice is found once, under the first name of its parameters. A model may have no
-    pairs, which is no error.
-    TypeError for anything but a module. ValueError in train mode, where the model does not run on the inputs, and where
-    a parameter has no values, is NaN or infinite, or is in a pair and quantised, sparse or complex.
+    One of the same path but for a number, as experts have, or a matrix of a module beside it, as branches are.
     """
-    runs = proposals(model, batch, evaluate, declared)
-    found, trace = next(runs)
-    if trace.idle:
-        found, trace = next(runs, (found, trace))
-    return held(model, (batch, *others), found, trace.idle, evaluate)
+    names = [*names]
+    kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
+    homes = {_home(name) for name in names}
+    for name in sorted(idle):
+        matrix = params[name].numel() > params[name].shape[-1:].numel()
+        if _NUMBER.sub(".*", f".{name}.") in kinds or (matrix and _home(name) in homes):
+            return name
+    return ""
+
+
+def _home(name: str) -> str:
+    """Return the path of the module in which a parameter's module stands."""
+    return name.rpartition(".")[0].rpartition(".")[0]
 
 
 def held(
     model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
 ) -> Symmetries:
-    """Return the symmetries that hold on all batches and that no idle parameter can see; the others are refused.
+    """Return the symmetries that no idle parameter can see; the others are refused.
 
-    idle: what did not run on the first batch, as `Run.idle`. Code that uses an idle parameter lies outside of the
-    modules that hold none: all that it can depend on is what these return, and parameters outside of them. So a
-    symmetry is kept that moves parameters inside of one of these modules, if nothing that these modules return changes,
-    to rounding. It has to be so for any input, as what did not run may change their inputs: noise is added to these.
+    Code that uses an idle parameter lies outside of the modules that hold none: all that it can depend on is what these
+    return, and parameters outside of them. So a symmetry is kept that moves parameters inside of one of these modules,
+    if nothing that these modules return changes, to rounding. It has to be so for any input, as what did not run may
+    change their inputs: noise is added to these.
     """
-    for batch in batches[1:]:
-        if idle:
-            other = Run(model, batch, evaluate).idle
-            idle = {name: both for name in idle.keys() & other.keys() if (both := idle[name] & other[name]).any()}
-    if not symmetries.moved or not (idle or batches[1:]):
+    if not symmetries.moved:
         return symmetries
     try:
-        return symmetries.refusing(_false(model, batches, symmetries, idle, evaluate))
-    except ModelError as error:
-        if not idle:
-            raise
-        # Its code takes no noise, or no gradient.
+        return symmetries.refusing(_seen(model, batches, symmetries, idle, evaluate))
+    except ModelError as error:  # its code takes no noise, or no gradient
         why = f"{did_not_run(min(idle))} (it cannot be verified: {first_line(error)})"
         return symmetries.refusing({each.name: why for each in symmetries.every})
 
 
-def _false(
+def _seen(
     model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
 ) -> dict[str, str]:
-    """Return the names of symmetries that do not hold on all batches, or that an idle parameter may see, and why."""
-    evaluations: list[Evaluate] = [evaluate or answer] * len(batches)
-    reasons: dict[str, str] = {}
-    if idle:
-        closed = [_ClosedModules(model, idle, evaluate or answer, batch) for batch in batches]
-        inside = [names for each in closed for names in each.inside]
-        outside = (each for each in symmetries.every if not any(names.issuperset(each.names) for names in inside))
-        reasons = {each.name: _idle_near(idle, each.names) for each in outside}
-        evaluations = [*closed]
-    for number, (batch, evaluation) in enumerate(zip(batches, evaluations, strict=True), 1):
-        left = symmetries.without(reasons)
-        if not left.every:
-            break
-        checks = verify_on_batches(model, evaluation, [batch], left).checks
-        false = {check.name for check in checks if check.verdict == "fails"}
-        for each in left.every:
-            if each.name in false:
-                other = f"it changes the output on inputs number {number}"
-                reasons[each.name] = _idle_near(idle, each.names) if idle and number == 1 else other
+    """Return the names of symmetries that an idle parameter may see, and why."""
+    closed = [_ClosedModules(model, idle, evaluate or answer, batch) for batch in batches]
+    inside = [names for each in closed for names in each.inside]
+    reasons = {}
+    for each in symmetries.every:
+        if not any(names.issuperset(each.names) for names in inside):
+            reasons[each.name] = _idle_near(idle, each.names)
+    for batch, evaluation in zip(batches, closed, strict=True):
+        outputs = ModelOutputs(model, [batch], evaluation)
+        left = [each for each in symmetries.every if each.name not in reasons]
+        for each in _changing(outputs, left, outputs.params()):
+            reasons[each.name] = _idle_near(idle, each.names)
     return reasons
+
+
+def _changing(outputs: ModelOutputs, some: Sequence[Symmetry], params: Params) -> Iterator[Symmetry]:
+    """Yield those of which a finite element changes outputs, by bisection; of translations each set apart."""
+    draw, moved = torch.Generator().manual_seed(0), params
+    for symmetry in sorted((each.symmetry for each in some), key=lambda each: not isinstance(each, Translation)):
+        size = 1.0
+        if isinstance(symmetry, Translation):
+            size = max(typical(part.rows.entries(params)) for part in symmetry.parts)
+        moved = symmetry.act(moved, symmetry.element(draw, _STEP * size))
+    if not some or outputs.change({name: w.clone() for name, w in moved.items()}) < CHANGE:
+        return
+    if len(some) == 1:
+        yield some[0]
+        return
+    half = len(some) // 2
+    yield from _changing(outputs, some[:half], params)
+    yield from _changing(outputs, some[half:], params)
 
 
 def _idle_near(idle: Iterable[str], names: Iterable[str]) -> str:
