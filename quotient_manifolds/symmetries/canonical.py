@@ -124,7 +124,7 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
-    """Return the canonical point, computed on the processor: of many small matrices."""
+    """Return the canonical point, computed on the processor, as its many matrices are small."""
     if not symmetries:
         return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
@@ -138,16 +138,17 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
 def _on_processor(
     symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> Canonical:
+    """Return the canonical point of parameters, of which those that symmetries read have these shapes."""
     symmetries = joined(symmetries)
     translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
     draft = Draft(params).own(shapes)
     point = _start(symmetries, {**draft}, [])
     free = []
-    numbers = _gains(symmetries, params)
+    gains = _gains(symmetries, params)
     for symmetry in symmetries:
         if isinstance(symmetry, Torus):
-            point, each = _with_gains(point, symmetry, numbers)
+            point, each = _with_gains(point, symmetry, gains)
             free.append(each)
     draft, steps = (Draft(point.params).own(shapes) if point.steps else draft), point.steps
     zero = _zero(symmetries, {**draft})
@@ -182,7 +183,7 @@ def _on_processor(
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, numbers)), (*doubts, *more))
+    return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, gains)), (*doubts, *more))
 
 
 def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:
@@ -269,7 +270,7 @@ def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
         at = -numbers(rows.offset) / numbers(rows.scale)
         if bool(at.any()):
             flat = zero[rows.name].flatten().clone()
-            flat[rows.places] = at.double().expand(rows.places.shape)
+            flat[rows.places] = at.expand(rows.places.shape)
             zero[rows.name] = flat.view(rows.shape)
     draft = Draft(zero)
     for each in symmetries:

@@ -16,7 +16,10 @@ from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.groups import (
     GL,
+    Algebra,
     CenteredSO,
+    Complex,
+    FromSum,
     Gauge,
     IntoMean,
     Matrix,
@@ -34,6 +37,7 @@ from quotient_manifolds.symmetries.groups import (
     diagonal,
     planes,
 )
+from quotient_manifolds.symmetries.least_norm import moving
 from tests.symmetries.nets import net
 from tests.symmetries.test_nets import shown
 
@@ -371,3 +375,9 @@ def test_parameters_of_another_model_are_refused(change_of: dict[str, Tensor | N
     given_params = {key: w for key, w in (params | change_of).items() if w is not None}
     with pytest.raises(ValueError, match=message):
         canonical([gauge], given_params)
+
+
+@pytest.mark.parametrize("algebra", [GL(3), FromSum(3), Complex()], ids=lambda algebra: type(algebra).__name__)
+def test_a_basis_is_orthonormal_in_float64_whatever_the_default_type(algebra: Algebra) -> None:
+    B = moving(algebra).flatten(1)
+    torch.testing.assert_close(B @ B.mT, torch.eye(len(B), dtype=torch.float64), rtol=0, atol=1e-14)

@@ -504,3 +504,12 @@ def test_points_are_the_same_from_the_same_seed() -> None:
     w = dict(model.named_parameters())["embed.weight"].detach()
     assert 0.05 < float(((here[0].weights["embed.weight"] - w) / w).abs().median()) < 0.6
     assert answer is Points(model, x[:3]).evaluate
+
+
+def test_one_token_that_attends_to_itself_alone_is_no_point_where_others_are_longer() -> None:
+    model = nn.MultiheadAttention(4, 2, batch_first=True).double().eval()
+    points = Points(model, torch.randn(3, 3, 4).double(), lambda model, x: model(x, x, x)[0])
+    lengths = [each.values[each.program.inputs[0]].shape[1] for each in points.recordings]
+    assert 1 in lengths
+    assert points.exercised()
+    assert 1 not in [lengths[place] for place in points.exercised()]

@@ -246,6 +246,14 @@ def filtered(s: Computed, x: Tensor) -> Tensor:
     return s.o(((q @ k.mT).softmax(-1) @ v + s.c(v)).transpose(1, 2).flatten(2))
 
 
+def with_sinks(s: Computed, x: Tensor) -> Tensor:
+    """Attention of two heads (h = 4), of which each token's values are multiplied by one number, of a parameter."""
+    q, k, v = (heads.unflatten(-1, (2, 4)).transpose(1, 2) for heads in (s.q(x), s.k(x), s.v(x)))
+    scores = q @ k.mT
+    part = (scores.logsumexp(-1) - s.sink.bias[:, None]).sigmoid()
+    return s.o((part[..., None] * (scores.softmax(-1) @ v)).transpose(1, 2).flatten(2))
+
+
 @pytest.mark.parametrize(
     ("forward", "writer", "count", "parts"),
     [
@@ -257,8 +265,14 @@ def filtered(s: Computed, x: Tensor) -> Tensor:
             {name: nn.Linear(5, 8) for name in "qkv"}
             | {"o": nn.Linear(8, 5), "c": nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=2, bias=False)},
         ),
+        (
+            with_sinks,
+            "v",
+            8,
+            {name: nn.Linear(5, 8) for name in "qkv"} | {"o": nn.Linear(8, 5), "sink": nn.Linear(1, 2)},
+        ),
     ],
-    ids=["picked by an index", "filtered along tokens"],
+    ids=["picked by an index", "filtered along tokens", "multiplied by token"],
 )
 def test_the_output_reads_the_channels_that_values_write(
     forward: Callable[[Computed, Tensor], Tensor], writer: str, count: int, parts: dict[str, nn.Module]

@@ -342,14 +342,9 @@ class Points:
         sizes = list(map(_entries, self.recordings))
         most = _SPREAD * min(sizes) if self._large else max(sizes)
         rows = [max((t.shape[0] if t.ndim else 1 for t in each), default=2) for each in tensors]
-        longest = [dict[int, int]() for _ in range(max(map(len, tensors)))]
-        for each in tensors:
-            for t, known in zip(each, longest, strict=False):
-                known.update({axis: max(n, known.get(axis, 0)) for axis, n in enumerate(t.shape)})
-        alone = [
-            any(n == 1 < known[axis] for t, known in zip(each, longest, strict=False) for axis, n in enumerate(t.shape))
-            for each in tensors
-        ]
+        axes = [{(n, axis): size for n, t in enumerate(each) for axis, size in enumerate(t.shape)} for each in tensors]
+        longer = {at for each in axes for at, size in each.items() if size > 1}
+        alone = [any(each[at] == 1 for at in longer.intersection(each)) for each in axes]
         good = [k for k, size in enumerate(sizes) if size <= most and rows[k] > 1 and not alone[k]]
         return good or list(range(len(sizes)))
 

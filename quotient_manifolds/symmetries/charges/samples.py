@@ -165,7 +165,7 @@ def stacked_gradients(
     with _one_by_one():
         ys = tuple(y for y in run(*inputs) if y.requires_grad)
     each = sum(y[0].numel() for y in ys)
-    up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64) for y in ys]
+    up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64, device=y.device) for y in ys]
     for y, rows in zip(ys, up, strict=True):
         for k in range(len(y)):
             rows[k, :, k] = _multiples(y[k], each, generator)

@@ -334,16 +334,14 @@ class Walk:
         """Leave out an activation that multiplies all channels of a token by one number: the other passes, linearly."""
         if operation.name not in ("mul", "div") or len(live) != 2:
             return live
-        shape = self.program.layouts[operation.outs[0]].shape
+        layouts = self.program.layouts
+        shape = layouts[operation.outs[0]].shape
         for x, factor in (live, live[::-1]):
-            axes = [
-                a
-                for a, (m, n) in enumerate(zip(_padded(self._value(factor).shape, shape), shape, strict=True))
-                if m < n
-            ]
+            steps = torch.empty(layouts[factor].shape, device="meta").expand(shape).stride()
+            axes = [a for a, step in enumerate(steps) if not step]
             if self.entries.known(factor) or not axes or (operation.name == "div" and operation.ins[0] == factor):
                 continue
-            if tuple(self._value(x).shape) != tuple(shape):  # of an outer product neither is one number
+            if layouts[x].shape != shape:  # of an outer product neither is one number
                 continue
             rest = [a for a in range(len(shape)) if a not in axes]
             label = self.labels(x)
@@ -649,11 +647,6 @@ class Walk:
 def _of_shape_alone(name: str) -> bool:
     """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
     return name.startswith("new_") or name.endswith("_like")
-
-
-def _padded(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape with as many axes as another, as it is broadcast."""
-    return (*[1] * (len(like) - len(shape)), *shape)
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

@@ -143,7 +143,7 @@ class Replay:
         for place, operation in enumerate(self.program.operations):
             if tap is not None and place in tap.places:
                 tap(place, operation, known.__getitem__)
-            if set(operation.outs) <= set(self.program.chosen):
+            if all(number in self.program.chosen for number in operation.outs):
                 continue
             found = rows(self._looked[place], known[operation.ins[1]]) if rows and place in self._looked else None
             if found is None:
