@@ -28,8 +28,8 @@ from quotient_manifolds.symmetries.charges.entries import Reading
 from quotient_manifolds.symmetries.charges.frame import Frame, Port, Table
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.readings import Readings
-from quotient_manifolds.symmetries.charges.samples import Sample
-from quotient_manifolds.symmetries.charges.uses import Lookup
+from quotient_manifolds.symmetries.charges.samples import Sample, Side
+from quotient_manifolds.symmetries.charges.uses import Lookup, Use
 from quotient_manifolds.symmetries.groups import (
     Factor,
     Gain,
@@ -89,7 +89,9 @@ class Shifts:
 
     def __init__(self, frame: Frame, drawn: Drawn, draw: Callable[[], Sample]) -> None:
         """Take samples, and what gives more, for units that are never on in these."""
-        self.frame, self.walk, self.drawn, self.draw = frame, frame.walk, [sample for _, sample in drawn], draw
+        self.frame, self.walk = frame, frame.walk
+        self.classes = _classes(self.walk.uses)
+        self.drawn, self.draw = [self._joined(sample) for _, sample in drawn], lambda: self._joined(draw())
         self.readings, self.units = list[Reading](), list[Tensor]()
         for k, (weights, _) in enumerate(drawn):  # losses of one point have the same weights
             same = k > 0 and weights is drawn[k - 1][0]
@@ -140,25 +142,38 @@ class Shifts:
         except ValueError as error:
             self.refused.append(f"a translation: {error}")
 
-    def _alone(self, entries: Tensor) -> bool:
-        """Return whether all entries, numbers or a view of a grid, are of parameters, and used once."""
+    def _joined(self, sample: Sample) -> Sample:
+        """Return a sample in which the first of several uses of the same entries has the tokens of all of them."""
+        several = [some for some in self.classes if len(some) > 1]
+
+        def joined(sides: Mapping[int, Side]) -> Mapping[int, Side]:
+            found = [(some[0], [sides[n] for n in some if n in sides]) for some in several if some[0] in sides]
+            pairs = ((n, [(side.values, side.slopes) for side in some]) for n, some in found)
+            return {**sides, **{n: Side(*map(torch.cat, zip(*some, strict=True))) for n, some in pairs}}
+
+        return replace(sample, read=joined(sample.read), written=joined(sample.written)) if several else sample
+
+    def _alone(self, entries: Tensor, uses: int = 1) -> bool:
+        """Return whether all entries, numbers or a view of a grid, are of parameters, and used so often."""
         if entries.is_meta:
             shares = self.frame.shares.as_strided(entries.shape, entries.stride(), int(entries.storage_offset()))
-            return int(shares.max()) == 1
-        return bool((entries >= 0).all()) and float(self.frame.shares[entries].max()) == 1
+            return bool((shares == uses).all())
+        return bool((entries >= 0).all()) and bool((self.frame.shares[entries] == uses).all())
 
     @cached_property
     def lone(self) -> set[int]:
-        """Return the uses whose entries are all of parameters, and used once, with as many channels in all samples.
+        """Return the uses whose entries are all of parameters, with as many channels in all samples: see `_joined`.
 
-        A map that mixes tokens has more for longer inputs.
+        A map that mixes tokens has more for longer inputs. Of uses of the same entries it is the first, for all of
+        them, if nothing else uses any of these.
         """
 
         def steady(n: int) -> bool:
             read = {s.read[n].values.shape[1] for s in self.drawn if n in s.read}
             return len(read) <= 1 and len({s.written[n].slopes.shape[1] for s in self.drawn if n in s.written}) <= 1
 
-        return {n for n, use in enumerate(self.walk.uses) if self._alone(use.theta) and steady(n)}
+        uses = self.walk.uses
+        return {some[0] for some in self.classes if self._alone(uses[some[0]].theta, len(some)) and steady(some[0])}
 
     def _side(self, n: int, writes: bool) -> Port:
         """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
@@ -195,15 +210,18 @@ class Shifts:
 
     @cached_property
     def biases(self) -> dict[int, Tensor]:
-        """Return by use the entries of its bias, if their gradient is that of this use alone."""
-        found = {}
-        for n, bias in self.walk.biases.items():
-            rows = self._entries(bias) if self._alone(bias) else None
+        """Return by use the entries of its bias, if their gradient is that of the uses of the same weight alone."""
+        found, every = {}, self.walk.biases
+        for some in self.classes:
+            bias = every.get(some[0])
+            if bias is None or not all(n in every and torch.equal(every[n], bias) for n in some):
+                continue
+            rows = self._entries(bias) if self._alone(bias, len(some)) else None
             if rows is not None and rows.name in self.drawn[0].gradients:
-                slopes = [s.written[n].slopes for s in self.drawn]
+                slopes = [s.written[some[0]].slopes for s in self.drawn]
                 pairs = zip(self.drawn, slopes, strict=True)
                 if self._vanishes((rows.entries(s.gradients)[:, 0] - d.sum(0), d.abs().sum(0)) for s, d in pairs):
-                    found[n] = bias
+                    found |= dict.fromkeys(some, bias)
         return found
 
     # Single uses
@@ -221,6 +239,9 @@ class Shifts:
             g = self._gradients(port) if port.use >= len(self.walk.uses) and self._alone(port.entries) else None
             if g is None or len(port.rows) < 2:
                 continue
+            if (axis := self._axis(port)) is not None:
+                yield from self._made("mean", axis)
+                continue
             every = torch.arange(g[0].shape[1])
             columns, equal = every, self._equal(port.nodes, [d.mT for d in g])
             if equal is None and 1 < len(every) <= _APART:  # of some positions, as where a single token is read
@@ -229,6 +250,19 @@ class Shifts:
                 equal = self._equal(port.nodes, [d[:, columns].mT for d in g])
             if equal is not None and (rows := self._rows(port.at(torch.arange(len(port.rows)), columns))) is not None:
                 yield from self._made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
+
+    def _axis(self, port: Port) -> Part | None:
+        """Return what adds equal numbers along one axis of a parameter, as to all keys of one query, None if it acts."""
+        name = self.frame.name_of(port)
+        shape = tuple(self.frame.entries.shapes[name])
+        if torch.Size(shape).numel() != port.entries.numel() or sum(size > 1 for size in shape) < 2:
+            return None
+        numbers, gradients = torch.arange(port.entries.numel()).view(shape), [s.gradients[name] for s in self.drawn]
+        for axis, size in reversed([*enumerate(shape)]):
+            if size > 1 and self._vanishes((g.double().sum(axis), g.double().abs().sum(axis)) for g in gradients):
+                rows = Rows.at(name, shape, numbers.movedim(axis, 0).reshape(size, -1))
+                return Part(rows, torch.ones(size, 1, dtype=torch.float64))
+        return None
 
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
         """Return u in which slopes (tokens, nodes) have u . slopes = 0: those of nodes over others on the same wire."""
@@ -492,8 +526,40 @@ class Shifts:
         for v in free.T:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
             if some:
-                yield from self._tried(self._moved(some))
+                yield from self._tried(self._moved(some, self._varying(some)))
+        yield from self._equal_shifts(ways, free, top)
         return [way for way, row in zip(ways, free, strict=True) if not bool(row.any())]
+
+    def _equal_shifts(self, ways: Sequence[Way], free: Tensor, top: float) -> Iterator[Translation]:
+        """Yield what combinations of ways leave free of equal constants alone, as behind a norm that takes the mean.
+
+        Each combination that is free for all constants has a way of its own: without it, none of these is left.
+        """
+        single = (free != 0).sum(1) == 1
+        own = {int(torch.nonzero(single & (column != 0))[0]) for column in free.T}
+        plain = [way for k, way in enumerate(ways) if k not in own and (way.known is None or way.port.writes)]
+        one = torch.ones(len(plain[0].port.rows) if plain else 1, 1, dtype=torch.float64)
+        tried = list[Tensor]()
+        for of in plain if len(one) > 1 else ():  # equal in the units of one of them
+            u = torch.stack([units[of.port.nodes] for units in self.units])
+            if any(torch.equal(u, each) for each in tried):
+                continue
+            tried.append(u)
+            sums = [
+                replace(way, g=(way.g / u).sum(1)[:, None], size=(way.size / u.abs()).sum(1)[:, None]) for way in plain
+            ]
+            left = [k for k, way in enumerate(sums) if not self._vanishes([(way.g, way.size)])]
+            if len(left) < 2 or not self._enough([sums[k] for k in left]):
+                continue
+            for v in self._combined([sums[k] for k in left], top).T:
+                some = [(plain[k], float(c)) for k, c in zip(left, v, strict=True) if c != 0]
+                yield from self._tried(self._moved(some, one, of.port))
+
+    def _varying(self, some: Sequence[tuple[Way, float]]) -> Tensor | None:
+        """Return a basis without multiples of 1, None for all, where each of some ways that write alone has them free."""
+        n = len(some[0][0].port.rows)
+        alone = all(way.bias is None and way.known is None and self._mean_is_free(way) for way, _ in some)
+        return null_space(torch.ones(1, n, dtype=torch.float64))[0] if len(some) > 1 < n and alone else None
 
     def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
         """Yield the ways of one port, one for each position if they are `apart`."""
@@ -591,14 +657,12 @@ class Shifts:
             N = N - N[:, k : k + 1] * factor
         return torch.where(N.abs() > _TINY * N.abs().amax(0, keepdim=True), N, 0.0)
 
-    def _moved(self, some: Sequence[tuple[Way, float]]) -> Iterator[Translation]:
-        """Yield z -> c u z in each way; of ways that write alone, without multiples of 1 that each has free."""
+    def _moved(
+        self, some: Sequence[tuple[Way, float]], z: Tensor | Factor | None, of: Port | None = None
+    ) -> Iterator[Translation]:
+        """Yield z -> c u z in each way, for any z of a span, or for all if it is None; u over the units of another."""
+        below = () if of is None else (of.nodes,)
         n = len(some[0][0].port.rows)
-        z: Tensor | Factor | None = None
-        if len(some) > 1 < n and all(
-            way.bias is None and way.known is None and self._mean_is_free(way) for way, _ in some
-        ):
-            z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
         known = [way.known for way, _ in some if way.known is not None]
         if any(each.sum != known[0].sum for each in known):
             self.refused.append(f"a translation of {self.frame.name_of(some[0][0].port)}: several sums of inputs")
@@ -611,17 +675,17 @@ class Shifts:
             z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
         for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # first what is added
-            constant, gains = self.frame.ratio((way.port.nodes,), ())
+            constant, gains = self.frame.ratio((way.port.nodes,), below)
             rows = self._rows(way.port)
             if rows is None:
                 return
             if way.bias is not None:
-                M = self._taken(way, c, rows, n)
+                M = self._taken(way, c, rows, below)
                 M = M if z is None else Product((M, z))
                 parts.append(Part(self._entries(way.bias.entries[:, 0]), M, by))
                 continue
             if not way.port.writes and way.known is not None:
-                M, whole = self._taken(way, c, rows, n), self._rows(self._side(way.port.use, True))
+                M, whole = self._taken(way, c, rows, below), self._rows(self._side(way.port.use, True))
                 if whole is None:
                     return
                 parts.append(Part(whole, M if z is None else Product((M, z)), way.known.right))
@@ -639,9 +703,10 @@ class Shifts:
             kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
         yield from self._made(kind, *_united(parts))
 
-    def _taken(self, way: Way, c: float, rows: Rows, n: int) -> Factor:
-        """Return -c V u in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""
-        use, (constant, gains) = self.walk.uses[way.port.use], self.frame.ratio((way.port.nodes,), ())
+    def _taken(self, way: Way, c: float, rows: Rows, below: Sequence[Tensor]) -> Factor:
+        """Return -c V u, u over the units of others, in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""
+        use, n = self.walk.uses[way.port.use], len(way.port.rows)
+        constant, gains = self.frame.ratio((way.port.nodes,), below)
         outputs, _, taps = use.shape
         V = Matrix(torch.full((outputs * taps,), -c), constant, rows, True, ((), gains))
         units = None if way.bias is None else _diagonal(*self.frame.ratio((way.bias.nodes,), (use.out,)))
@@ -655,6 +720,19 @@ class Shifts:
     def _mean_is_free(self, way: Way) -> bool:
         """Return whether this way adds nothing by equal constants."""
         return self._vanishes(zip(way.g.sum(1)[:, None], way.size.sum(1)[:, None], strict=True))
+
+
+def _classes(uses: Sequence[Use]) -> list[list[int]]:
+    """Return the numbers of the uses, those of the same entries in one list, as of a layer that is run twice."""
+    same = dict[tuple[object, ...], list[int]]()
+    for n, use in enumerate(uses):
+        theta = use.theta
+        if theta.is_meta:
+            key: tuple[object, ...] = (type(use.tokens), *theta.shape, *theta.stride(), int(theta.storage_offset()))
+        else:
+            key = (type(use.tokens), *theta.shape, theta.numpy().tobytes())
+        same.setdefault(key, []).append(n)
+    return list(same.values())
 
 
 def _united(parts: Iterable[Part]) -> list[Part]:
