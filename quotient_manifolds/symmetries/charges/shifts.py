@@ -252,7 +252,7 @@ class Shifts:
                 yield from self._made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
 
     def _axis(self, port: Port) -> Part | None:
-        """Return what adds equal numbers along one axis of a parameter, as to all keys of one query, None if it acts."""
+        """Return what adds equal numbers along one axis of a parameter, as to all keys of a query, or None."""
         name = self.frame.name_of(port)
         shape = tuple(self.frame.entries.shapes[name])
         if torch.Size(shape).numel() != port.entries.numel() or sum(size > 1 for size in shape) < 2:
@@ -313,31 +313,46 @@ class Shifts:
 
     def _behind(self, n: int) -> Iterator[Translation]:
         use, rows = self.walk.uses[n], self._rows(self._side(n, True))
-        into, eldest = use.into, torch.where(use.into > 0, self.frame.nodes.wires[use.into], 0)
-        values = [s.read[n].values * self._ratio(k, eldest, into) for k, s in enumerate(self.drawn)]
+        into, bases = use.into, self._bases(use.into)
         own = [port for p in self._leaves(into) if (port := self._of_nodes(p, into)) is not None]
-        for port, by in product((None, *own), (None, *own)) if rows is not None else ():
-            if port is by is not None or not self._sums(values, eldest, port, by):
+        every = product(bases, (None, *own), (None, *own)) if rows is not None else ()
+        for base, port, by in every:
+            if port is by is not None or not self._sums(n, base, port, by):
                 continue
-            right = self._over(eldest, into, by)
+            right = self._over(base, into, by)
             parts = [Part(rows, None, right)]  # type: ignore[arg-type]
             if port is not None:
                 b = Matrix(torch.ones(len(into)), torch.ones(1), self.frame.rows(port))
-                of = () if by is None else (self._gain(by, 1.0),)
-                self.known[n] = Known(right, Product((self._over(eldest, port.nodes, by), b)), of)
+                total = Product((self._over(base, port.nodes, by), b))
                 if n in self.biases:
-                    total = Product((torch.full((1, 1), -1.0), self.known.pop(n).sum))
-                    parts.append(Part(self._entries(self.biases[n]), None, total))
-            yield from self._made("constant", *parts) if n not in self.known else ()
+                    parts.append(Part(self._entries(self.biases[n]), None, Product((torch.full((1, 1), -1.0), total))))
+                elif base is bases[0]:
+                    self.known[n] = Known(right, total, () if by is None else (self._gain(by, 1.0),))
+                    return
+                else:
+                    continue
+            yield from self._made("constant", *parts)
             return
 
-    def _sums(self, values: Sequence[Tensor], eldest: Tensor, bias: Port | None, by: Port | None) -> bool:
-        """Return whether (x - b) / w, of all tokens, have a sum of 0: w are gains of a norm of data."""
+    def _bases(self, nodes: Tensor) -> list[Tensor]:
+        """Return the eldest nodes of some, and those that a gain makes all of them of, as that of a norm does."""
+        wires, up = self.frame.nodes.wires, torch.zeros_like(self.frame.nodes.wires)
+        bases = [torch.where(nodes > 0, wires[nodes], 0)]
+        for gain in self.walk.gains:
+            up[gain.after] = gain.before
+            if bool((before := up[nodes]).all()):
+                bases.append(before)
+            up[gain.after] = 0
+        return bases
+
+    def _sums(self, n: int, base: Tensor, bias: Port | None, by: Port | None) -> bool:
+        """Return whether (x - b) / w of all tokens of a use have a sum of 0: w are gains of a norm of data."""
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for k, x in enumerate(values):
+            for k, s in enumerate(self.drawn):
+                x = s.read[n].values * self._ratio(k, base, self.walk.uses[n].into)
                 w = 1.0 if by is None else self.readings[k].at(by.memory, by.places[:, 0])[0]
-                b = torch.zeros(1).double() if bias is None else self._bias(k, bias, eldest)
+                b = torch.zeros(1).double() if bias is None else self._bias(k, bias, base)
                 yield ((x - b) / w).sum(1), (x / w).abs().sum(1)
 
         return self._vanishes(pairs())
@@ -357,8 +372,8 @@ class Shifts:
         one, other = (torch.where(each > 0, self.units[k][each], 1.0) for each in (above, below))
         return one / other
 
-    def _bias(self, k: int, port: Port, eldest: Tensor) -> Tensor:
-        return self.readings[k].at(port.memory, port.places[:, 0])[0] * self._ratio(k, eldest, port.nodes)
+    def _bias(self, k: int, port: Port, base: Tensor) -> Tensor:
+        return self.readings[k].at(port.memory, port.places[:, 0])[0] * self._ratio(k, base, port.nodes)
 
     def _ports(self, nodes: Tensor) -> list[Port]:
         """Return the ports that have the channel of the first of some nodes."""
@@ -556,7 +571,7 @@ class Shifts:
                 yield from self._tried(self._moved(some, one, of.port))
 
     def _varying(self, some: Sequence[tuple[Way, float]]) -> Tensor | None:
-        """Return a basis without multiples of 1, None for all, where each of some ways that write alone has them free."""
+        """Return a basis without multiples of 1, or None: if ways write alone and each has them free."""
         n = len(some[0][0].port.rows)
         alone = all(way.bias is None and way.known is None and self._mean_is_free(way) for way, _ in some)
         return null_space(torch.ones(1, n, dtype=torch.float64))[0] if len(some) > 1 < n and alone else None
@@ -704,7 +719,7 @@ class Shifts:
         yield from self._made(kind, *_united(parts))
 
     def _taken(self, way: Way, c: float, rows: Rows, below: Sequence[Tensor]) -> Factor:
-        """Return -c V u, u over the units of others, in units of the bias of a reader (outputs, n), of all its taps and rows of one channel."""
+        """Return -c V u, u over others' units, in units of the bias of a reader (outputs, n), of all taps and rows."""
         use, n = self.walk.uses[way.port.use], len(way.port.rows)
         constant, gains = self.frame.ratio((way.port.nodes,), below)
         outputs, _, taps = use.shape
