@@ -683,9 +683,9 @@ class Shifts:
             self.refused.append(f"a translation of {self.frame.name_of(some[0][0].port)}: several sums of inputs")
             return
         if any(way.known is not None and not way.port.writes for way, _ in some):  # of a sum that must stay
-            eldest = self.frame.nodes.wires[some[0][0].port.nodes]
-            if n < 2 or any(bool((u[eldest] != u[eldest[:1]]).any()) for u in self.units):
+            if n < 2:
                 return
+            below = (self.frame.nodes.wires[some[0][0].port.nodes],)
             z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
             z = Product((_diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
