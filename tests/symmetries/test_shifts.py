@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Symmetry, Translation
 from quotient_manifolds.symmetries.trace.replay import Replay
 from tests.symmetries.finders import rank, weights
-from tests.symmetries.nets import WORDS, Computed, net
+from tests.symmetries.nets import WORDS, Computed, generic, net
 from tests.symmetries.test_nets import shown
 
 
@@ -243,3 +243,89 @@ def test_columns_that_one_sample_alone_has_are_no_parts_of_their_own() -> None:
     g = torch.ones(2, 3, 6)
     g[0, :, [1, 4]] = g[1, :, [2, 4]] = 0
     assert _parts_of(g).tolist() == [1, 1, 1, 2, 2, 3]
+
+
+def _run_twice(s: Computed, x: Tensor) -> Tensor:
+    h = s.e(x)
+    for _ in range(2):
+        h = h + s.b(torch.tanh(s.a(s.norm(h))))
+    return s.c(s.last(h))
+
+
+def _read_twice(s: Computed, x: Tensor) -> Tensor:
+    """Return what two streams make of one table, each with positions of its own."""
+    y, z = s.norm(s.t(x) + s.p), s.norm(s.t(x.flip(1)) + s.q)
+    return torch.tanh(y) * torch.sin(z)
+
+
+def _normed_before(s: Computed, x: Tensor) -> Tensor:
+    h = s.norm(s.e(x))
+    h = h + s.b(torch.tanh(s.a(s.first(h))))
+    return h + s.d(torch.tanh(s.c(s.second(h))))
+
+
+def _attended(s: Computed, x: Tensor) -> Tensor:
+    return ((s.q(x) @ s.k(x).mT).tanh() + s.bias).softmax(-1) @ torch.sin(x)
+
+
+def _table(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape))
+
+
+FIBRES: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Callable[[], Tensor]]] = {
+    "a block that is run twice": (
+        _run_twice,
+        lambda: {
+            "e": nn.Linear(4, 6),
+            "a": nn.Linear(6, 5),
+            "b": nn.Linear(5, 6),
+            "c": nn.Linear(6, 3),
+            "norm": nn.LayerNorm(6),
+            "last": nn.LayerNorm(6),
+        },
+        lambda: torch.randn(300, 4),
+    ),
+    "a table that is looked up twice": (
+        _read_twice,
+        lambda: {"t": nn.Embedding(WORDS, 6), "p": _table(3, 6), "q": _table(3, 6), "norm": nn.LayerNorm(6)},
+        lambda: torch.randint(WORDS, (300, 3)),
+    ),
+    "equal constants between norms": (
+        _normed_before,
+        lambda: {
+            **{name: nn.Linear(5, 5) for name in "eabcd"},
+            **{name: nn.LayerNorm(5) for name in ("norm", "first", "second")},
+        },
+        lambda: torch.randn(300, 5),
+    ),
+    "a bias of pairs of tokens": (
+        _attended,
+        lambda: {"q": nn.Linear(5, 3, bias=False), "k": nn.Linear(5, 3, bias=False), "bias": _table(4, 4)},
+        lambda: torch.randn(60, 4, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIBRES)
+def test_token_vectors_show_all_directions_of_the_fibre(name: str) -> None:
+    """The dimension of the fibre is the number of parameters minus the rank of the Jacobian.
+
+    Of the block that is run twice, one field is no affine function of the weights, which `Narrow` finds.
+    """
+    function, parts, inputs = FIBRES[name]
+    torch.manual_seed(0)
+    model = generic(Computed(function, **parts()).eval(), inputs()[:4])
+    x = inputs()
+    x = x.double() if x.is_floating_point() else x
+    found = Wide(Points(model, x[:8]), torch.Generator().manual_seed(0)).found()
+    jacobian = torch.autograd.functional.jacobian
+    names, own = zip(*model.named_parameters(), strict=True)
+
+    def outputs(*tensors: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(model, dict(zip(names, tensors, strict=True)), x)
+        return y.flatten()
+
+    J = torch.cat([each.flatten(1) for each in jacobian(outputs, own)], 1)
+    singular = torch.linalg.svdvals(J / J.norm(dim=1, keepdim=True))
+    missing = J.shape[1] - int((singular > 1e-10 * singular[0]).sum()) - rank(found.symmetries, weights(model))
+    assert (missing, found.refused) == (int(name == "a block that is run twice"), ())

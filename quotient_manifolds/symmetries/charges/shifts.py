@@ -211,7 +211,7 @@ class Shifts:
     @cached_property
     def biases(self) -> dict[int, Tensor]:
         """Return by use the entries of its bias, if their gradient is that of the uses of the same weight alone."""
-        found, every = {}, self.walk.biases
+        found, every = dict[int, Tensor](), self.walk.biases
         for some in self.classes:
             bias = every.get(some[0])
             if bias is None or not all(n in every and torch.equal(every[n], bias) for n in some):
@@ -531,8 +531,11 @@ class Shifts:
         return []
 
     def _enough(self, ways: Sequence[Way]) -> bool:
-        """Return whether samples can tell which combinations of ways are free."""
-        return bool(ways) and ways[0].g.numel() >= len(ways) + _SPARE
+        """Return whether samples can tell which combinations of ways are free: means may be free of all of them."""
+        if not ways:
+            return False
+        samples, n = ways[0].g.shape
+        return samples * max(1, n - 1) >= len(ways) + _SPARE
 
     def _shifts(self, ways: Sequence[Way], top: float) -> Generator[Translation, None, list[Way]]:
         """Yield what combinations of ways leave free. Return the ways that are in none."""
