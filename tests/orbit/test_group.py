@@ -9,9 +9,9 @@ from torch import Tensor
 from quotient_manifolds.orbit import Group
 from quotient_manifolds.orbit.group import names_of
 from quotient_manifolds.symmetries import Params
-from tests.orbit.found import found_in
-from tests.symmetries.nets import NETS
-from tests.symmetries.test_nets import CHANGE, difference
+from tests.nets.net import difference
+from tests.nets.small import NETS, found_in
+from tests.symmetries.test_nets import CHANGE
 
 BOUND = 50.0
 

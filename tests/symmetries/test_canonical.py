@@ -38,8 +38,7 @@ from quotient_manifolds.symmetries.groups import (
     planes,
 )
 from quotient_manifolds.symmetries.least_norm import moving
-from tests.symmetries.nets import net
-from tests.symmetries.test_nets import shown
+from tests.nets.small import net, shown
 
 PLACE, SAME = 1e-6, 1e-9
 NAMES = ["cumsum", "glu", "ln res"]
