@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries import certify, find_permutations, verify_sym
 from quotient_manifolds.symmetries.groups import Gauge, Permutation, Symmetry
 from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
-from tests.models import IDS, llama
+from tests.nets.attention import IDS, llama
 from tests.symmetries.test_groups import CONTINUOUS, NETWORKS, NEURON_PARAMS, NEURONS, made
 
 pytestmark = pytest.mark.skipif(DEVICE is None, reason=NONE)

@@ -13,8 +13,9 @@ import transformers
 import quotient_manifolds as qm
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import DataSource, load_model
-from tests import hugging_face
 from tests.command_line import call as invoke
+from tests.nets import hugging_face
+from tests.nets.net import shaken
 
 WORDS = hugging_face.VOCABULARY[5:]
 TEXT = " ".join(WORDS[(place * place) % len(WORDS)] for place in range(400))
@@ -29,10 +30,7 @@ def test_all_the_way(tmp_path: Path) -> None:
     models = []
     for seed, name in enumerate(("one", "other")):
         torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config)
-        with torch.no_grad():
-            for w in model.parameters():
-                w.add_(0.1 * torch.randn_like(w))
+        model = shaken(transformers.LlamaForCausalLM(config), 0.1)
         model.save_pretrained(tmp_path / name)
         transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path / name)
         models.append(load_model(tmp_path / name))

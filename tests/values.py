@@ -23,8 +23,8 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds import statistics
 from tests.cases import EVERY_BUILT_IN
-from tests.lora_files import product, random_lora
-from tests.models import BY_NAME, IDS, llama
+from tests.nets.attention import BY_NAME, IDS, llama
+from tests.nets.lora_files import product, random_lora
 from tests.optim.cases import made, train
 
 METRICS, SCOPES = ("inv", "mix"), ("pairs", "paper")

@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries import Certificate, certify, generic_inputs, 
 from quotient_manifolds.symmetries.small_copy import joined
 from studies.common import Record, Tables, resume
 
-by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention as people write it themselves
+by_hand: Any = importlib.import_module("tests.nets.handwritten")  # attention as people write it themselves
 EXAMPLES = 4  # of a batch
 SECONDS = 120.0  # of one model, at most
 ENOUGH = 6  # times as many outputs as parameters: neurons have to be active together

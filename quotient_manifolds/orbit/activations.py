@@ -41,10 +41,14 @@ def moments_of(
     moments: list[Tensor | None] = [None] * len(symmetries)
     for (k, b), (_, a) in zip(*seen, strict=False):
         if a.shape == b.shape:
-            M, known = a.mT @ b, moments[k]
-            M = M / torch.linalg.matrix_norm(M).clamp_min(torch.finfo(M.dtype).tiny)
+            M, known = unit(a.mT @ b), moments[k]
             moments[k] = M if known is None else known + M
     return moments
+
+
+def unit(moment: Tensor) -> Tensor:
+    """Return a matrix of length 1, or 0."""
+    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
 
 
 def _record(

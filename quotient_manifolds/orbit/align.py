@@ -15,26 +15,27 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_integer, check_number, check_one_of
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.orbit.activations import moments_of
-from quotient_manifolds.orbit.closest import balanced, fitted
+from quotient_manifolds.orbit.activations import moments_of, unit
+from quotient_manifolds.orbit.closest import fitted, shortened
 from quotient_manifolds.orbit.descend import Moved, Terms, mean_loss, minimize, moved_by, precision, tried_on, verified
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Steps, check_condition
-from quotient_manifolds.orbit.path import check_alike, distance, parameters, state
+from quotient_manifolds.orbit.path import check_alike, distance, parameters, placed, state
 from quotient_manifolds.orbit.units import Units
-from quotient_manifolds.replica import differing_tensors, twin
+from quotient_manifolds.replica import differing_tensors
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
-from quotient_manifolds.symmetries.canonical import canonical
+from quotient_manifolds.symmetries.canonical import NoPlaceError, canonical
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.discovery import find_permutations
-from quotient_manifolds.symmetries.groups import Permutation
+from quotient_manifolds.symmetries.groups import Permutation, Symmetry
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
 INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
 EXACT, TRIES = 1e-13, 3
 SETTLED = 1e-4  # relative, of the distance: what a round has to gain
+UNDONE = 1e-8  # relative, of the distance: what rounding may leave of steps and back
 WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
 By: TypeAlias = Literal["activations", "weights"]
 
@@ -73,10 +74,10 @@ def align(
     """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
 
     Both have the same architecture, of which only the names and shapes of parameters are checked. Both are brought to
-    gains of 1 and balanced. Then channels are rotated (orthogonal Procrustes, on the activations of both models on the
-    inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their buffers. Last,
-    what balanced the other model is undone, and Gauss-Newton fits the continuous group at once. Where a stream has no
-    rotation, as in post-norm blocks, its channels are permuted only.
+    the canonical points of their orbits. Then channels are rotated (orthogonal Procrustes, on the activations of both
+    models on the inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their
+    buffers. Last, what led the other model to its canonical point is undone, and Gauss-Newton fits the continuous group
+    at once. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
 
     inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
     from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
@@ -112,7 +113,7 @@ def align(
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
         element = _Aligner(own, other, symmetries, permutations, seen, condition).element(progress)
-        if not _distance(element.apply(own), other) < (1 - SETTLED) * _distance(own, other):
+        if not distance(element.apply(own), other) < (1 - SETTLED) * distance(own, other):
             element = GroupElement()
         other = parameters(to)
         before = distance(own, other)
@@ -122,7 +123,7 @@ def align(
         start = {name: moved[name] for name in other}
         group = Group(symmetries, start, condition=condition)
         places = [partial(_between, {name: w.to(dtype) for name, w in other.items()}, t) for t in INSIDE]
-        values = Terms(mean_loss(loss, _at(model, moved), batches, dtype, places), start, dtype)
+        values = Terms(mean_loss(loss, placed(model, moved), batches, dtype, places), start, dtype)
         first, _ = values(start)
         found, met, least = minimize(group, values, steps, learning_rate, 0.0, progress)
         path = (first, *met, min(first, least))
@@ -165,10 +166,8 @@ def same_function(
 
 def _apart(one: nn.Module, other: nn.Module, names: Collection[str]) -> float:
     """Return the largest relative distance of floating-point buffers of these names that both models have."""
-    numbers = [{name: own for name, own in each.named_buffers() if own.is_floating_point()} for each in (one, other)]
-    here, there = ({name: each[name] for name in names if name in each} for each in numbers)
-    shared = [(w, there[name].to(w)) for name, w in here.items() if name in there and there[name].shape == w.shape]
-    distances = (distance({"": w}, {"": v}) for w, v in shared)
+    here, there = (state(each) for each in (one, other))
+    distances = (distance(here, {name: there[name]}) for name in names if name in there)
     return max((math.inf if math.isnan(each) else each for each in distances), default=0.0)
 
 
@@ -208,27 +207,11 @@ def quotient_distance(
     return total**0.5
 
 
-def _at(model: nn.Module, params: Params) -> nn.Module:
-    """Return a copy of a model with other parameters and buffers."""
-    there = twin(model)
-    with torch.no_grad():
-        for name, w in (*there.named_parameters(), *there.named_buffers()):
-            if name in params:
-                w.copy_(params[name])
-    return there
-
-
-def _distance(params: Params, other: Params) -> float:
-    """Return the relative distance of parameters and of buffers that both have."""
-    shared = [name for name in params if name in other and params[name].shape == other[name].shape]
-    return distance({name: params[name] for name in shared}, {name: other[name] for name in shared})
-
-
 class _Aligner:
     """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
 
-    Both are balanced first, so that orthogonal elements and permutations are what is between them; then what balanced
-    the other is undone, and Gauss-Newton fits all at once.
+    Both go to the canonical points of their orbits first, so that orthogonal elements and permutations are what is
+    between them; then what led the other there is undone, and Gauss-Newton fits all at once.
     """
 
     def __init__(
@@ -245,6 +228,7 @@ class _Aligner:
             for each in (own, other)
         )
         self._groups = symmetries.groups
+        self._at = canonical_with_steps(self._groups, self._own)
         axes = {name: w.ndim for name, w in own.items()}
         units = [Units(each, self._groups, axes) for each in permutations]
         self._units = [each for each in units if each.told]
@@ -275,7 +259,7 @@ class _Aligner:
 
     def _search(self, there: Params, several: Sequence[Units]) -> None:
         """Find orders of units, and what brings parameters near to others that are in these orders."""
-        (self._here, first), (self._there, last) = (balanced(self._groups, each) for each in (self._own, there))
+        (self._here, first), (self._there, last) = self._at, canonical_with_steps(self._groups, there)
         self._moments = self._activations(first, last, there)
         self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
         for units in several:
@@ -294,40 +278,35 @@ class _Aligner:
         self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 
     def _activations(self, first: Steps, last: Steps, there: Params) -> list[Tensor | None]:
+        """Return what activations say of matrices that weights cannot tell by their lengths: rotations."""
         if self._seen is None:
             return [None] * len(self._groups)
         here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, there)))
-        return self._seen([each if each.balancing(self._here) is None else None for each in self._groups], here, there)
+        scales = [torch.allclose(each.project(each.identity), each.identity) for each in self._groups]
+        rotations = [None if scaled else each for each, scaled in zip(self._groups, scales, strict=True)]
+        return self._seen(rotations, here, there)
 
     def _in_order(self, several: Sequence[Units]) -> None:
         """Turn and assign first what meets nothing that is not turned and assigned yet."""
-        left: dict[int, Callable[[set[str]], object]] = {}
-        moved: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
-        for k, each in enumerate(self._groups):
-            if each.mixes:
-                left[k] = partial(self._turn, k)
-                moved.append((each.names, ()))
-            else:
-                moved.append(((), ()))
-        for units in several:
-            left[len(moved)] = partial(self._assign, units)
-            moved.append((units.permutation.names, units.inside))
+        left: dict[int, tuple[tuple[str, ...], tuple[int, ...], Callable[[set[str]], object]]] = {
+            k: (each.names, (), partial(self._turn, k)) for k, each in enumerate(self._groups) if each.mixes
+        }
+        for k, units in enumerate(several, len(self._groups)):
+            left[k] = units.permutation.names, units.inside, partial(self._assign, units)
         while left:
             usable = {}
-            for k in left:
-                names, inside = moved[k]
-                others = [n for n in left if n != k and n not in inside]
-                free = {name for name in names if name in self._compared}
-                usable[k] = free - {name for n in others for name in moved[n][0]}
+            for k, (names, inside, _) in left.items():
+                met = {name for n, (others, *_) in left.items() if n != k and n not in inside for name in others}
+                usable[k] = (self._compared & {*names}) - met
 
             def share(k: int, usable: dict[int, set[str]] = usable) -> float:
                 if k < len(self._groups) and self._moments[k] is not None:
                     return 2.0
-                sizes = [self._here[name].numel() for name in usable[k]]
-                return sum(sizes) / sum(self._here[name].numel() for name in moved[k][0])
+                one, all_ = (sum(self._here[name].numel() for name in names) for names in (usable[k], left[k][0]))
+                return one / all_
 
             k = max(left, key=share)
-            left.pop(k)(usable[k] or self._compared)
+            left.pop(k)[2](usable[k] or self._compared)
 
     def _turn(self, k: int, names: set[str]) -> None:
         symmetry, seen = self._groups[k], self._moments[k]
@@ -354,6 +333,16 @@ class _Aligner:
         return {name: w if name in names else torch.zeros_like(w) for name, w in self._there.items()}
 
 
-def unit(moment: Tensor) -> Tensor:
-    """Return a matrix of length 1, or 0."""
-    return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
+def canonical_with_steps(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
+    """Return the canonical point of an orbit, and what leads there, in few steps.
+
+    Steps to a point that is no point of the orbit go so far that rounding keeps them from being undone; then the
+    parameters themselves are returned.
+    """
+    try:
+        found = canonical(symmetries, params)
+    except NoPlaceError:
+        return params, ()
+    steps = shortened(found.element, params, found.params)
+    back = GroupElement(steps).inverse.apply(found.params)
+    return (found.params, steps) if distance(back, params) < UNDONE else (params, ())

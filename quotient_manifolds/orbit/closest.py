@@ -1,54 +1,24 @@
-"""Bring parameters near to those of another model: by balancing, and by Gauss-Newton on the charges."""
+"""Bring parameters near to those of another model, by Gauss-Newton on the charges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 
-from quotient_manifolds.orbit.group import GroupElement, Steps, folded
+from quotient_manifolds.orbit.group import GroupElement, Steps
 from quotient_manifolds.symmetries.groups import Params, Symmetry
 
-ROUNDS, SWEEPS = 30, 60
-SETTLED = 1e-2  # of the square of all numbers, in a sweep
+ROUNDS = 30
 FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
 GAIN = 1e-3  # of the distance: what a step has to gain
 RANK = 1e-14  # of a Gram matrix
 DENSE = 5e7  # numbers of a Jacobian that is held
-CONJUGATE, INEXACT = 200, 1e-3  # steps of conjugate gradients, relative error of the slope
-
-
-def balanced(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
-    """Return parameters with gains of 1 and about the least norm on their orbit, and what leads there.
-
-    From there orthogonal elements lead to the points of the same orbit that are so, too.
-    """
-    start = folded(symmetries, params)
-    here, steps = start.apply(params), start.steps
-    alone = [each for each in symmetries if each.balancing(here) is not None]
-    others = [each for each in symmetries if each.balancing(here) is None and _stretches(each, here)]
-    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
-    names, square = dict.fromkeys(name for each in symmetries for name in each.names), torch.inf
-    for number in range(SWEEPS):
-        if others and number < 2:
-            steps = fitted(params, zeros, others, steps, torch.inf, 0.0, 8)
-            here = GroupElement(steps).apply(params)
-        for symmetry in alone:
-            if (value := symmetry.balancing(here)) is not None:
-                here = symmetry.act(here, value)
-                steps = (*steps, (symmetry, value))
-        last, square = square, sum(float(here[name].square().sum()) for name in names)
-        if last - square <= SETTLED * square:
-            break
-    return here, shortened(steps, params, here)
-
-
-def _stretches(symmetry: Symmetry, params: Params) -> bool:
-    """Return whether a symmetry changes the norm of parameters."""
-    value, size = symmetry.charge(params, params)
-    return bool((value.abs() > 1e-9 * size.max().clamp(min=1e-300)).any())
+ITERATIONS, INEXACT = 200, 1e-3  # of LSMR, and its relative error
 
 
 def shortened(steps: Steps, params: Params, there: Params) -> Steps:
@@ -60,13 +30,7 @@ def shortened(steps: Steps, params: Params, there: Params) -> Steps:
 
 
 def fitted(
-    own: Params,
-    target: Params,
-    symmetries: Sequence[Symmetry],
-    steps: Steps,
-    condition: float,
-    enough: float,
-    rounds: int = ROUNDS,
+    own: Params, target: Params, symmetries: Sequence[Symmetry], steps: Steps, condition: float, enough: float
 ) -> Steps:
     """Return steps, and more that bring parameters nearest to others, all at once.
 
@@ -75,14 +39,14 @@ def fitted(
     names = [*dict.fromkeys(name for each in symmetries for name in each.names if name in target)]
     entries = sum(own[name].numel() for name in names)
     dense = entries * sum(each.identity.numel() for each in symmetries) <= DENSE
-    nearest = _nearest(symmetries) if dense else partial(_by_conjugate_gradients, symmetries)
+    nearest = _nearest(symmetries) if dense else partial(_about_nearest, symmetries)
 
     def flat(params: Params) -> Tensor:
         return torch.cat([params[name].flatten() for name in names])
 
     here = GroupElement(steps).apply(own)
     steps = shortened(steps, own, here)
-    for _ in range(rounds if names else 0):
+    for _ in range(ROUNDS if names else 0):
         r = flat(target) - flat(here)
         before = after = float(r.norm())
         if before <= enough:
@@ -123,34 +87,31 @@ def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str],
     return solved
 
 
-def _by_conjugate_gradients(
-    symmetries: Sequence[Symmetry], here: Params, names: Sequence[str], r: Tensor
-) -> list[Tensor]:
-    """Return the same where that has too many numbers, about: slopes are charges. [Björck, Numerical methods for least
-    squares problems, 1996, 7.4]
+def _about_nearest(symmetries: Sequence[Symmetry], here: Params, names: Sequence[str], r: Tensor) -> list[Tensor]:
+    """Return about the same where a Jacobian has too many numbers, by products with it: tangents, and charges.
+
+    [Fong and Saunders, LSMR, 1006.0758]
     """
-    sizes = [here[name].numel() for name in names]
 
-    def slopes(r: Tensor) -> list[Tensor]:
-        y = {name: part.view(here[name].shape) for name, part in zip(names, r.split(sizes), strict=True)}
-        return [each.charge(here, y).value for each in symmetries]
+    def cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        parts = flat.double().flatten().split([each.numel() for each in tensors])
+        return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
-    def change(generators: Sequence[Tensor]) -> Tensor:
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.flatten() for part in parts])
+
+    identities = [each.identity for each in symmetries]
+
+    def change(z: Any) -> Any:
         total = {name: torch.zeros_like(here[name]) for name in names}
-        for symmetry, X in zip(symmetries, generators, strict=True):
+        for symmetry, X in zip(symmetries, cut(torch.from_numpy(z), identities), strict=True):
             total |= {name: total[name] + w for name, w in symmetry.tangent(here, symmetry.project(X)).items()}
-        return torch.cat([total[name].flatten() for name in names])
+        return joined([total[name] for name in names]).numpy()
 
-    slope = p = slopes(r)
-    z = [torch.zeros_like(each) for each in slope]
-    first = last = sum(float(each.square().sum()) for each in slope)
-    for _ in range(CONJUGATE):
-        if last <= INEXACT**2 * first:
-            break
-        q = change(p)
-        t = last / float(q.square().sum())
-        z, r = [a + t * b for a, b in zip(z, p, strict=True)], r - t * q
-        slope = slopes(r)
-        last, before = sum(float(each.square().sum()) for each in slope), last
-        p = [a + last / before * b for a, b in zip(slope, p, strict=True)]
-    return z
+    def slopes(y: Any) -> Any:
+        along = dict(zip(names, cut(torch.from_numpy(y), [here[name] for name in names]), strict=True))
+        return joined([each.charge(here, along).value for each in symmetries]).numpy()
+
+    J = LinearOperator((r.numel(), joined(identities).numel()), matvec=change, rmatvec=slopes, dtype=float)
+    z, *_ = lsmr(J, r.numpy(), atol=INEXACT, btol=INEXACT, maxiter=ITERATIONS)
+    return cut(torch.from_numpy(z), identities)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from quotient_manifolds.check import check_integer, check_number
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.orbit.group import CONDITION, Group, GroupElement, Walk, names_of
 from quotient_manifolds.orbit.objectives import Objective, WeightObjective
-from quotient_manifolds.orbit.path import parameters, state
-from quotient_manifolds.replica import TrueGradients, private_batch, replica, twin
+from quotient_manifolds.orbit.path import Model, parameters, placed, state
+from quotient_manifolds.replica import TrueGradients, private_batch, replica
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
@@ -27,7 +27,6 @@ from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 from quotient_manifolds.symmetries.symmetries import check_symmetries
 
-Model = TypeVar("Model", bound=nn.Module)
 HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
 PATIENCE = 20  # steps over which the objective has to fall
 FLAT = 1e-6  # of the objective: slopes far below are rounding, which Adam would take for a direction
@@ -200,10 +199,7 @@ def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evalua
                 )
             change = max(change, here)
             stored = max(stored, outputs.change({name: params[name].double() for name in element.names}))
-        there = twin(model)
-        for name, w in (*there.named_parameters(), *there.named_buffers()):
-            if name in element.names:
-                w.copy_(params[name])
+    there = placed(model, {name: params[name] for name in element.names})
     return Moved(there, {name: params[name] for name in names}, element, change, stored)
 
 

@@ -72,14 +72,10 @@ class GroupElement:
 
         1 for the rest. Where a symmetry acts before and after a permutation of its units, an upper bound.
         """
-        totals: list[tuple[Acting, float]] = []
-        for symmetry, value in self.composed:
-            k = next((k for k, (other, _) in enumerate(totals) if other == symmetry), len(totals))
-            before = totals.pop(k)[1] if k < len(totals) else 1.0
-            totals.insert(k, (symmetry, before * symmetry.condition(value.detach())))
+        every = [(symmetry, symmetry.condition(value.detach())) for symmetry, value in self.composed]
         bounds: dict[str, float] = {}
-        for symmetry, bound in totals:
-            name = ", ".join(symmetry.names)
+        for symmetry, _ in every:
+            name, bound = ", ".join(symmetry.names), math.prod(own for other, own in every if other == symmetry)
             bounds[name] = max(bound, bounds.get(name, 1.0))
         return bounds
 
@@ -113,8 +109,8 @@ def check_condition(bound: object) -> None:
 class Group:
     """Parametrize the connected group of a model's symmetries by generators, 0 at the identity.
 
-    Elements are exp(X) of each symmetry, one after another, with X made shorter so that the condition number stays
-    below the bound.
+    Elements are exp(X) of each symmetry, one after another, each the nearest one whose condition number is within the
+    bound.
 
     fold: bring gains that scales can change to 1 first, and leave them there. moves: which symmetries act, by default
     all.
@@ -145,19 +141,14 @@ class Group:
         return [torch.zeros(each.shape, dtype=dtype, requires_grad=True) for each in self.symmetries]
 
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
-        """Return the group element of tensors of the shapes of generators; differentiable."""
+        """Return the group element of tensors of the shapes of generators; differentiable within the bound."""
         every = zip(self.symmetries, self.projected(numbers), strict=True)
-        return GroupElement((*self.start.steps, *((each, each.exp(self._within(each, X))) for each, X in every)))
+        turns = ((each, each.bounded(each.exp(X), self.condition)) for each, X in every)
+        return GroupElement((*self.start.steps, *turns))
 
     def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
         """Return the generators nearest to tensors of their shapes."""
         return [each.project(X.double()) for each, X in zip(self.symmetries, numbers, strict=True)]
-
-    def _within(self, symmetry: Symmetry, X: Tensor) -> Tensor:
-        """Return a generator along X, so short that exp(X) keeps the bound."""
-        most = math.log(self.condition) / 2
-        size = symmetry.stretching(X).square().sum().clamp(min=1e-30).sqrt()
-        return X * (most * (size / most).tanh() / size)
 
 
 class Walk:

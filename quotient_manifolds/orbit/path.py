@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.replica import differing_tensors, private_batch, replica
+from quotient_manifolds.replica import differing_tensors, private_batch, replica, twin
 from quotient_manifolds.sharpness import Loss, WorstCase
 from quotient_manifolds.sharpness.losses import check_loss
 from quotient_manifolds.sharpness.measure import warned
@@ -24,6 +24,7 @@ from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 
 Made = TypeVar("Made")
+Model = TypeVar("Model", bound=nn.Module)
 
 SAME = 1e-6  # relative: losses that differ by no more are one loss, rounded
 
@@ -211,8 +212,19 @@ def state(model: nn.Module) -> Params:
     return parameters(model) | {name: w.detach() for name, w in model.named_buffers() if w.is_floating_point()}
 
 
+def placed(model: Model, params: Mapping[str, Tensor]) -> Model:
+    """Return a copy of a model with other parameters and buffers of these names."""
+    there = twin(model)
+    with torch.no_grad():
+        for name, w in (*there.named_parameters(), *there.named_buffers()):
+            if name in params:
+                w.copy_(params[name])
+    return there
+
+
 def distance(params: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return |params - other| / |other|, over all parameters."""
-    pairs = [(params[name].double(), other[name].double()) for name in other]
+    """Return |params - other| / |other|, over all tensors that both have in one shape."""
+    shared = [(w.double(), params[name].to(w.device).double()) for name, w in other.items() if name in params]
+    pairs = [(a, b) for b, a in shared if a.shape == b.shape]
     change = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
     return change / (math.sqrt(sum(float(b.square().sum()) for _, b in pairs)) or 1.0)

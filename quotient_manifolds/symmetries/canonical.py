@@ -74,20 +74,6 @@ class Canonical:
     constant: tuple[str, ...]
     doubts: tuple[str, ...]
 
-    def applied(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters (in float64) after the same element."""
-        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
-        for symmetry, element in self.element:
-            symmetry.move(draft, element)
-        return {**draft}
-
-    def undone(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters (in float64) after the inverse element."""
-        draft = Draft(params).own(name for symmetry, _ in self.element for name in symmetry.names)
-        for symmetry, element in reversed(self.element):
-            symmetry.move(draft, symmetry.inverse(element))
-        return {**draft}
-
 
 class NoPlaceError(ValueError):
     """Say that an orbit has no canonical point, as that of a false symmetry may have none."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds import merge_adapters
 from tests.benchmarks.running import peak
-from tests.lora_files import lora_directory, product
+from tests.nets.lora_files import lora_directory, product
 
 ADAPTERS, RANK, TRAINED = 8, 16, 0.5
 KINDS = {

@@ -16,7 +16,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from quotient_manifolds.compare import run_comparison
-from tests.zoos import save, vit, write_images, write_spec
+from tests.nets.zoos import save, vit, write_images, write_spec
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
 SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "num_attention_heads": 4}

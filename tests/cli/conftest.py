@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import hugging_face
 from tests.command_line import MINE, TEXTS
+from tests.nets import hugging_face
 
 
 @pytest.fixture(scope="session")

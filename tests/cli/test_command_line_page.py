@@ -14,9 +14,9 @@ import pytest
 import transformers
 
 from quotient_manifolds.symmetries import small_copy
-from tests import hugging_face
 from tests.command_line import FAST, call
-from tests.lora_files import random_lora
+from tests.nets import hugging_face
+from tests.nets.lora_files import random_lora
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)

@@ -16,7 +16,7 @@ from quotient_manifolds import symmetries
 from quotient_manifolds.cli.subject import distance, distance_batch
 from quotient_manifolds.compare import Comparison
 from tests.command_line import FAST, TEXTS, call, digest, refused
-from tests.lora_files import random_lora
+from tests.nets.lora_files import random_lora
 
 # ---- inspect
 

@@ -12,8 +12,8 @@ import transformers
 from quotient_manifolds import symmetries
 from quotient_manifolds.load import load_model
 from quotient_manifolds.symmetries import find_symmetries, make_generic
-from tests import hugging_face
 from tests.command_line import call, digest, refused
+from tests.nets import hugging_face
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from quotient_manifolds import files
 from quotient_manifolds.load import load_model
 from quotient_manifolds.plots import path_figure
-from tests import hugging_face
 from tests.command_line import call, refused
-from tests.lora_files import random_lora
+from tests.nets import hugging_face
+from tests.nets.lora_files import random_lora
 
 DIRECTORIES: dict[str, tuple[Any, ...]] = {
     "move": ("move", "BERT", "OUT"),

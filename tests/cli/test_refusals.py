@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests import hugging_face
 from tests.command_line import FAST, call, digest, refused
-from tests.hugging_face import rewrite_weights
-from tests.lora_files import random_lora
+from tests.nets import hugging_face
+from tests.nets.hugging_face import rewrite_weights
+from tests.nets.lora_files import random_lora
 
 MEASURE = ("measure", "BERT", "--data", "DATA", "--radius", 0.1, *FAST)
 SPOILED = ("measure", "BERT", "--data", "DATA", "--geometry", "inv:0.1", *FAST)

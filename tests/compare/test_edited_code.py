@@ -15,7 +15,7 @@ import pytest
 from quotient_manifolds.compare import Comparison, Store, read_spec, run_comparison
 from quotient_manifolds.compare.run import jobs_of
 from quotient_manifolds.compare.worker import measure_checkpoint
-from tests.zoos import run, values, write_seeds, write_spec
+from tests.nets.zoos import run, values, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: 'user_loader:load'}\ndata: {path: train.npz, batch_size: 4}"
 LOSS = "loss: user_loss:loss"

@@ -31,10 +31,10 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, holm
-from tests import hugging_face, zoos
-from tests.zoos import run, write_seeds, write_spec, write_zoo
+from tests.nets import hugging_face, zoos
+from tests.nets.zoos import run, write_seeds, write_spec, write_zoo
 
-SMALL = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+SMALL = "checkpoints: {paths: models/*, loader: tests.nets.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
 SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
 Direct = Callable[[nn.Module, list[Any]], list[Result]]
 
@@ -114,7 +114,9 @@ def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path:
 @pytest.mark.filterwarnings("ignore::quotient_manifolds.sharpness.SharpnessWarning")
 def test_a_larger_ball_has_no_smaller_value_in_a_comparison(tmp_path: Path) -> None:
     """With ascents that overshoot, each alone; what a spec asks for in another order is the same."""
-    head = "checkpoints: {loader: 'tests.zoos:plain'}\ndata: tests.zoos:two_batches\nloss: tests.zoos:waves"
+    head = (
+        "checkpoints: {loader: 'tests.nets.zoos:plain'}\ndata: tests.nets.zoos:two_batches\nloss: tests.nets.zoos:waves"
+    )
     asked = "measure: worst-case, geometry: adaptive, steps: 1, ascent: AutoPGD, radius:"
     radii = [3.0, 0.5, 10.0, 1.0]
     alone = [
@@ -144,11 +146,11 @@ def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
 
 def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
     """In Python and in YAML, where they are functions by name."""
-    checkpoints = [Checkpoint(f"m_{seed}", zoo / "models" / f"m_{seed}", "tests.zoos:small") for seed in (1, 2)]
+    checkpoints = [Checkpoint(f"m_{seed}", zoo / "models" / f"m_{seed}", "tests.nets.zoos:small") for seed in (1, 2)]
     measures = [MeasureEntry(GradientNorm(Euclidean()))]  # no file is needed
-    data = BatchFunction("tests.zoos:two_batches")
+    data = BatchFunction("tests.nets.zoos:two_batches")
     told: list[tuple[str, int, int]] = []
-    spec = Spec(checkpoints, data, measures, loss="tests.zoos:squares")
+    spec = Spec(checkpoints, data, measures, loss="tests.nets.zoos:squares")
     found = run_comparison(spec, progress=lambda *step: told.append(step))
     model, batches = zoos.small(zoo / "models" / "m_2"), zoos.two_batches()
     assert (
@@ -158,8 +160,8 @@ def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
     assert found.scores.loc["m_2"].to_dict() == {"loss": pytest.approx(np.mean(losses))}
     assert ("checkpoints", 2, 2) in told
     assert ("euclidean gradient norm", 1, 1) in told
-    head = SMALL.replace("{path: train.npz, batch_size: 4}", "tests.zoos:two_batches")
-    again = run(write_spec(zoo, SLOPE, head=head, tail="loss: tests.zoos:squares"))
+    head = SMALL.replace("{path: train.npz, batch_size: 4}", "tests.nets.zoos:two_batches")
+    again = run(write_spec(zoo, SLOPE, head=head, tail="loss: tests.nets.zoos:squares"))
     assert zoos.values(again)["m_2"][0] == zoos.values(found)["m_2"][0]
     other = run(write_spec(zoo, SLOPE, head=SMALL))  # of cross-entropy, which is another number
     assert other.measured_now == 6 * 2 * (1 + 2)

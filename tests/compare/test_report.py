@@ -13,9 +13,9 @@ from quotient_manifolds.compare import Comparison, Forecast, forecast, read_spec
 from quotient_manifolds.compare.comparison import table
 from quotient_manifolds.compare.report import conclusion
 from quotient_manifolds.statistics import holm
-from tests.zoos import run, write_seeds, write_spec
+from tests.nets.zoos import run, write_seeds, write_spec
 
-HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+HEAD = "checkpoints: {paths: models/*, loader: tests.nets.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
 TEST = "test: {path: test.npz}"
 WORST = "measure: worst-case, geometry: [euclidean, adaptive], radius: [0.1, 0.2], steps: 3, restarts: 1"
 SLOPE = "measure: gradient-norm, geometry: euclidean"

@@ -17,11 +17,11 @@ from torch import nn
 from quotient_manifolds.compare import Store, StoreError, analysis, read_spec, worker
 from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.compare.run import jobs_of
-from tests import zoos
 from tests.counters import recorded_runs
-from tests.zoos import CLASSES, MARK, run, save, values, vit, write_seeds, write_spec, write_zoo
+from tests.nets import zoos
+from tests.nets.zoos import CLASSES, MARK, run, save, values, vit, write_seeds, write_spec, write_zoo
 
-HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 4}"
+HEAD = "checkpoints: {paths: models/*, loader: tests.nets.zoos:LOADER}\ndata: {path: train.npz, batch_size: 4}"
 SMALL = HEAD.replace("LOADER", "small")
 SLOPE = "measure: gradient-norm, geometry: euclidean"
 WORST = "measure: worst-case, geometry: adaptive, radius: 0.05, steps: 2"

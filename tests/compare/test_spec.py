@@ -17,7 +17,7 @@ from quotient_manifolds.compare.spec import MEASURES
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import BatchFunction, Checkpoint
 from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase
-from tests.zoos import small, write_images, write_seeds, write_spec
+from tests.nets.zoos import small, write_images, write_seeds, write_spec
 
 GOOD = """\
 checkpoints:
@@ -109,11 +109,12 @@ def test_labels_tell_measures_apart(read: Read) -> None:
 
 def test_functions_and_the_home_directory(read: Read, zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = read(
-        "checkpoints: {loader: 'tests.zoos:plain'}\ndata: tests.zoos:two_batches\nloss: tests.zoos:squares\n"
+        "checkpoints: {loader: 'tests.nets.zoos:plain'}\n"
+        "data: tests.nets.zoos:two_batches\nloss: tests.nets.zoos:squares\n"
         + GOOD[GOOD.index("measures") : GOOD.index("against")]
     )
-    assert [(each.name, each.path) for each in one.checkpoints] == [("tests.zoos:plain", None)]
-    assert (one.data, one.loss) == (BatchFunction("tests.zoos:two_batches"), "tests.zoos:squares")
+    assert [(each.name, each.path) for each in one.checkpoints] == [("tests.nets.zoos:plain", None)]
+    assert (one.data, one.loss) == (BatchFunction("tests.nets.zoos:two_batches"), "tests.nets.zoos:squares")
     monkeypatch.setenv("HOME", str(zoo))
     found = read(re.sub(r"(models/|train\.|test\.|scores\.c)", r"~/\1", GOOD))
     assert found.data.path == zoo / "train.npz"  # type: ignore[attr-defined]
@@ -146,10 +147,14 @@ WRONG: list[tuple[str, str, str]] = [
     ("path: train.npz", "path: train.csv.gz", "data: Data must be in a "),
     # Checkpoints, data, scores, functions.
     ("models/*", "model/*", "checkpoints: The pattern 'model/*' matches nothing"),
-    ("loader: huggingface", "loader: tests.zoos:nothing", "'tests.zoos' must have .* no function 'nothing'"),
+    ("loader: huggingface", "loader: tests.nets.zoos:nothing", "'tests.nets.zoos' must have .* no function 'nothing'"),
     ("path: train.npz", "path: trian.npz", "data: There is no file"),
-    ("path: train.npz", "path: tests.zoos:two_batches", "batch_size must be left out for the batches of"),
-    ("dtype: float64", "loss: tests.zoos:nothing", "loss: Module 'tests.zoos' must have .* no function 'nothing'"),
+    ("path: train.npz", "path: tests.nets.zoos:two_batches", "batch_size must be left out for the batches of"),
+    (
+        "dtype: float64",
+        "loss: tests.nets.zoos:nothing",
+        "loss: Module 'tests.nets.zoos' must have .* no function 'nothing'",
+    ),
     ("scores.csv", "none.csv", "scores: .*none.csv must be readable as CSV"),
     ("[error_gap]", "[rate, gap]", "against must name scores: loss, error,.* Found 'gap'"),
     ("[error_gap]", "[rate, kind]", "against must name scores that are numbers. Found 'kind'"),
@@ -232,8 +237,8 @@ def test_names_of_checkpoints_are_text_in_scores(tmp_path: Path) -> None:
     }
 
 
-ONE = Checkpoint("one", None, "tests.zoos:plain")
-DATA = BatchFunction("tests.zoos:two_batches")
+ONE = Checkpoint("one", None, "tests.nets.zoos:plain")
+DATA = BatchFunction("tests.nets.zoos:two_batches")
 ENTRY = MeasureEntry(GradientNorm(Euclidean()))
 
 
@@ -244,7 +249,11 @@ ENTRY = MeasureEntry(GradientNorm(Euclidean()))
         ({"measures": []}, ValueError, "measures must not be empty"),
         ({"checkpoints": [ONE, ONE]}, ValueError, "checkpoints must have names of their own. Found one twice"),
         ({"scores": {"one": {"rate": float("inf")}}}, ValueError, "scores must have finite numbers. Found inf for"),
-        ({"against": ["error"], "loss": "tests.zoos:squares"}, ValueError, "against must name scores: loss. Found"),
+        (
+            {"against": ["error"], "loss": "tests.nets.zoos:squares"},
+            ValueError,
+            "against must name scores: loss. Found",
+        ),
     ],
 )
 def test_a_spec_of_python_is_checked(changes: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -262,7 +271,7 @@ def test_files_that_are_no_spec(tmp_path: Path) -> None:
 
 def test_a_radius_that_is_not_given_is_suggested_once_on_the_first_model(tmp_path: Path) -> None:
     zoo = write_seeds(tmp_path, 3)
-    head = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+    head = "checkpoints: {paths: models/*, loader: tests.nets.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
     spec = write_spec(zoo, "measure: worst-case, geometry: [euclidean, adaptive], steps: 3", head=head)
     planned = forecast(read_spec(spec), zoo / "out")
     found = run_comparison(spec, zoo / "out")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quotient_manifolds.compare.store import FORMAT, Store, StoreError, task_key
-from tests.zoos import end_of, needs_fork, start
+from tests.nets.zoos import end_of, needs_fork, start
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -26,9 +26,9 @@ import torch
 from quotient_manifolds.compare import Comparison, Store, run_comparison
 from quotient_manifolds.compare.run import _SETTINGS, _measure_on, jobs_of
 from quotient_manifolds.compare.spec_file import read_spec
-from tests.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
+from tests.nets.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
 
-HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
+HEAD = "checkpoints: {paths: models/*, loader: tests.nets.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
 MEASURES = (
     "measure: worst-case, geometry: adaptive, radius: [0.02, 0.05], steps: 2",
     "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2",

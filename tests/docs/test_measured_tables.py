@@ -22,7 +22,7 @@ from tests.benchmarks import ascent_bed, finding, merging, sharded, start_cost, 
 from tests.benchmarks.pretrained import GEOMETRIES, Classifier
 from tests.command_line import FAST, call
 from tests.docs.test_pages import PAGES, ROOT
-from tests.hugging_face import bert_classifier
+from tests.nets.hugging_face import bert_classifier
 
 Table = list[list[str]]
 

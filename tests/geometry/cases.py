@@ -19,6 +19,7 @@ from quotient_manifolds.geometry import (
 )
 from quotient_manifolds.symmetries import Params, Scope, Symmetries
 from studies.appendix_g import AdaptiveNorm
+from tests.nets.net import shaken
 
 QUOTIENTS: list[Geometry] = [
     Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
@@ -36,11 +37,7 @@ by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: g
 
 def encoder(dtype: torch.dtype = torch.float64, layers: int = 2) -> nn.Module:
     layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(dtype).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w.add_(0.1 * torch.randn_like(w))
-    return model
+    return shaken(nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(dtype), 0.1)
 
 
 def symmetries_of(model: nn.Module) -> Symmetries:

@@ -18,9 +18,10 @@ from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase, cross
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
 from studies.appendix_g import AdaptiveNorm
-from tests.classifiers import Batch, Classifier, shaken
 from tests.counters import recorded_runs
 from tests.geometry.cases import GEOMETRIES, encoder, generator, space_at, symmetries_of
+from tests.nets.classifiers import Batch, Classifier
+from tests.nets.net import shaken
 
 
 def test_frozen_parameters_are_not_measured() -> None:
@@ -136,7 +137,7 @@ def test_eps_reaches_the_manifold_and_admits_a_pair_without_full_rank() -> None:
 @pytest.fixture(scope="module")
 def subject() -> tuple[nn.Module, list[Batch]]:
     torch.manual_seed(0)
-    model = shaken(Classifier(), 0.3)
+    model = shaken(Classifier().double(), 0.3)
     return model, [(torch.randn(2, 3, 4, dtype=torch.float64), torch.arange(2) + 1)]
 
 
@@ -168,7 +169,7 @@ def test_another_loss_is_a_run_of_its_own_and_other_inputs_and_weights_are_none(
         (model, cross_entropy, batches, 1),
         (model, lambda *given: 2 * cross_entropy(*given), batches, 1),
         (model, cross_entropy, [(2 * batches[0][0], batches[0][1])], 0),
-        (shaken(Classifier(), 0.3), cross_entropy, batches, 0),
+        (shaken(Classifier().double(), 0.3), cross_entropy, batches, 0),
     ]:
         alone = measure.of(each, loss, several)
         before = len(runs)
@@ -205,7 +206,7 @@ def normed() -> nn.Module:
     """Neurons behind a BatchNorm with statistics of its own."""
     norm = nn.BatchNorm1d(6)
     norm.load_state_dict(norm.state_dict() | {"running_mean": torch.randn(6), "running_var": torch.rand(6) + 0.5})
-    return shaken(nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)), 0.3)
+    return shaken(nn.Sequential(nn.Linear(4, 6), norm, nn.ReLU(), nn.Linear(6, 3)).double(), 0.3)
 
 
 def test_symmetries_are_those_of_a_models_own_statistics() -> None:

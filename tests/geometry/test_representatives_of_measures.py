@@ -12,7 +12,7 @@ from torch import nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import Quotient
-from tests.symmetries.nets import net
+from tests.nets.small import net
 
 MESSAGE = "no unique canonical point"
 

@@ -28,7 +28,7 @@ from tests.geometry.cases import (
     space_at,
     symmetries_of,
 )
-from tests.models import coverage
+from tests.nets.attention import coverage
 
 
 def product(pair: SymmetricPair, params: Params) -> Tensor:

@@ -18,9 +18,9 @@ from quotient_manifolds.load import DataSource, find_checkpoints, load_checkpoin
 from quotient_manifolds.load.text import known_classes
 from quotient_manifolds.merge import merge_adapters
 from quotient_manifolds.symmetries import example_inputs
-from tests import hugging_face, peft_files
-from tests.lora_files import edit, lora_directory, replace_tensors
-from tests.peft_files import rename
+from tests.nets import hugging_face, peft_files
+from tests.nets.lora_files import edit, lora_directory, replace_tensors
+from tests.nets.peft_files import rename
 from tests.refusals import one_sentence
 
 peft = pytest.importorskip("peft")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import Checkpoint, DataSource, load_model
 from quotient_manifolds.sharpness import cross_entropy
-from tests import hugging_face
 from tests.load.sources import PLAIN, pictures
+from tests.nets import hugging_face
 from tests.refusals import one_sentence
 
 

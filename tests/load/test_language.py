@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.load.huggingface import load_tokenizer
 from quotient_manifolds.sharpness import next_token_cross_entropy
-from tests import hugging_face
-from tests.load.sources import causal_model
+from tests.nets import hugging_face
+from tests.nets.hugging_face import causal_model
 
 WORDS = hugging_face.VOCABULARY[5:]
 LINES = [" ".join(WORDS[(row + place) % 6] for place in range(1 + row % 7)) for row in range(11)]

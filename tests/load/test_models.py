@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.symmetries import example_inputs
-from tests import hugging_face
+from tests.nets import hugging_face
 from tests.refusals import one_sentence
 
 MAKERS = [hugging_face.bert_classifier, hugging_face.vit_classifier, hugging_face.clip, hugging_face.gpt2]

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from quotient_manifolds.load import DataSource, find_checkpoints, load_model
 from quotient_manifolds.load.text import class_of, read_examples
-from tests import hugging_face
-from tests.hugging_face import edit_config, rewrite_weights
-from tests.load.sources import PLAIN, causal_model, pictures
-from tests.lora_files import edit, replace_tensors
+from tests.load.sources import PLAIN, pictures
+from tests.nets import hugging_face
+from tests.nets.hugging_face import edit_config, rewrite_weights
+from tests.nets.lora_files import edit, replace_tensors
 from tests.refusals import one_sentence
 
 # ---- directories of models
@@ -102,14 +102,14 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 def broken_adapter(spoil: Callable[[Path], Any], folder: Path) -> None:
-    peft_files = pytest.importorskip("tests.peft_files")
+    peft_files = pytest.importorskip("tests.nets.peft_files")
     _, directory = peft_files.classifier(folder)
     spoil(directory)
     load_model(directory)
 
 
 def rename(old: str, new: str) -> Callable[[Path], None]:
-    return lambda path: pytest.importorskip("tests.peft_files").rename(path, lambda name: name.replace(old, new))
+    return lambda path: pytest.importorskip("tests.nets.peft_files").rename(path, lambda name: name.replace(old, new))
 
 
 def pickle_adapter(path: Path) -> None:
@@ -245,7 +245,7 @@ def bad_causal_data(name: str, settings: dict[str, Any], folder: Path) -> None:
     (folder / "empty.txt").write_text("\n")
     source = DataSource(folder / name, **settings)
     source.check()
-    source.batches(load_model(causal_model(folder)))
+    source.batches(load_model(hugging_face.causal_model(folder)))
 
 
 CAUSAL: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from quotient_manifolds.load.huggingface import read_config
 from quotient_manifolds.load.text import LabeledText, Labels, class_of, read_examples
 from quotient_manifolds.load.tokens import encoded
-from tests import hugging_face
+from tests.nets import hugging_face
 from tests.refusals import one_sentence
 
 ROWS = [("a good film", "good", "yes"), ("bad", "very good", "no"), ("not bad", "bad", "maybe")]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from quotient_manifolds.load import Checkpoint, find_checkpoints, load_checkpoint, load_model, load_symmetries
-from tests import hugging_face
-from tests.hugging_face import edit_config, rewrite_weights
+from tests.nets import hugging_face
+from tests.nets.hugging_face import edit_config, rewrite_weights
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -19,7 +19,7 @@ from quotient_manifolds.manifolds import (
     TranslationQuotient,
 )
 from quotient_manifolds.symmetries import find_symmetries
-from tests.models import IDS, llama
+from tests.nets.attention import IDS, llama
 
 exact = {"rtol": 1e-9, "atol": 1e-9}
 

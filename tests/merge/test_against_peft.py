@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from tests import hugging_face, peft_files
-from tests.lora_files import edit, replace_tensors
+from tests.nets import hugging_face, peft_files
+from tests.nets.lora_files import edit, replace_tensors
 from tests.refusals import one_sentence
 
 peft = pytest.importorskip("peft")

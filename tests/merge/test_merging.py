@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import quotient_manifolds as qm
 from quotient_manifolds.merge import truncated_sum
-from tests.lora_files import PREFIX, edit, lora_directory, product, random_lora, replace_tensors
+from tests.nets.lora_files import PREFIX, edit, lora_directory, product, random_lora, replace_tensors
 from tests.refusals import one_sentence
 
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.optim.step import Point
-from tests.optim.cases import CASES, apart, backward, made, moved, same, train, weights
+from tests.nets.trained import CASES
+from tests.optim.cases import apart, backward, made, moved, same, train, weights
 
 ADAM, SGD = qm.QuotientAdam, qm.QuotientSGD
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.orbit.group import GroupElement, Steps
 from quotient_manifolds.orbit.path import state
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
-from tests.symmetries.nets import net
-from tests.symmetries.test_nets import shown
-
-
-@cache
-def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
-    model, x = net(name, bias)
-    return model, x, find_symmetries(model, shown(name, x))
 
 
 def elsewhere(found: Symmetries, draw: torch.Generator, log_scale: float = 0.4) -> Steps:

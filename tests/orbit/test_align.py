@@ -27,11 +27,11 @@ from quotient_manifolds.orbit import (
 from quotient_manifolds.orbit.group import Walk
 from quotient_manifolds.orbit.units import Units
 from quotient_manifolds.symmetries.discovery import find_permutations, find_symmetries
-from tests.handwritten_models import HeadByHead
-from tests.models import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
-from tests.orbit.found import found_in, planted
-from tests.symmetries.nets import Computed
-from tests.symmetries.test_nets import shown
+from tests.nets.attention import BY_NAME, GPT2, IDS, TEXT, hugging_face, llama, noise
+from tests.nets.handwritten import HeadByHead
+from tests.nets.net import Computed, shaken
+from tests.nets.small import found_in, shown
+from tests.orbit.found import planted
 
 RECOVERED = 1e-6
 WIDTH, HEADS, WORDS = 16, 4, 60
@@ -65,11 +65,7 @@ class PreNorm(nn.Module):
 
 def pre_norm(bias: bool = True, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    model = PreNorm(bias).double().eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.15 * torch.randn_like(w)
-    return model
+    return shaken(PreNorm(bias).double(), 0.15)
 
 
 def without_biases(model: nn.Module) -> nn.Module:
@@ -248,10 +244,7 @@ def test_a_path_takes_models_of_two_precisions() -> None:
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_the_distance_on_the_quotient_is_that_of_the_orbits(metric: Any) -> None:
-    model, near = pre_norm(), copy.deepcopy(pre_norm())
-    with torch.no_grad():
-        for w in near.parameters():
-            w += 1e-3 * torch.randn_like(w)
+    model, near = pre_norm(), shaken(pre_norm(), 1e-3)
     found = find_symmetries(model, TOKENS)
     far = quotient_distance(model, near, TOKENS, metric=metric, symmetries=found)
     moved = [planted(each, TOKENS, seed, permutations=False) for seed, each in enumerate((model, near))]

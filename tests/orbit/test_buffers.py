@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.orbit import loss_along_path, same_function
-from tests.symmetries.nets import Computed
+from tests.nets.net import Computed
 
 X = torch.randn(16, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -16,10 +16,9 @@ from quotient_manifolds.orbit import Descent, RoundingError, Sparsity, descend_o
 from quotient_manifolds.orbit.descend import mean_loss
 from quotient_manifolds.sharpness import cross_entropy
 from quotient_manifolds.symmetries import Params
-from tests.models import BY_NAME
-from tests.orbit.found import found_in
-from tests.symmetries.nets import NETS
-from tests.symmetries.test_nets import difference
+from tests.nets.attention import BY_NAME
+from tests.nets.net import difference
+from tests.nets.small import NETS, found_in
 
 MOVED = [name for name in NETS if not name.startswith(("short", "idle"))]
 

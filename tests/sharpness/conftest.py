@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.classifiers import Batch, Classifier, shaken
+from tests.nets.classifiers import Batch, Classifier
+from tests.nets.net import shaken
 
 
 @pytest.fixture
 def model() -> Classifier:
-    return shaken(Classifier(), 0.5)
+    return shaken(Classifier().double(), 0.5)
 
 
 @pytest.fixture

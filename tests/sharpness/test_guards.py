@@ -15,6 +15,7 @@ from quotient_manifolds.sharpness.curvature import Hessian
 from quotient_manifolds.symmetries import declare_pair, propose_symmetries, structure
 from quotient_manifolds.symmetries.canonical import NoPlaceError
 from tests.counters import recorded_runs
+from tests.nets.net import shaken
 
 Batch = tuple[Tensor, Tensor, Tensor]
 D = 6
@@ -49,9 +50,7 @@ class Net(nn.Module):
         self.head = nn.Linear(D, 3)
         self.double().eval()
         if not fresh:
-            with torch.no_grad():
-                for w in self.parameters():
-                    w += 0.3 * torch.randn_like(w)
+            shaken(self, 0.3)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.head(torch.tanh(self.next(self.norm(torch.tanh(self.first(x))))).sum(1))

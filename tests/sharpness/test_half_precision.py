@@ -15,6 +15,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
 from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, Measure, WorstCase
 from quotient_manifolds.sharpness.losses import logits_of
+from tests.nets.net import shaken
 
 GEOMETRIES: list[Geometry] = [
     Euclidean(),
@@ -31,10 +32,7 @@ def made(dtype: torch.dtype) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.
     """An encoder layer, whose attention has pairs, biases and norms, and a head behind a batch norm."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
-    model = nn.Sequential(encoder, nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 3)).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w.add_(0.1 * torch.randn_like(w))
+    model = shaken(nn.Sequential(encoder, nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 3)), 0.1)
     inputs = torch.randn(6, 4, 12).to(dtype)
     return model.to(dtype), [(inputs, torch.arange(6) % 3)]
 

@@ -17,8 +17,8 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymm
 from quotient_manifolds.sharpness import AverageCase, GradientNorm, HessianTrace, TopEigenvalue, WorstCase
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
-from tests.classifiers import Batch, Classifier, moved
 from tests.geometry.cases import pull_back
+from tests.nets.classifiers import Batch, Classifier, moved
 
 Measure = Callable[..., qm.Result]
 

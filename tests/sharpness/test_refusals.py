@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import quotient_manifolds as qm
 from quotient_manifolds.replica import replica
 from quotient_manifolds.sharpness.losses import counted_logits
-from tests.classifiers import Batch
+from tests.nets.classifiers import Batch
 from tests.sharpness.test_ascent import Plain, generator
 
 X, Y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 2, 1, 0])

@@ -16,7 +16,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.random_nets import Batch, Loss, net
+from tests.nets.random_nets import Batch, Loss, net
 
 NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "12"))
 SAME = 1e-8  # relative: random elements may be ill-conditioned

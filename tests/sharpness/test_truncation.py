@@ -23,7 +23,7 @@ from quotient_manifolds.manifolds import (
 )
 from quotient_manifolds.symmetries import Symmetries, declare_pair
 from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
-from tests.classifiers import Batch, Classifier
+from tests.nets.classifiers import Batch, Classifier
 
 TRUNCATED = [(metric, order) for metric in ("inv", "mix") for order in ("first", "second")]
 

@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_re
 from quotient_manifolds.symmetries.representatives import group_element
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
-from tests.classifiers import shaken
+from tests.nets.net import shaken
 
 MEASURES: dict[str, Callable[[Geometry], Measure]] = {
     "worst case": lambda geometry: WorstCase(geometry, 0.05, steps=5, restarts=1),
@@ -140,7 +140,7 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     metric: str, norm_first: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    model = shaken(OneHead(norm_first), 0.1).to(dtype)
+    model = shaken(OneHead(norm_first).double(), 0.1).to(dtype)
     batch = (torch.randn(4, 5, 6, dtype=dtype), torch.tensor([0, 1, 2, 3]))
 
     found = find_symmetries(model, batch, evaluate=qm.cross_entropy)

@@ -13,14 +13,15 @@ from torch import nn
 
 from studies.__main__ import study
 from studies.appendix_g import relative_flatness
-from tests.classifiers import Batch, Classifier, moved, shaken
-from tests.zoos import write_spec, write_zoo
+from tests.nets.classifiers import Batch, Classifier, moved
+from tests.nets.net import shaken
+from tests.nets.zoos import write_spec, write_zoo
 
 
 @pytest.fixture
 def model() -> Classifier:
     torch.manual_seed(0)
-    return shaken(Classifier(), 0.5)
+    return shaken(Classifier().double(), 0.5)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The breadth table: which symmetries the attention of Hugging Face model types has, as the documentation says it.
 
-Types are small models of tests/small_models.py; "type/variant" is a type with settings of its own.
+Types are small models of tests/nets/model_types.py; "type/variant" is a type with settings of its own.
 """
 
 from __future__ import annotations

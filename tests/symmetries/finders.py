@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Translation
 from quotient_manifolds.symmetries.outputs import call, floating
-from tests.symmetries.sets import Example, varied
+from tests.nets.sets import Example, varied
 
 MORE = 4  # times as many batches are taken where they are too few for the rank
 DENSE = 2_000  # parameters, at most, for a rank of all tangents

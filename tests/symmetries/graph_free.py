@@ -27,8 +27,8 @@ from quotient_manifolds.symmetries.charges.kernel import null_space
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.groups import Gauge, Symmetry
 from quotient_manifolds.symmetries.trace.record import movable
+from tests.nets.sets import SETS, chosen
 from tests.symmetries.finders import kernel
-from tests.symmetries.sets import SETS, chosen
 
 LOSSES, MOST, ROWS, LARGEST = 10, 1600, 16, 3_400
 FLOOR, BROKEN, SAME, FAR = 1e-6, 1e-8, 1e-8, 1e-6

@@ -16,9 +16,8 @@ from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.charges.finder import Found
 from quotient_manifolds.symmetries.groups import Symmetry
-from tests.symmetries.nets import NETS, net
+from tests.nets.small import NETS, net, shown
 from tests.symmetries.test_canonical import PLACE, SAME, change
-from tests.symmetries.test_nets import shown
 
 SCALES = (0.5, 0.5, 0.5, 1.5)
 """Of random elements; the last has a condition of about 1e4 over all wires."""

@@ -40,8 +40,8 @@ from rich.progress import track
 from torch import nn
 
 from quotient_manifolds.symmetries import find_symmetries
+from tests.nets.sets import SETS, chosen
 from tests.symmetries.finders import Row, kernel, measured
-from tests.symmetries.sets import SETS, chosen
 
 COLUMNS = (
     *("set", "name", "parameters", "kernel", "old_found", "old_false", "old_worst", "old_seconds", "old_refused"),

@@ -20,9 +20,9 @@ from quotient_manifolds.symmetries import (
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
-from tests.handwritten_models import SelfAttention
-from tests.models import noise
-from tests.symmetries.small_models import build
+from tests.nets.attention import noise
+from tests.nets.handwritten import SelfAttention
+from tests.nets.model_types import build
 
 NEURONS = (RELU, GATED, "neurons")
 
@@ -154,7 +154,7 @@ def test_a_fresh_adapter_is_told_from_a_broken_one() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_of_torch_s_attention() -> None:
     """Its layer in peft makes new parameters whenever it is asked for them, so no copy can be run."""
-    model = adapted(nn.Sequential(SelfAttention(8)), target_modules=["0.inner"])
+    model = adapted(nn.Sequential(SelfAttention(8)), target_modules=["0.attention"])
     with pytest.raises(ValueError, match="PeftModel copies itself in a way of its own"):
         find_symmetries(model, noise(2, 5, 8))
 

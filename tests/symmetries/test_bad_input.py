@@ -27,9 +27,9 @@ from quotient_manifolds.symmetries import (
     random_representative,
     verify_symmetries,
 )
+from tests.nets.model_types import build
+from tests.nets.net import Computed, linear
 from tests.refusals import one_sentence
-from tests.symmetries.nets import Computed, linear
-from tests.symmetries.small_models import build
 
 
 def model() -> nn.Module:

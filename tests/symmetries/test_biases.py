@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.groups import Translation
 from quotient_manifolds.symmetries.reparameterization import Reparameterization
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.models import BY_NAME, claimed, noise
+from tests.nets.attention import BY_NAME, claimed, noise
 from tests.symmetries.test_verify import attention, rotate
 
 # --- false claims ----------------------------------------------------------------------------------------------------

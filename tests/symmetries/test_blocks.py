@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.symmetries.tangents import tangents
-from tests.symmetries.blocks import BLOCKS, build, truth
+from tests.nets.blocks import BLOCKS, build, truth
 
 FALSE, RANK = 1e-9, 1e-7  # generators are differences, right to about 1e-10
 

@@ -23,8 +23,8 @@ from quotient_manifolds.symmetries import (
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.pair import Group
+from tests.nets.model_types import build
 from tests.symmetries.breadth import cases, redundant, rows
-from tests.symmetries.small_models import build
 
 KINDS = ("query/key", "value/output")
 MASKED = ("dinov2", "dinov2_with_registers", "dinov3_vit", "tipsv2", "tipsv2_vision_model")

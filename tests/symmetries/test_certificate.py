@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from quotient_manifolds.symmetries import certify, make_generic
-from tests.handwritten_models import SelfAttention
-from tests.symmetries.nets import Computed
+from tests.nets.handwritten import SelfAttention
+from tests.nets.net import Computed
 from tests.symmetries.test_fibre import gaussians
 
 NARROW: dict[str, Any] = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}

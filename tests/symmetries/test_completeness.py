@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries.charges.find import find
+from tests.nets.kinds import KINDS
+from tests.nets.kinds import net as kind
+from tests.nets.net import Computed, generic
 from tests.symmetries.graph_free import GraphFree, compared, independent, outside, tangents
-from tests.symmetries.kinds import KINDS
-from tests.symmetries.kinds import net as kind
-from tests.symmetries.nets import Computed, generic
 
 NAMES = (
     "DoRA, neurons",

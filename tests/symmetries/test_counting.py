@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quotient_manifolds.symmetries import Symmetries, count_symmetries, declare_pair, find_symmetries
 from quotient_manifolds.symmetries.counting import singular_values
 from quotient_manifolds.symmetries.pair import Group
-from tests.models import BY_NAME
+from tests.nets.attention import BY_NAME
 
 
 def test_the_dimensions_of_all_symmetries_are_counted() -> None:

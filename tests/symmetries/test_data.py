@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.symmetries import Symmetries, random_representative
-from tests.symmetries.nets import Computed
+from tests.nets.net import Computed
 
 WORDS, WIDTH = 20, 8
 

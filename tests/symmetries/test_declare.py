@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Symmetries, declare_pair, find_symmetries, verify_symmetries
-from tests.models import ViTAttention, claimed, noise
-from tests.symmetries.nets import Computed
+from tests.nets.attention import ViTAttention, claimed, noise
+from tests.nets.net import Computed
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12])

@@ -24,8 +24,8 @@ from quotient_manifolds.symmetries import (
     make_generic,
     small_copy,
 )
-from tests.handwritten_models import NanoGPT, SelfAttention
-from tests.symmetries.nets import Computed
+from tests.nets.handwritten import NanoGPT, SelfAttention
+from tests.nets.net import Computed
 from tests.symmetries.test_verify import counting
 
 

@@ -17,12 +17,12 @@ from quotient_manifolds.symmetries.charges.finder import _atoms
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Charted, DirectSum, Gauge, Linear, Symmetry, Translation
+from tests.nets import kinds as other
+from tests.nets.net import shaken
+from tests.nets.sets import SETS
+from tests.nets.small import NETS, net, shown
 from tests.symmetries import finders
-from tests.symmetries import kinds as other
 from tests.symmetries.finders import rank, weights
-from tests.symmetries.nets import NETS, net
-from tests.symmetries.sets import SETS
-from tests.symmetries.test_nets import shown
 
 CHANGE = 1e-8
 
@@ -189,10 +189,7 @@ def test_weights_whose_inputs_have_a_known_sum_take_constants(
     make: Callable[[], nn.Module], d: int, expected: int
 ) -> None:
     torch.manual_seed(0)
-    model = make().double().eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.2 * torch.randn_like(w)
+    model = shaken(make().double(), 0.2)
     found = find(model, torch.randn(5, 6, d, dtype=torch.float64))
     assert rank(found.symmetries, weights(model)) == expected
     assert found.change < CHANGE

@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import Permutation
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.trace.record import record
-from tests.symmetries import blocks, small_models
+from tests.nets import blocks, model_types
 from tests.symmetries.test_permutations import DIFFER, Net, _inputs, _prepared, change, check_true, fresh, state
 
 
@@ -61,7 +61,7 @@ def test_units_of_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_neurons_and_groups_of_models(name: str) -> None:
     """Grouped queries change places within their group, and groups as a whole."""
-    model = small_models.build(name)
+    model = model_types.build(name)
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(3, 60, (2, 6), generator=generator)
     batch: dict[str, Tensor] = {"input_ids": words}

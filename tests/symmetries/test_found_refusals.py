@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.charges.find import find
+from tests.nets.deceptive import BRANCHES, Counter, Dropped, deceptive
+from tests.nets.net import Computed
+from tests.nets.sets import varied
 from tests.refusals import one_sentence
-from tests.symmetries.deceptive import BRANCHES, Counter, Dropped, deceptive
-from tests.symmetries.nets import Computed
-from tests.symmetries.sets import varied
 from tests.symmetries.test_found import moved
 
 X = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

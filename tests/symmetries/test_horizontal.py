@@ -14,7 +14,7 @@ from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.replica import replica
 from quotient_manifolds.symmetries import Symmetries, make_generic, propose_symmetries
 from quotient_manifolds.symmetries.horizontal import Horizontal
-from tests.models import BY_NAME, claimed, noise
+from tests.nets.attention import BY_NAME, claimed, noise
 from tests.symmetries.test_verify import attention, heads_swapped, rotate
 
 Loss = Callable[[nn.Module, Any], Tensor]

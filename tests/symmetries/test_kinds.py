@@ -3,7 +3,7 @@
 import pytest
 
 from quotient_manifolds.symmetries import fibre_dimension
-from tests.symmetries.kinds import KINDS, batches, net
+from tests.nets.kinds import KINDS, batches, net
 
 PARAMETERS, GAP = 200, 1e8
 

@@ -12,8 +12,8 @@ from quotient_manifolds.symmetries import example_inputs, find_symmetries, propo
 from quotient_manifolds.symmetries.names import meaning
 from studies.common import load
 from studies.invariance import Subject
-from tests.symmetries.nets import D
-from tests.symmetries.small_models import build
+from tests.nets.model_types import build
+from tests.nets.net import D
 
 
 def test_a_language_model_has_residual_rotations() -> None:

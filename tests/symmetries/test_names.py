@@ -13,8 +13,8 @@ from quotient_manifolds.symmetries.discovery import find_symmetries, propose_sym
 from quotient_manifolds.symmetries.groups import Translation
 from quotient_manifolds.symmetries.names import meaning
 from studies.common import load
+from tests.nets.sets import SETS
 from tests.symmetries.finders import rank, weights
-from tests.symmetries.sets import SETS
 
 OLD = {row["name"]: row["found"] for row in load("fibres")["rows"]}
 PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")

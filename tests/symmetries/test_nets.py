@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,55 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Symmetries, balance, find_symmetries, random_representative
+from quotient_manifolds.symmetries import balance, find_symmetries, random_representative
 from quotient_manifolds.symmetries.canonical import canonical
-from tests.symmetries.nets import FOUND, GIVEN, NETS, TOKENS, Body, Net, attend, generic, net, tanh
+from tests.nets.net import GIVEN, TOKENS, Body, Net, difference, generic
+from tests.nets.parts import attend, tanh
+from tests.nets.small import LIMIT, NETS, found_in, net
 
 CHANGE, PLACE = 1e-8, 1e-6
-COUNTS = dict(each.split(": ") for each in " ".join(FOUND.split()).split("; "))
-_LIMIT, _FEWER, _HELD = (
-    "the least length has no closed form, and steps to it end before its limit",
-    "of groups that are products of others, fewer are found than there are, and what is left is not settled",
-    "numbers of one part of a function hold at these weights alone, and the canonical point is far from them",
-)
-SEVERAL_PLACES = {
-    **dict.fromkeys(
-        [
-            *(("copies crossed, times", True), ("copies crossed, norm", False)),
-            *(("products of a plain norm", True), ("products of a plain norm", False), ("cls", True)),
-        ],
-        _LIMIT,
-    ),
-    **dict.fromkeys(
-        [
-            *(("one token, sum of all", True), ("sum of all", True), ("mean of all", True), ("constant half", True)),
-            *(("gain cut to integers", True), ("short planes", True), ("short planes", False), ("sum heads", True)),
-            *(("scores of halves, crossed", False), ("bn lin plain", False)),
-        ],
-        _FEWER,
-    ),
-    **dict.fromkeys([("far below, leaky", True), ("weight cut to integers", False)], _HELD),
-}
-"""Nets, with biases or without, whose orbit has more than one place yet, or none, and why."""
 ROUNDING = 1e-12
 """Of the largest number of all parameters: what is 0 at the canonical point."""
 
 
-def shown(name: str, x: Tensor) -> Tensor:
-    """What symmetries are found on: those of shorter sequences hold for longer ones, those of some experts for all."""
-    x = x[:, :1] if name.startswith("one token") else x
-    return x[:, :3] if name.startswith("short") else -x.abs() if name.startswith("idle") else x
-
-
-@cache
-def found_in(name: str, bias: bool) -> tuple[nn.Module, Tensor, Symmetries]:
-    model, x = net(name, bias)
-    return model, x, find_symmetries(model, shown(name, x))
-
-
 def _case(name: str, bias: bool) -> Any:
-    reason = SEVERAL_PLACES.get((name, bias))
-    known = pytest.mark.xfail(strict=reason is not _LIMIT, reason=reason or "")  # where steps end is rounding
+    reason = NETS[name].reason(bias)
+    known = pytest.mark.xfail(strict=reason != LIMIT, reason=reason)  # where steps end is rounding
     return pytest.param(name, bias, marks=[known] if reason else [])
 
 
@@ -75,8 +39,8 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
     names = [each.name for each in found.every]
     assert len(set(names)) == len(names)
     sizes = [pair.group_dimension for pair in found.pairs]
-    before = COUNTS[name].split()[not bias].partition("/")[0]
-    assert sum(sizes) + sum(sum(each.families.values()) for each in found.reparameterizations) >= int(before)
+    freedoms = sum(sum(each.families.values()) for each in found.reparameterizations)
+    assert sum(sizes) + freedoms >= NETS[name].found(bias)
     here, there = (canonical(found.groups, params) for params in (dict(model.named_parameters()), moved))
     assert difference(model, x, here.params) < CHANGE
     if not (here.doubts or there.doubts):
@@ -84,12 +48,6 @@ def test_nothing_is_false_or_lost_and_an_orbit_has_one_place(name: str, bias: bo
         for key, w in here.params.items():
             atol = max(least, PLACE * float(w.detach().abs().max()))
             torch.testing.assert_close(there.params[key], w, rtol=0, atol=atol, msg=key)
-
-
-@torch.no_grad()
-def difference(model: nn.Module, x: Tensor, params: dict[str, Tensor]) -> float:
-    answer = model(x)
-    return float((torch.func.functional_call(model, params, (x,)) - answer).abs().max() / answer.abs().max())
 
 
 @pytest.mark.parametrize("name", ["pos", "positions first"])

@@ -13,7 +13,7 @@ from quotient_manifolds.symmetries import (
     verify_symmetries,
 )
 from quotient_manifolds.symmetries.strided_view import StridedView
-from tests.symmetries.nets import Computed, linear
+from tests.nets.net import Computed, linear
 
 
 @pytest.mark.parametrize("heads", [1, 3])

@@ -17,7 +17,8 @@ from quotient_manifolds.symmetries.charges.variations import Variations, numbers
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.trace import replay
-from tests.symmetries.nets import NETS, Computed, net
+from tests.nets.net import Computed
+from tests.nets.small import NETS, net
 from tests.symmetries.test_trace import BY_NUMBERS
 
 

@@ -22,8 +22,8 @@ from quotient_manifolds.symmetries.groups import Gauge, Symmetry, Torus
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.trace.record import record
 from quotient_manifolds.symmetries.trace.replay import Replay
-from tests.symmetries.nets import net
-from tests.symmetries.test_nets import shown
+from tests.nets.net import shaken
+from tests.nets.small import net, shown
 
 
 class Model:
@@ -269,10 +269,7 @@ HEADS = 2 * 2 * 4 * 16**2
 def test_readings_of_transformers(make: Callable[[], nn.Module], gauges: int, scales: int) -> None:
     """By family what is known of the architecture, and all of it acts at once on an unseen length."""
     torch.manual_seed(0)
-    model = make().double().eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.1 * torch.randn_like(w)
+    model = shaken(make().double(), 0.1)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     points = Model(model, batch_of(make, 4, 0))

@@ -25,9 +25,9 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.outputs import rounded
 from studies.invariance import Subject
-from tests.models import BY_NAME, attend, hugging_face, noise, orbit_dimension, tokens
-from tests.symmetries.nets import Computed, linear
-from tests.symmetries.small_models import build
+from tests.nets.attention import BY_NAME, attend, hugging_face, noise, orbit_dimension, tokens
+from tests.nets.model_types import build
+from tests.nets.net import Computed, linear
 
 D = 8
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0)).double()

@@ -17,9 +17,9 @@ from quotient_manifolds.symmetries.charges.spans import _pairs
 from quotient_manifolds.symmetries.charges.wide import Wide
 from quotient_manifolds.symmetries.groups import Symmetry, Translation
 from quotient_manifolds.symmetries.trace.replay import Replay
+from tests.nets.net import WORDS, Computed, generic
+from tests.nets.small import net, shown
 from tests.symmetries.finders import rank, weights
-from tests.symmetries.nets import WORDS, Computed, generic, net
-from tests.symmetries.test_nets import shown
 
 
 def added(model: nn.Module, x: Tensor) -> int:

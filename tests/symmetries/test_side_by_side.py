@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries.groups import GL, Gauge, Part, Rows, Slot, Symmetry, Translation, Wire
+from tests.nets.kinds import KINDS
+from tests.nets.sets import SETS, Example, varied
 from tests.symmetries import finders, side_by_side
 from tests.symmetries.finders import measured
-from tests.symmetries.kinds import KINDS
-from tests.symmetries.sets import SETS, Example, varied
 from tests.symmetries.side_by_side import Table, main
 
 WRITER = Slot(Rows.along("0.weight", (4, 3), axis=0), torch.arange(4), writes=True)

@@ -28,8 +28,8 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.checks import ModelError
 from studies.invariance import Subject
-from tests.models import BY_NAME, MODELS, ModelCase, coverage, noise
-from tests.symmetries.nets import Computed
+from tests.nets.attention import BY_NAME, MODELS, ModelCase, coverage, noise
+from tests.nets.net import Computed
 
 every_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 

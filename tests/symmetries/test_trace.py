@@ -16,7 +16,8 @@ from quotient_manifolds.symmetries.checks import ModelError
 from quotient_manifolds.symmetries.outputs import answer, relative_change
 from quotient_manifolds.symmetries.trace.record import Recording, record
 from quotient_manifolds.symmetries.trace.replay import Replay
-from tests.symmetries.nets import NETS, Computed, net
+from tests.nets.net import Computed
+from tests.nets.small import NETS, net
 
 
 def replayed(found: Recording, weights: dict[str, Tensor], *inputs: Tensor) -> list[Tensor]:

@@ -27,8 +27,8 @@ from quotient_manifolds.symmetries.groups import Part, Rows, Translation, Wire
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.representatives import group_element
 from quotient_manifolds.symmetries.verify import verify_on_batches
-from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
-from tests.symmetries.nets import Computed
+from tests.nets.attention import BY_NAME, MODELS, ModelCase, ViTAttention, claimed, noise
+from tests.nets.net import Computed
 
 
 def attention(twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> nn.Module:

@@ -19,7 +19,8 @@ from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.trace.program import Ref
 from quotient_manifolds.symmetries.trace.record import record
-from tests.symmetries.nets import NETS, Computed, net
+from tests.nets.net import Computed
+from tests.nets.small import NETS, net
 
 
 def walked(model: nn.Module, x: Tensor) -> tuple[Walk, dict[str, Tensor]]:

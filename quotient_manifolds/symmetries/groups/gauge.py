@@ -16,14 +16,9 @@ from quotient_manifolds.symmetries.groups.wire import Charge, Wire
 
 _RANK = 1e-10
 """Below which singular values are 0, relative to the largest."""
-_REGULAR = 1e-12
-"""Of second moments, relative to their mean: added before they are inverted."""
 
 _ROUNDING = 1e-13
 """Below which a channel is rounding, relative to the largest."""
-
-_REGULAR = 1e-12
-"""Relative, of second moments: what is smaller has no inverse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +104,6 @@ class Gauge(Symmetry):
         moved = self._each([U * _within(s, condition)[:, None] @ Vh for U, s, Vh in parts])
         return moved if self.algebra.contains(moved) else self.identity
 
-    def stretching(self, X: Tensor) -> Tensor:
-        return (X + X.mT) / 2
-
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         return self.wire.overlap(params, target)
 
@@ -136,26 +128,6 @@ class Gauge(Symmetry):
                     own,
                     tuple((of, row[each], writes) for of, row, writes in rows if bool((row[each] >= 0).all())),
                 )
-
-    def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
-        """Return A with equal second moments of what is written and read in the wire's units, A M A^T = A^-T N A^-1."""
-        M, N = (self.algebra.project(each) for each in self._moments(params))
-        eye, A = self.identity, self.identity
-        if not torch.allclose(self.algebra.project(eye), eye) or not torch.allclose(M, M.mT):
-            return None
-        for channels, _ in self.algebra.summands:
-            at = channels[:, :, None], channels[:, None]
-            A[at] = _balancing(M[at], N[at])
-        return A if self.algebra.contains(A) else None
-
-    def _moments(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the second moments V V^T of slots in which A acts, and in which A^-T does, in the wire's units."""
-        found = [torch.zeros(self.shape, dtype=torch.float64) for _ in range(2)]
-        for slot in self.wire.slots:
-            V = slot.in_wire(params, params)[0].detach().cpu()
-            c = slot.channels
-            found[not slot.covariant][c[:, None], c] += V @ V.mT
-        return found[0], found[1]
 
     def basis(self) -> Tensor:
         found = [torch.zeros(0, *self.shape, dtype=torch.float64)]
@@ -285,20 +257,7 @@ def _null(F: Tensor) -> Tensor:
     return torch.linalg.qr(Vh[rank:].mT / norms[:, None])[0]
 
 
-def _balancing(M: Tensor, N: Tensor) -> Tensor:
-    """Return positive A (k, m, m) with A M A^T = A^-T N A^-1: A^T A is the geometric mean of M^-1 and N."""
-    size = (M + N).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)[:, None, None]
-    eye = _REGULAR * size * torch.eye(M.shape[-1], dtype=M.dtype)
-    root, inverse = (_power(M + eye, p) for p in (0.5, -0.5))
-    return _power(inverse @ _power(root @ (N + eye) @ root, 0.5) @ inverse, 0.5)
-
-
 def _within(s: Tensor, condition: float) -> Tensor:
     """Return singular values (k, m), descending, cut at both ends to a ratio of `condition`."""
     middle = (s[:, :1] * s[:, -1:]).sqrt()
     return torch.minimum(torch.maximum(s, middle / condition**0.5), middle * condition**0.5)
-
-
-def _power(P: Tensor, p: float) -> Tensor:
-    values, V = torch.linalg.eigh((P + P.mT) / 2)
-    return (V * values.clamp(min=1e-300).pow(p)[..., None, :]) @ V.mT

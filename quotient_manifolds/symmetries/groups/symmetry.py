@@ -99,10 +99,6 @@ class Symmetry(Record, ABC):
         """Return the nearest element with a condition number of at most this; the identity where that is none."""
         return element
 
-    def stretching(self, X: Tensor) -> Tensor:
-        """Return the part of a generator that stretches: the condition number of exp(X) is at most e^2 to its norm."""
-        return torch.zeros_like(X)
-
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         """Return M with <M, R> = <target, act(params, R)> + constant for orthogonal elements R (units of 1)."""
         return torch.zeros_like(self.identity)
@@ -117,10 +113,6 @@ class Symmetry(Record, ABC):
         whether these write channels.
         """
         return iter(())
-
-    def balancing(self, params: Mapping[str, Tensor]) -> Tensor | None:
-        """Return about the element that makes parameters smallest, |w|^2; None where none is known."""
-        return None
 
     def basis(self) -> Tensor:
         """Return generators (k, *shape) that span all."""

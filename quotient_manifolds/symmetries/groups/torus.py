@@ -134,17 +134,6 @@ class Torus(Symmetry):
         """Return the ratio of the largest scale and the smallest."""
         return float((element.max() - element.min()).exp()) if element.numel() else 1.0
 
-    def stretching(self, X: Tensor) -> Tensor:
-        return X
-
-    def balancing(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return log-scales that make each alone about the least of |w|^2, but those of gains."""
-        value, size = self.charge(params, params)
-        z = -0.5 * (value / size.clamp(min=1e-300)).clamp(-0.999, 0.999).atanh()
-        for each in self.gains(params):
-            z[each.index[1]] = 0.0
-        return z
-
     def bounded(self, element: Tensor, condition: float) -> Tensor:
         most = math.log(condition) / 2
         return element.clamp(-most, most)

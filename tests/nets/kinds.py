@@ -12,19 +12,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from tests.symmetries.nets import Computed, generic
+from tests.nets.net import Computed, generic
+from tests.nets.parts import (
+    cat,
+    exp,
+    gelu,
+    merged_heads,
+    mixed,
+    relu,
+    scan,
+    sigmoid,
+    silu,
+    softplus,
+    split_heads,
+    tanh,
+    unit,
+)
 
 ROWS = 32
 L, C = nn.Linear, nn.Conv1d
-gelu, tanh, silu, sigmoid, softplus, cat, exp = (
-    F.gelu,
-    torch.tanh,
-    F.silu,
-    torch.sigmoid,
-    F.softplus,
-    torch.cat,
-    torch.exp,
-)
 
 
 @dataclass(frozen=True)
@@ -73,18 +79,6 @@ def plain(*sizes: int) -> nn.Linear:
     return nn.Linear(*sizes, bias=False)
 
 
-def mixed(q: Tensor, k: Tensor, values: Tensor) -> Tensor:
-    return (q @ k.mT / 2).softmax(-1) @ values
-
-
-def heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (2, -1)).transpose(-2, -3)
-
-
-def joined(x: Tensor) -> Tensor:
-    return x.transpose(-2, -3).flatten(-2)
-
-
 def shifted(x: Tensor) -> Tensor:
     """Return the tokens before."""
     return F.pad(x, (0, 0, 1, 0))[:, :-1]
@@ -92,11 +86,6 @@ def shifted(x: Tensor) -> Tensor:
 
 def low_rank(s: Any) -> Tensor:
     return s.w + s.b @ s.a
-
-
-def unit(w: Tensor) -> Tensor:
-    """Return rows of length 1."""
-    return w / w.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (w.ndim - 1))
 
 
 def standard(w: Tensor) -> Tensor:
@@ -108,15 +97,6 @@ def standard(w: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
-
-
-def scan(step: Callable[[Tensor, int], Tensor], state: Tensor, length: int) -> Tensor:
-    """Return the states after each token, along axis 1."""
-    states = []
-    for t in range(length):
-        state = step(state, t)
-        states.append(state)
-    return torch.stack(states, 1)
 
 
 # ---- nets of more than a line
@@ -140,7 +120,7 @@ def prefixed_heads(s: Any, x: Tensor) -> Tensor:
     """Attend with two heads, with prefixes that a small network makes of a table."""
     prefix = s.up(tanh(s.down(s.table))).expand(len(x), -1, -1)
     k, values = (cat([one, other], 1) for one, other in zip(prefix.chunk(2, -1), (s.k(x), s.v(x)), strict=True))
-    return s.o(joined(mixed(heads(s.q(x)), heads(k), heads(values))))
+    return s.o(merged_heads(mixed(split_heads(s.q(x)), split_heads(k), split_heads(values))))
 
 
 def film(s: Any, x: Tensor) -> Tensor:
@@ -222,9 +202,9 @@ def graph_attention(s: Any, x: Tensor) -> Tensor:
 
 
 def graph_attention_of_heads(s: Any, x: Tensor) -> Tensor:
-    h = heads(s.w(s.e(x)))
+    h = split_heads(s.w(s.e(x)))
     scores = F.leaky_relu((h * s.q).sum(-1)[..., None] + (h * s.k).sum(-1)[..., None, :], 0.2)
-    return s.c(tanh(joined(scores.masked_fill(~neighbours(x), -math.inf).softmax(-1) @ h) + s.bias))
+    return s.c(tanh(merged_heads(scores.masked_fill(~neighbours(x), -math.inf).softmax(-1) @ h) + s.bias))
 
 
 def second_graph_attention(s: Any, x: Tensor) -> Tensor:
@@ -247,7 +227,7 @@ def linformer(s: Any, x: Tensor) -> Tensor:
 def linformer_of_heads(s: Any, x: Tensor) -> Tensor:
     """Attend with two heads that share one map of tokens."""
     k, values = s.e @ s.k(x), s.e @ s.v(x)
-    return s.o(joined(mixed(heads(s.q(x)), heads(k), heads(values))))
+    return s.o(merged_heads(mixed(split_heads(s.q(x)), split_heads(k), split_heads(values))))
 
 
 def rwkv(s: Any, x: Tensor) -> Tensor:
@@ -510,7 +490,7 @@ KINDS: dict[str, Kind] = {
         lambda: Computed(lambda s, x: s.c(tanh(s.a(x))), a=weight_norm(L(4, 6)), c=weight_norm(L(6, 3))), 9, (4,)
     ),
     "weight norm, convolution": Kind(
-        lambda: Computed(lambda s, x: s.c(F.relu(s.a(x)).mean(2)), a=weight_norm(C(2, 4, 3)), c=L(4, 3)),
+        lambda: Computed(lambda s, x: s.c(relu(s.a(x)).mean(2)), a=weight_norm(C(2, 4, 3)), c=L(4, 3)),
         8,
         (2, 6),
         ((2, 5), (2, 8)),
@@ -546,7 +526,7 @@ KINDS: dict[str, Kind] = {
     ),
     "weight standardization, convolution": Kind(
         lambda: Computed(
-            lambda s, x: s.c(F.relu(s.n(F.conv1d(x, standard(s.w)))).mean(2)),
+            lambda s, x: s.c(relu(s.n(F.conv1d(x, standard(s.w)))).mean(2)),
             w=p(4, 2, 3),
             n=nn.GroupNorm(2, 4),
             c=L(4, 3),

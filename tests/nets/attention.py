@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Scope, Symmetries, declare_pair, find_symmetries
 from quotient_manifolds.symmetries.tangents import span, tangents
+from tests.nets.handwritten import SelfAttention
+from tests.nets.net import shaken
 
 Expected = tuple[str, int, int, int, int]  # pair name, heads, n, m, h
 
@@ -30,11 +32,7 @@ class ModelCase:
     def build(self) -> nn.Module:
         """In eval mode, in float32, every weight and bias away from zero."""
         torch.manual_seed(0)
-        model = self.make().eval()
-        with torch.no_grad():
-            for value in model.parameters():
-                value += 0.15 * torch.randn_like(value)
-        return model
+        return shaken(self.make(), 0.15)
 
     def found(self, model: nn.Module | None = None, scope: Scope = "pairs") -> Symmetries:
         """What is found in the model, or in a new one: the pairs of attention and their redundant biases, or all."""
@@ -103,17 +101,6 @@ def image() -> dict[str, Tensor]:
     return {"pixel_values": noise(2, 3, 8, 8)}
 
 
-class _Fed(nn.Module):
-    """Self-attention of torch on one input: its outputs without the attention weights."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x)[0]
-
-
 class ViTAttention(nn.Module):
     """The attributes of a recognised class, with something of one's own between projection and product (`twist`)."""
 
@@ -157,17 +144,19 @@ TORCH_NAMES = (r"(.*\.)?in_proj_(weight|bias)", r"(.*\.)?out_proj\.weight")
 
 # Many more models of transformers: tests/symmetries/breadth.py.
 MODELS: tuple[ModelCase, ...] = (
-    ModelCase("torch", _Fed, lambda: noise(2, 5, 12), tuple(both("attention", 3, 12, 4)), TORCH_NAMES),
+    ModelCase(
+        "torch", lambda: SelfAttention(12, 3), lambda: noise(2, 5, 12), tuple(both("attention", 3, 12, 4)), TORCH_NAMES
+    ),
     ModelCase(
         "torch without bias",
-        lambda: _Fed(bias=False),
+        lambda: SelfAttention(12, 3, bias=False),
         lambda: noise(2, 5, 12),
         tuple(both("attention", 3, 12, 4, bias=False)),
         TORCH_NAMES,
     ),
     ModelCase(
         "torch with appended tokens",
-        lambda: _Fed(add_bias_kv=True, add_zero_attn=True),
+        lambda: SelfAttention(12, 3, add_bias_kv=True, add_zero_attn=True),
         lambda: noise(2, 5, 12),
         (("attention query/key", 3, 13, 14, 4), ("attention value/output", 3, 14, 12, 4)),
         (*TORCH_NAMES, r"attention\.bias_[kv]"),
@@ -264,11 +253,8 @@ def llama(**settings: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **heads, **settings})).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.2 * torch.randn_like(w)
-    return model
+    model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **heads, **settings}))
+    return shaken(model, 0.2)
 
 
 IDS = {"input_ids": torch.arange(3, 15)[None]}  # of a llama

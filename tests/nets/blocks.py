@@ -9,34 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.symmetries.nets import (
-    TOKENS,
-    WORDS,
-    Body,
-    D,
-    Net,
-    cat,
-    generic,
-    heads,
-    latent,
-    normed,
-    own,
-    sigmoid,
-    tanh,
-)
+from tests.nets import parts
+from tests.nets.net import TOKENS, WORDS, Body, D, Net, generic
+from tests.nets.parts import cat, gelu, heads, latent, merged_heads, normed, own, relu, sigmoid, split_heads, tanh
 
 INPUTS = 7  # fewer than channels
 RELATIVE = 1e-11  # of the largest singular value: smaller ones are 0, but what an eps makes near is not
 
 
 def neurons(s: Any, x: Tensor) -> Tensor:
-    return s.b_6_8(F.gelu(s.a_8_6(x)))
+    return s.b_6_8(gelu(s.a_8_6(x)))
 
 
 def block(s: Any, x: Tensor, mixer: Body = heads, mlp: Body = neurons, norm: str = "norm") -> Tensor:
-    """Add to a stream what two layers return, with norms before them."""
-    x = x + mixer(s, getattr(s, norm)(x))
-    return x + mlp(s, getattr(s, f"{norm}b")(x))
+    return parts.block(s, x, mixer, mlp, norm)
 
 
 class Again:
@@ -54,11 +40,6 @@ def no_norms(s: Any, x: Tensor) -> Tensor:
     return x + neurons(s, x)
 
 
-def post_norm(s: Any, x: Tensor) -> Tensor:
-    x = s.norm(x + heads(s, x))
-    return s.normb(x + neurons(s, x))
-
-
 def two_streams(s: Any, x: Tensor) -> Tensor:
     y = s.r_7_8(s.given)
     x = x + neurons(s, s.norm(y))
@@ -73,16 +54,16 @@ def start_token(s: Any, x: Tensor) -> Tensor:
 
 def linear_attention(s: Any, x: Tensor) -> Tensor:
     """Sum products of keys and values over tokens, with no softmax."""
-    q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (s.q, s.k, s.v))
+    q, k, v = (split_heads(each(x)) for each in (s.q, s.k, s.v))
     q, k = F.elu(q) + 1, F.elu(k) + 1
     mixed = q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
-    return s.o(mixed.transpose(1, 2).flatten(2))
+    return s.o(merged_heads(mixed))
 
 
 def experts(s: Any, x: Tensor) -> Tensor:
     """Run all experts, and add them up by a softmax of a router."""
     rows = x.reshape(1, -1, D).expand(3, -1, -1)
-    each = torch.bmm(F.gelu(torch.bmm(rows, s.p_3_8_3)), s.p_3_3_8)
+    each = torch.bmm(gelu(torch.bmm(rows, s.p_3_8_3)), s.p_3_3_8)
     weights = F.linear(x, s.g_3_8).softmax(-1).reshape(-1, 3)
     return (each * weights.T[..., None]).sum(0).view(x.shape)
 
@@ -103,15 +84,15 @@ BLOCKS: dict[str, Body] = {
     **OF_WORDS,
     "no norms": no_norms,
     "RMSNorm with a final norm": lambda s, x: s.rmsq(block(s, x, norm="rms")),
-    "post-norm": post_norm,
+    "post-norm": lambda s, x: parts.post_norm(s, x, neurons),
     "fewer classes than channels": lambda s, x: s.r_8_3(block(s, x)),
-    "LoRA beside its base": lambda s, x: by_hidden(s, x, lambda s, y: F.gelu(s.a_8_6(y) + y @ s.p_8_2 @ s.h_2_6)),
+    "LoRA beside its base": lambda s, x: by_hidden(s, x, lambda s, y: gelu(s.a_8_6(y) + y @ s.p_8_2 @ s.h_2_6)),
     "GLU": lambda s, x: by_hidden(s, x, lambda s, y: sigmoid(s.c_8_6(y)) * s.a_8_6(y)),
     "bilinear": lambda s, x: by_hidden(s, x, lambda s, y: s.c_8_6(y) * s.a_8_6(y)),
     "maxout": lambda s, x: by_hidden(s, x, lambda s, y: torch.maximum(s.a_8_6(y), s.c_8_6(y))),
     "leaky by where": lambda s, x: by_hidden(s, x, lambda s, y: (lambda z: torch.where(z > 0, z, z / 10))(s.a_8_6(y))),
-    "ReLU": lambda s, x: by_hidden(s, x, lambda s, y: F.relu(s.a_8_6(y))),
-    "squared ReLU": lambda s, x: by_hidden(s, x, lambda s, y: F.relu(s.a_8_6(y)) ** 2),
+    "ReLU": lambda s, x: by_hidden(s, x, lambda s, y: relu(s.a_8_6(y))),
+    "squared ReLU": lambda s, x: by_hidden(s, x, lambda s, y: relu(s.a_8_6(y)) ** 2),
     "mixture of experts": lambda s, x: block(s, x, mlp=experts),
     "depthwise convolution": lambda s, x: block(s, x, lambda s, y: s.o(tanh(normed(s.deep, y)))),
     "full convolution": lambda s, x: block(s, x, lambda s, y: s.o(tanh(normed(s.conv, y)))),

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.nets.net import shaken
+
 # Sizes by attribute name. A configuration takes those it knows, and so do the configurations inside it.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size"), 32),
@@ -46,11 +48,8 @@ def build(row_type: str, *, model_class: str = "") -> nn.Module:
     config = small_config(default, SETTINGS.get(row_type, {}))
     config._experts_implementation = "eager"  # grouped products of experts exist in float32 only
     make = getattr(transformers, model_class) if model_class else transformers.AutoModel.from_config
-    model = make(config)
-    with torch.no_grad():
-        for value in model.parameters():
-            value += 0.1 * torch.randn_like(value)
-    return model.eval()
+    model: nn.Module = make(config)
+    return shaken(model, 0.1)
 
 
 def small_config(default: Any, overrides: dict[str, Any]) -> Any:

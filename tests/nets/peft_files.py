@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests import hugging_face
+from tests.nets import hugging_face
 
 peft = pytest.importorskip("peft")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -277,11 +278,11 @@ class Seq2Seq(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """torch's attention of two heads, of a sequence with itself."""
+    """torch's attention of a sequence with itself, without the attention weights."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 2, **options: Any) -> None:
         super().__init__()
-        self.inner = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, need_weights=False)[0]
+        return self.attention(x, x, x, need_weights=False)[0]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import find_symmetries, random_representative
 
 Batch = tuple[Tensor, Tensor]
-Model = TypeVar("Model", bound=nn.Module)
 
 
 class Classifier(nn.Module):
@@ -25,15 +23,6 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
-
-
-def shaken(model: Model, size: float) -> Model:
-    """Return the model in float64 and eval mode, with noise added to parameters that start at 0 or 1."""
-    model = model.double().eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w.add_(size * torch.randn_like(w))
-    return model
 
 
 def moved(model: nn.Module, inputs: Any, scale: float, seed: int = 0) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.symmetries.nets import Computed
+from tests.nets.net import Computed
 
 
 def _two(**more: Any) -> dict[str, Any]:

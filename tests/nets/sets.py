@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from quotient_manifolds.batches import mapped, tensors_in
 from quotient_manifolds.symmetries import example_inputs
 from quotient_manifolds.symmetries.outputs import Evaluate
-from tests import random_nets
-from tests.symmetries import breadth, kinds, nets, small_models, test_nets, test_programs
+from tests.nets import kinds, model_types, programs, random_nets, small
+from tests.nets.net import GIVEN, TOKENS, Net, generic
+from tests.symmetries import breadth
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS, RANDOM = 2_000, 1_000
@@ -109,8 +110,8 @@ def _resized(x: Tensor, size: Callable[[int], int], ndims: tuple[int, ...], axes
 
 
 def _net(name: str, bias: bool) -> Example:
-    model, x = nets.net(name, bias)
-    shown = test_nets.shown(name, x)
+    model, x = small.net(name, bias)
+    shown = small.shown(name, x)
     return Example(model, shown, {"all": x, **varied(x[:24])}, many=[x])
 
 
@@ -121,12 +122,12 @@ def _kind(name: str) -> Example:
 
 def _program(name: str) -> Example:
     draw = random.Random(int(name))
-    operations = [*test_programs.OPERATIONS]
+    operations = [*programs.OPERATIONS]
     program = [(draw.choice(operations), draw.randint(0, 5), draw.randint(0, 5)) for _ in range(draw.randint(1, 6))]
     bias, pooled = draw.random() < 0.5, draw.random() < 0.5
     torch.manual_seed(0)
-    x = torch.randn(96 if pooled else 24, nets.TOKENS, nets.GIVEN)
-    model = nets.generic(nets.Net(test_programs.body(program), bias, pooled, words=False), x[:3])
+    x = torch.randn(96 if pooled else 24, TOKENS, GIVEN)
+    model = generic(Net(programs.body(program), bias, pooled, words=False), x[:3])
     x = x.double()
     return Example(model, x[:3], varied(x[3:7]), many=list(x.split(4)))
 
@@ -175,7 +176,7 @@ def _type(name: str) -> Example:
 
 
 def _broad(name: str) -> Example:
-    model = small_models.build(name)
+    model = model_types.build(name)
     batch = example_inputs(model)
     if name == "prophetnet":  # adds two masks of the least float64, which is minus infinity
         del batch["attention_mask"]
@@ -187,8 +188,8 @@ def _numbers(count: int) -> Callable[[], list[str]]:
 
 
 SETS = {
-    "nets": Set(lambda: [*nets.NETS], partial(_net, bias=True)),
-    "nets without biases": Set(lambda: [*nets.NETS], partial(_net, bias=False)),
+    "nets": Set(lambda: [*small.NETS], partial(_net, bias=True)),
+    "nets without biases": Set(lambda: [*small.NETS], partial(_net, bias=False)),
     "kinds": Set(lambda: [*kinds.KINDS], _kind),
     "programs": Set(_numbers(PROGRAMS), _program, close=1e-6),
     "random": Set(_numbers(RANDOM), _random),

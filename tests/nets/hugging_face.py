@@ -14,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from quotient_manifolds.load import load_model
+
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "film", "a", "not"]
 
 SIZES: dict[str, Any] = {
@@ -83,6 +85,15 @@ def gpt2(directory: Path) -> Path:
     config = transformers.GPT2Config(vocab_size=40, n_positions=24, n_embd=32, n_layer=1, n_head=4)
     transformers.GPT2LMHeadModel(config).save_pretrained(directory)
     return directory
+
+
+def causal_model(folder: Path) -> Path:
+    """A GPT-2 and a tokenizer."""
+    model: Any = load_model(gpt2(folder / "made"))
+    model.save_pretrained(folder / "causal")
+    vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "causal")
+    return folder / "causal"
 
 
 def edit_config(directory: Path, **entries: object) -> None:

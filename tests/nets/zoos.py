@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.compare import Comparison, run_comparison
+from tests.nets.net import shaken
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
@@ -35,10 +36,7 @@ def vit(seed: int, classes: int = CLASSES, **sizes: Any) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: nn.Module = transformers.ViTForImageClassification(config)
-        with torch.no_grad():
-            for w in model.parameters():
-                w += 0.3 * torch.randn_like(w)
-    return model.eval()
+        return shaken(model, 0.3)
 
 
 def save(model: nn.Module, folder: Path) -> Path:
