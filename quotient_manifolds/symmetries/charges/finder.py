@@ -12,12 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.evidence import MOST, Evidence
 from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.points import Points, tamed
 from quotient_manifolds.symmetries.charges.positions import vectors
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
-from quotient_manifolds.symmetries.charges.shifts import MOST, Shifts
 from quotient_manifolds.symmetries.charges.spans import translations
 from quotient_manifolds.symmetries.charges.walk import Walk
 from quotient_manifolds.symmetries.groups import DirectSum, Draft, Gauge, Symmetry, Torus, Translation
@@ -102,7 +102,7 @@ class Finder(ABC):
         drawn = [*self.sampled, *(self._sampled(_LOSSES) for _ in range(_POINTS - len(self.sampled)))]
         self.sampled = []
         pairs = [(at, sample) for at, found in drawn for sample in found]
-        return translations(Shifts(self.frame, pairs, self._alike))
+        return translations(Evidence(self.frame, pairs, self._alike))
 
     def _alike(self) -> Sample:
         """Return a sample at weights at which units are alike, or at others if the model does not run there."""

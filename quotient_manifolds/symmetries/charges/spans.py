@@ -15,10 +15,13 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.charges.beside import Beside
+from quotient_manifolds.symmetries.charges.evidence import Evidence
 from quotient_manifolds.symmetries.charges.frame import Port
 from quotient_manifolds.symmetries.charges.kernel import NOISE, null_space
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.shifts import Shifts
+from quotient_manifolds.symmetries.charges.single_uses import SingleUses
 from quotient_manifolds.symmetries.groups import Beyond, Factor, Matrix, Part, Product, Sparse, Terms, Translation
 from quotient_manifolds.symmetries.groups.factors import basis
 
@@ -27,28 +30,33 @@ _FEW = 256
 _TINY = 1e-7
 
 
-def translations(shifts: Shifts) -> Readings:
+def translations(evidence: Evidence) -> Readings:
     """Return all translations."""
-    found = [*alike(shifts), *shifts.every().symmetries, *Spans(shifts).every()]
-    return Readings(tuple(found), tuple(shifts.refused), shifts.largest, shifts.smallest)
+    given, same = alike(evidence)
+    single = SingleUses(evidence)
+    found = [*same, *single.every(), *Beside(evidence).every()]
+    found += [*Shifts(evidence, single.known, given).every(), *Spans(evidence).every()]
+    return Readings(tuple(found), tuple(evidence.refused), evidence.largest, evidence.smallest)
 
 
-def alike(shifts: Shifts) -> Iterator[Translation]:
-    """Yield what entries of biases take from each other.
+def alike(evidence: Evidence) -> tuple[Tensor, list[Translation]]:
+    """Return which entries of biases add what others do, bool (P,), and what they take from each other.
 
     Their gradients alone say so: those of one sum, as in a recurrent net, need not be on a channel of a wire.
     """
-    first = shifts.drawn[0].gradients
-    names = [name for name in shifts.walk.leaves if name in first and first[name].ndim == 1]
+    first, start = evidence.drawn[0].gradients, evidence.frame.entries.start
+    given, found = torch.zeros(evidence.frame.entries.size, dtype=torch.bool), list[Translation]()
+    names = [name for name in evidence.walk.leaves if name in first and first[name].ndim == 1]
     if not names:
-        return
-    at = torch.cat([shifts.frame.entries.start[n] + torch.arange(len(first[n])) for n in names])
-    G = torch.stack([torch.cat([s.gradients[n].double() for n in names]) for s in shifts.drawn])
-    for pairs in _pairs(G, shifts.frame.owners(at)):
+        return given, found
+    at = torch.cat([start[n] + torch.arange(len(first[n])) for n in names])
+    G = torch.stack([torch.cat([s.gradients[n].double() for n in names]) for s in evidence.drawn])
+    for pairs in _pairs(G, evidence.frame.owners(at)):
         e, f, c = at[pairs[0]], at[pairs[1]], _ratios(G, *pairs)
-        k, shifts.given[f] = torch.arange(len(c)), True
+        k, given[f] = torch.arange(len(c)), True
         left = Sparse((len(c), len(c)), (Terms(torch.stack([k, k]), -c),))
-        yield from shifts._made("shift", Part(shifts._entries(e)), Part(shifts._entries(f), left))
+        found += evidence.made("shift", Part(evidence.entries(e)), Part(evidence.entries(f), left))
+    return given, found
 
 
 def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -92,20 +100,20 @@ def _whole(free: Tensor) -> Tensor:
 class Spans:
     """Read what a narrow map leaves of a wide one: of what it reads, or of what reads it."""
 
-    def __init__(self, shifts: Shifts) -> None:
-        self.shifts, self.frame, self.uses = shifts, shifts.frame, shifts.walk.uses
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence, self.frame, self.uses = evidence, evidence.frame, evidence.walk.uses
         self._spans = dict[int, Tensor | None]()
 
     def every(self) -> Iterator[Translation]:
         """Yield all translations."""
         for n, use in enumerate(self.uses):
-            if self.shifts._alone(use.entries):
-                yield from self.shifts._tried(self._unread(n))
-                if n not in self.shifts.tables and use.shape[2] == 1:
-                    yield from self.shifts._tried(self._unreached(n))
+            if self.evidence.alone(use.entries):
+                yield from self.evidence.tried(self._unread(n))
+                if n not in self.evidence.tables and use.shape[2] == 1:
+                    yield from self.evidence.tried(self._unreached(n))
 
     def _unread(self, n: int) -> Iterator[Translation]:
-        out, slopes = self.uses[n].out, [s.written[n].slopes for s in self.shifts.drawn]
+        out, slopes = self.uses[n].out, [s.written[n].slopes for s in self.evidence.drawn]
         readers = list[tuple[Factor, list[Tensor]]]()
         for port in self._narrow(n, out, writes=False):
             span, (V, numbers) = self._span(port.use), self._rows(port, port.nodes, out)
@@ -113,13 +121,13 @@ class Spans:
         for some in (*([each] for each in readers), *([readers] if len(readers) > 1 else ())):
             spans = [torch.cat(each) for each in zip(*(numbers for _, numbers in some), strict=True)]
             if len(spans[0]) < len(out) and self._within(slopes, spans):
-                rows = self.shifts._rows(self.shifts._side(n, True))
+                rows = self.evidence.rows(self.evidence.side(n, True))
                 beyond = Beyond(tuple(V for V, _ in some))
-                yield from self.shifts._made("unread", Part(rows, beyond)) if rows is not None else ()
+                yield from self.evidence.made("unread", Part(rows, beyond)) if rows is not None else ()
                 return
 
     def _unreached(self, n: int) -> Iterator[Translation]:
-        into, x = self.uses[n].into, [s.read[n].values for s in self.shifts.drawn]
+        into, x = self.uses[n].into, [s.read[n].values for s in self.evidence.drawn]
         leaves = [p for p in self._ports(into, True) if p.use >= len(self.uses) and len(p.theta.steps) == 1]
         for port in self._narrow(n, into, writes=True):
             U, numbers = self._rows(port, into, port.nodes)
@@ -134,25 +142,25 @@ class Spans:
 
     def _beside(self, n: int, U: Factor, bias: Port | None = None) -> Iterator[Translation]:
         """Yield what U h + b leaves of the map that reads it, whose own bias, if any, gives back what b is taken to."""
-        into, rows = self.uses[n].into, self.shifts._rows(self.shifts._side(n, True))
+        into, rows = self.uses[n].into, self.evidence.rows(self.evidence.side(n, True))
         if rows is None:
             return
         if bias is None:
-            yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))))
-        elif n not in self.shifts.biases:
+            yield from self.evidence.made("unreached", Part(rows, None, Beyond((U,))))
+        elif n not in self.evidence.biases:
             if U.shape[0] + 1 < len(into):  # of a square matrix nothing but rounding is left
                 both = U, self._rows(bias, into, bias.nodes)[0]
-                yield from self.shifts._made("unreached", Part(rows, None, Beyond(both)))
+                yield from self.evidence.made("unreached", Part(rows, None, Beyond(both)))
         else:
             constant, gains = self.frame.ratio((into,), (bias.nodes,))
             column = Matrix(-constant, torch.ones(1), self.frame.rows(bias), gains=(gains, ()))
-            given = Part(self.shifts._entries(self.shifts.biases[n]), None, Product((Beyond((U,)), column)))
-            yield from self.shifts._made("unreached", Part(rows, None, Beyond((U,))), given)
+            given = Part(self.evidence.entries(self.evidence.biases[n]), None, Product((Beyond((U,)), column)))
+            yield from self.evidence.made("unreached", Part(rows, None, Beyond((U,))), given)
 
     def _ports(self, nodes: Tensor, writes: bool) -> Iterator[Port]:
         """Yield the ports on one side that have these nodes' channels, in their order."""
         for p in self.frame.ports:
-            if p.writes == writes and (port := self.shifts._of_nodes(p, nodes)) is not None:
+            if p.writes == writes and (port := self.evidence.of_nodes(p, nodes)) is not None:
                 yield port
 
     def _narrow(self, n: int, nodes: Tensor, writes: bool) -> Iterator[Port]:
@@ -168,7 +176,7 @@ class Spans:
         """Return rows that span the gradients of what a use writes, at all weights, None if these are all."""
         if n not in self._spans:
             self._spans[n], use = None, self.uses[n]
-            d = torch.cat([s.written[n].slopes for s in self.shifts.drawn])
+            d = torch.cat([s.written[n].slopes for s in self.evidence.drawn])
             if use.shape[2] == 1 and 1 < d.shape[1] <= min(_FEW, len(d)):
                 free = null_space(d / d.norm(dim=1, keepdim=True).clamp(1e-300))[0]
                 if free.shape[1]:
@@ -180,12 +188,12 @@ class Spans:
         constant, gains = self.frame.ratio((above,), (below,))
         rows = self.frame.rows(port)  # of one parameter
         numbers = [
-            (reading.at(port.memory, port.places)[0] * self.shifts._ratio(k, above, below)[:, None]).mT
-            for k, reading in enumerate(self.shifts.readings)
+            (reading.at(port.memory, port.places)[0] * self.evidence.ratio(k, above, below)[:, None]).mT
+            for k, reading in enumerate(self.evidence.readings)
         ]
         return Matrix(torch.ones(rows.columns), constant, rows, True, ((), gains)), numbers
 
     def _within(self, vectors: Sequence[Tensor], spans: Sequence[Tensor]) -> bool:
         """Return whether vectors (tokens, n) are in the span of rows (r, n), sample by sample."""
         pairs = zip(vectors, map(basis, spans), strict=True)
-        return self.shifts._vanishes((d - (d @ Q.mT) @ Q, d.abs()) for d, Q in pairs)
+        return self.evidence.vanishes((d - (d @ Q.mT) @ Q, d.abs()) for d, Q in pairs)

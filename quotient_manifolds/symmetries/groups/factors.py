@@ -191,6 +191,14 @@ def _product(factor: Tensor | Factor, params: Mapping[str, Tensor], Z: Tensor) -
     return factor.to(Z.device) @ Z if isinstance(factor, Tensor) else factor.times(params, Z)
 
 
+def diagonal(constant: Tensor, gains: Sequence[Gain]) -> Sparse | None:
+    """Return a diagonal matrix of units, None if it is 1."""
+    if bool((constant == 1).all()) and not gains:
+        return None
+    at = torch.arange(len(constant))
+    return Sparse((len(at), len(at)), (Terms(torch.stack([at, at]), constant, tuple(gains)),))
+
+
 def basis(rows: Tensor) -> Tensor:
     """Return orthonormal rows with the same span."""
     _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
