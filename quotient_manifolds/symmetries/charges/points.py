@@ -37,7 +37,7 @@ _TRIES = 24
 """After how many points at which the model does not run, or is not finite, no more are tried."""
 _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
-WORK = 1e8
+WORK = 1e5
 """From how many parameters times entries of the batch on points are rather small than large."""
 _SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
