@@ -385,8 +385,9 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     if not unknowns.count:
         return Kernel(unknowns, (), 0.0, 0.0, 0)
     more(wanted)
-    while points < _RARE * _OFTEN and bool(((exercised > 0) & (exercised < _OFTEN)).any()):
-        more(1)
+    while points < _RARE * _OFTEN and len(rare := exercised[(exercised > 0) & (exercised < _OFTEN)]):
+        enough = min(_RARE * _OFTEN, -(-points * _OFTEN // int(rare.min())))
+        more((enough - points) * max(1, sum(map(len, rows)) // points))
     parts, smallest = solved()
     calm, largest, stuck = 0, 0.0, 0
     least = sum(part.shape[1] for part in parts)
