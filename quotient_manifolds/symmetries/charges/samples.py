@@ -172,8 +172,10 @@ def stacked_gradients(
     multiples = [u.flatten(0, 1) for u in up]
     with _one_by_one():
         wanted = [leaves[n] for n in vectors]
-        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
-    good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
+        known = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
+    none = (w.new_zeros(len(multiples[0]), *w.shape) for w in wanted)  # torch's own have no axis of rows
+    found = [zeros if g is None else g for g, zeros in zip(known, none, strict=True)]
+    good = torch.stack([g.reshape(len(g), -1).isfinite().all(1) for g in found]).all(0)
     return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
 
 
