@@ -164,7 +164,7 @@ def stacked_gradients(
     several = {n: wide(leaves[n]).expand(count, *weights[n].shape).clone().requires_grad_() for n in vectors}
 
     def run(given: Mapping[str, Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
-        return tuple(used.replay.run(lambda name: given.get(name, leaves[name]), batch, {})[0])
+        return tuple(used.replay.run(lambda name: given[name] if name in given else leaves[name], batch, {})[0])
 
     with _one_by_one():
         places = tuple(None if k in alone else 0 for k in range(len(inputs)))
