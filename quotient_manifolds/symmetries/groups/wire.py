@@ -115,11 +115,11 @@ class Slot(Record):
 
         A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
         """
-        V, (covered, at) = self.rows.read(params), self.among(sets)
+        V, (covered, at) = self.rows.seen(params), self.among(sets)
         s = None if self.plain else self._from_wire(params)
         V, A, at = V if s is None else V / s, A[covered].to(V.device), at.to(V.device)
         if at.numel() == len(V) and torch.equal(at.flatten(), torch.arange(len(V), device=V.device)):
-            V = (A @ V.view(*at.shape, -1)).flatten(0, 1)
+            V = (A @ V.reshape(*at.shape, -1)).flatten(0, 1)
         else:
             V = V.index_copy(0, at.flatten(), (A @ V[at]).flatten(0, 1))
         return V if s is None else s * V
