@@ -79,6 +79,7 @@ class NoPlaceError(ValueError):
     """Say that an orbit has no canonical point, as that of a false symmetry may have none."""
 
 
+@torch.no_grad()
 def canonical(
     symmetries: Sequence[Symmetry],
     params: Mapping[str, Tensor],
@@ -128,7 +129,7 @@ def _on_processor(
     symmetries = joined(symmetries)
     translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
-    draft = Draft(params).own(shapes)
+    draft = Draft(params).own(name for name in shapes if params[name].dtype != torch.float64)
     point = _start(symmetries, {**draft}, [])
     free = []
     gains = _gains(symmetries, params)
@@ -253,7 +254,7 @@ def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
     none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
     for rows in _every_rows(symmetries):
-        at = -numbers(rows.offset) / numbers(rows.scale)
+        at = none if rows.plain else -numbers(rows.offset) / numbers(rows.scale)
         if bool(at.any()):
             flat = zero[rows.name].flatten().clone()
             flat[rows.places] = at.expand(rows.places.shape)

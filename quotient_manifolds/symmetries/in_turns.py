@@ -85,13 +85,22 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
     # Only what goes first is 0 at all weights: another part may be by chance, as biases that are not trained yet.
     settled = [_in_order(each, place)[0] for k, each in enumerate(translations) if turns[k].exact]
     for part in (part for each in translations for part in each.parts):
-        name, at = part.rows.name, part.rows.places.flatten()
-        if float((draft[name] - zero[name]).flatten()[at].abs().max()) <= _ZERO:
+        if _are_at(part.rows, draft, zero):
             draft.write(part.rows, part.rows.read(zero))
             first = part.rows.columns == 1 and any(part is each for each in settled)
-            if first and not bool(zero[name].flatten()[at].any()):  # else, say, a running mean
+            if first and not bool(part.rows.entries(zero).any()):  # else, say, a running mean
+                name, at = part.rows.name, part.rows.places.flatten()
                 zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
+
+
+def _are_at(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor]) -> bool:
+    """Return whether all entries of rows are where they count as 0; the first is asked first, as most are not."""
+    first = int(rows.starts[0, 0] + rows.steps[0])
+    w, at = (float(each[rows.name].reshape(-1)[first]) for each in (params, zero))
+    if abs(w - at) > _ZERO:
+        return False
+    return float((rows.entries(params) - rows.entries(zero)).abs().max()) <= _ZERO
 
 
 def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
@@ -406,7 +415,13 @@ def _free(translations: Sequence[Translation], params: Mapping[str, Tensor]) -> 
                 B = torch.zeros(params[rows.name].numel(), left.shape[1], dtype=torch.float64)
                 B[rows.places[:, 0]] = left
                 found.setdefault(rows.name, []).append(B)
-    return {name: torch.linalg.qr(torch.cat(each, 1))[0] for name, each in found.items()}
+    return {name: _orthonormal(torch.cat(each, 1)) for name, each in found.items()}
+
+
+def _orthonormal(B: Tensor) -> Tensor:
+    """Return an orthonormal basis of columns: their signs, if each of them has one entry, in a row of its own."""
+    alone = int(B.count_nonzero()) == B.shape[1] == int(B.any(0).sum()) and int(B.count_nonzero(1).max()) <= 1
+    return B.sign() if alone else torch.linalg.qr(B)[0]
 
 
 def _projected(
@@ -465,7 +480,8 @@ def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
 
 def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
     """Return coordinates in the rows of `right` of how far rows are from `zero`: those of the nearest combination."""
-    if bool(zero[rows.name].any()):
+    at = zero[rows.name]
+    if bool((at if any(at.stride()) else at.reshape(-1)[:1]).any()):  # one number stands for all of most parameters
         far = rows.read(params) - rows.read(zero)
         return far if right is None else far @ torch.linalg.pinv(right)
     if right is None:

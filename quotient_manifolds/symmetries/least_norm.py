@@ -159,7 +159,7 @@ def _beyond_skew(algebra: Algebra) -> Tensor:
 
 def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
     """Return the rows (rows, columns) of a slot in the units of its wire."""
-    V = slot.rows.read(params)
+    V = slot.rows.seen(params)
     if slot.plain:
         return V
     u = slot.units(params)[:, None]
@@ -174,7 +174,7 @@ def moments(params: Mapping[str, Tensor], gauge: Gauge, channels: Tensor) -> tup
     for slot in gauge.wire.slots:
         V = in_units(slot, params)
         if len(V) == channels.numel() and torch.equal(slot.channels, channels.flatten()):
-            rows = V.view(k, m, -1)
+            rows = V.reshape(k, m, -1)
             found[not slot.covariant] += rows @ rows.mT
             continue
         at = torch.full((gauge.wire.channels,), -1).index_copy(0, slot.channels, torch.arange(len(V)))[channels]

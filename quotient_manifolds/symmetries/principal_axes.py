@@ -69,7 +69,7 @@ class Frame:
             if not torch.equal(slot.channels, self.vectors):
                 V = torch.cat([V, V.new_zeros(1, V.shape[1])])[self._rows(slot)]
             several = len(self.axis) // len(self.open)
-            return V.view(len(self.open), several, -1)
+            return V.reshape(len(self.open), several, -1)
         U = self.vectors[slot.channels]
         if len(self.axis) == len(self.open):
             return (U.mT @ V)[:, None]

@@ -17,6 +17,7 @@ from quotient_manifolds.messages import text_table
 from quotient_manifolds.replica import twin
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.checks import check_model, check_parameters, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.groups import Draft
 from quotient_manifolds.symmetries.groups import Symmetry as Acting
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, Params, SymmetricPair
 from quotient_manifolds.symmetries.reparameterization import REDUNDANT, Reparameterization
@@ -213,6 +214,7 @@ def without_layers(lines: Iterable[str]) -> tuple[str, ...]:
 # ---- other points of the orbit
 
 
+@torch.no_grad()
 def random_representative(
     model_or_params: nn.Module | Mapping[str, Tensor],
     symmetries: Symmetries,
@@ -238,9 +240,11 @@ def random_representative(
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
         drawn = {pair.name: scale * gaussian_element(pair, generator) for pair in symmetries.pairs}
+        draft = Draft({})
+        draft.update(moved)  # copies, which may be written to
         for symmetry in replace(symmetries, pairs=()).groups:
-            moved = symmetry.moved(moved, generator, log_scale)
-        moved = {name: w.clone() if w is stored[name] else w for name, w in moved.items()}
+            symmetry.move(draft, symmetry.drawn(draft, generator, log_scale))
+        moved = {**draft}
         for pair in symmetries.pairs:
             pair.write(moved, pair.act(drawn[pair.name], pair.read(moved)))
     return _rounded(moved, stored, symmetries, f"A = {scale:g} x Gaussian")
@@ -291,7 +295,8 @@ def warn_of_rounding(stored: Iterable[torch.dtype]) -> None:
 def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Symmetries, by: str) -> Params:
     """Return parameters in the precision of those stored; ValueError where they do not fit into it."""
     found = {name: w.to(stored[name].dtype) for name, w in moved.items()}
-    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(found[name]).all())]
+    ends = {name: torch.stack(found[name].aminmax()) for name in symmetries.moved if found[name].numel()}
+    overflown = [name for name, each in ends.items() if not bool(torch.isfinite(each).all())]
     if overflown:
         raise ValueError(
             f"transforming {overflown[0]!r} by {by} overflows {found[overflown[0]].dtype}: "

@@ -54,10 +54,11 @@ def numbers(value: Any) -> Tensor:
     return tensor.to("cpu").clone(memory_format=torch.contiguous_format)
 
 
-def typical(numbers: Tensor) -> float:
+def typical(*numbers: Tensor) -> float:
     """Return the root mean square of numbers, and 1 if all of them are 0."""
-    parts = (part.double() for part in numbers.detach().reshape(-1).split(1 << 16))
-    return (sum(float(part @ part) for part in parts) / max(1, numbers.numel())) ** 0.5 or 1.0
+    parts = (part.double() for each in numbers for part in each.detach().reshape(-1).split(1 << 16))
+    count = sum(each.numel() for each in numbers)
+    return (sum(float(part @ part) for part in parts) / max(1, count)) ** 0.5 or 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +179,19 @@ class Rows(Record):
             return entries
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
-    def times(self, params: Mapping[str, Tensor], M: Tensor, turned: bool = False) -> Tensor:
-        """Return read(params) @ M, with the transpose of what is read if it is turned.
+    def seen(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return read(params), which nothing may be written to: a window of float64 numbers is not copied.
 
-        float64 entries that are a window are not copied.
+        It is where derivatives pass: these are taken of what a parameter was before it is written to.
         """
         flat = flattened(params, self.name, self.shape)
-        if self._window is None or not self.plain or flat.dtype != torch.float64:
-            found = self.read(params)
-        else:
-            found = self._within(flat)
-        return (found.mT if turned else found) @ M.to(flat.device)
+        uncopied = self.plain and self._window is not None and flat.dtype == torch.float64
+        return self._within(flat) if uncopied and not torch.is_grad_enabled() else self.read(params)
+
+    def times(self, params: Mapping[str, Tensor], M: Tensor, turned: bool = False) -> Tensor:
+        """Return read(params) @ M, with the transpose of what is read if it is turned."""
+        found = self.seen(params)
+        return (found.mT if turned else found) @ M.to(found.device)
 
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
         """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w."""
@@ -251,6 +254,12 @@ class Rows(Record):
         return self.starts[:, 0] if self.starts.shape[1] == 1 else None
 
     @property
+    def whole(self) -> bool:
+        """Return whether `read` returns a parameter as it is stored, all of it and in its order."""
+        every = self._window == (self.columns, 0, 0, False) and len(self) * self.columns == prod(self.shape)
+        return self.plain and every
+
+    @property
     def plain(self) -> bool:
         """Return whether `read` returns the entries as they are stored."""
         return isinstance(self.scale, float) and self.scale == 1 and isinstance(self.offset, float) and not self.offset
@@ -301,8 +310,12 @@ class Draft(ChainMap[str, Tensor]):
         return self
 
     def write(self, rows: Rows, values: Tensor) -> None:
-        """Replace what `rows.read` returns."""
-        rows.write(self._own(rows), values)
+        """Replace what `rows.read` returns, by new numbers that nothing else holds."""
+        if rows.whole and values.dtype == torch.float64 and values.is_contiguous():
+            flattened(self, rows.name, rows.shape)
+            self[rows.name] = values.view(rows.shape)
+        else:
+            rows.write(self._own(rows), values)
 
     def add(self, rows: Rows, change: Tensor, right: Tensor | None = None) -> None:
         """Add numbers, or the product of two matrices, to what `rows.read` returns."""

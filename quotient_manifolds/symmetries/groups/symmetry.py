@@ -137,7 +137,11 @@ class Symmetry(Record, ABC):
 
         What is added is relative to the size of what it is added to.
         """
-        return self.act(params, self.element(generator, scale))
+        return self.act(params, self.drawn(params, generator, scale))
+
+    def drawn(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        """Return the random element by which `moved` acts."""
+        return self.element(generator, scale)
 
     def flow(self, params: Mapping[str, Tensor], X: Tensor) -> Params:
         """Return act(params, exp(X))."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.groups.factors import Factor
-from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, numbers, typical
+from quotient_manifolds.symmetries.groups.rows import Draft, Record, Rows, numbers, typical
 from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
@@ -124,9 +124,10 @@ class Translation(Symmetry):
         """Draw z (a, b), Gaussian of standard deviation `scale`."""
         return scale * torch.randn(self.shape, generator=generator, dtype=torch.float64)
 
-    def moved(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Params:
-        entries = torch.cat([part.rows.entries(params).reshape(-1).cpu() for part in self.parts])
-        return self.act(params, self.element(generator, scale * typical(entries)))
+    def drawn(self, params: Mapping[str, Tensor], generator: torch.Generator, scale: float = 1.0) -> Tensor:
+        every = (part.rows for part in self.parts)
+        stored = (rows.seen(params) if rows.plain else rows.entries(params) for rows in every)
+        return self.element(generator, scale * typical(*stored))
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
         """Compute the sum of left^T y right^T over parts, (a, b), and the size of its summands."""

@@ -115,11 +115,11 @@ class Slot(Record):
 
         A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
         """
-        V, (covered, at) = self.rows.read(params), self.among(sets)
+        V, (covered, at) = self.rows.seen(params), self.among(sets)
         s = None if self.plain else self._from_wire(params)
         V, A, at = V if s is None else V / s, A[covered].to(V.device), at.to(V.device)
         if at.numel() == len(V) and torch.equal(at.flatten(), torch.arange(len(V), device=V.device)):
-            V = (A @ V.view(*at.shape, -1)).flatten(0, 1)
+            V = (A @ V.reshape(*at.shape, -1)).flatten(0, 1)
         else:
             V = V.index_copy(0, at.flatten(), (A @ V[at]).flatten(0, 1))
         return V if s is None else s * V
@@ -250,17 +250,18 @@ class Wire(Record):
         transpose. x: parameters. y: a cotangent, of the same shapes. Rows and columns of channels that a slot does not
         cover have no summand of it. A tied entry counts once, in equal parts by use.
         """
-        value = size = torch.zeros(self.channels, self.channels, dtype=torch.float64)
+        none = torch.zeros(self.channels, self.channels, dtype=torch.float64)
+        value = size = none if sets is None else none.new_zeros(*sets.shape, sets.shape[1])
         for slot, a, b in self._pairs(x, y):
-            c, (a, b) = slot.channels[None], (a[None], b[None])
+            c: Tensor | None = slot.channels[None]
+            a, b = a[None], b[None]
             if sets is not None:
-                covered, at = slot.among(sets)
-                c, a, b = sets[covered], a[0, at.to(a.device)], b[0, at.to(b.device)]
+                c, a, b = _in_sets(slot, sets, a[0], b[0])
             value = _add(value, c, b @ a.mT if slot.covariant else -(a @ b.mT))
             with torch.no_grad():
                 a, b = a.abs(), b.abs()
                 size = _add(size, c, b @ a.mT if slot.covariant else a @ b.mT)
-        return Charge(value, size)
+        return Charge(value, size) if sets is None else Charge(*(_add(none, sets, each) for each in (value, size)))
 
     def overlap(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
         r"""Compute M (n, n) with <M, A> = <y, act(x, A)> + constant for orthogonal A: the plain sum over slots.
@@ -338,9 +339,24 @@ class Wire(Record):
         return A, inverse.mT, None
 
 
-def _add(total: Tensor, sets: Tensor, part: Tensor) -> Tensor:
-    """Return a matrix (n, n) plus blocks (k, m, m) on sets of channels (k, m)."""
+def _in_sets(slot: Slot, sets: Tensor, *rows: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return rows (rows, columns) of a slot by set of channels, and the numbers of those it covers; None for all."""
+    covered, at = slot.among(sets)
+    at = at.to(rows[0].device)
+    if torch.equal(at.flatten(), torch.arange(len(rows[0]), device=at.device)):
+        a, b = (each.reshape(*at.shape, -1) for each in rows)
+    else:
+        a, b = (each[at] for each in rows)
+    return None if bool(covered.all()) else torch.nonzero(covered)[:, 0], a, b
+
+
+def _add(total: Tensor, sets: Tensor | None, part: Tensor) -> Tensor:
+    """Return a matrix (n, n) plus blocks (k, m, m) on sets of channels (k, m); blocks plus some (k,), None for all."""
+    if sets is None:
+        return total.to(part.device) + part
     c = sets.to(part.device)
+    if c.ndim == 1:
+        return total.to(part.device).index_add(0, c, part)
     return total.to(part.device).index_put((c[:, :, None], c[:, None]), part, accumulate=True)
 
 
