@@ -1,6 +1,6 @@
 """Find the symmetries of small nets, one after another: python -m tests.benchmarks.finding_nets EVERY OUT.
 
-EVERY is 1 for all nets of tests/symmetries/nets.py, with biases and without, n for each n-th. Writes to the file OUT,
+EVERY is 1 for all nets of tests/nets/small.py, with biases and without, n for each n-th. Writes to the file OUT,
 as JSON, the processor's seconds and the dimensions by family of each, so that two versions can be compared, and prints
 the median of the seconds, the 90th percentile and the largest; one thread, forward passes of the nets not included.
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from quotient_manifolds.symmetries import find_symmetries
-from tests.symmetries.nets import NETS, net
-from tests.symmetries.test_nets import shown
+from tests.nets.small import NETS, net, shown
 
 
 def main(every: int, out: Path) -> None:

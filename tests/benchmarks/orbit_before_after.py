@@ -28,7 +28,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.symmetries import find_permutations
 from studies.networks import data, trained
 from studies.rounding import RATE, STEPS, WEIGHTS, encoded, minilm
-from tests.models import BY_NAME, IDS, llama
+from tests.nets.attention import BY_NAME, IDS, llama
 
 NOISE = (0.0, 0.05, 0.3)
 """Relative to the typical size of each parameter."""
