@@ -170,7 +170,16 @@ def _on_processor(
     if left > 1e3 * DONE:
         doubts.append(f"|w| must have a least value on the orbit. Found a gradient of {left:.1e}.")
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
-    return Canonical(point.params, point.steps, settled.zeros, tuple(_ones(point, gains)), (*doubts, *more))
+    zeros = dict(_still(settled.zeros, point.params))
+    return Canonical(point.params, point.steps, zeros, tuple(_ones(point, gains)), (*doubts, *more))
+
+
+def _still(zeros: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the numbers of entries that are 0 yet: translations left for the least |w| may have moved some."""
+    for name, at in zeros.items():
+        own = params[name].flatten()
+        if bool((zero := own[at].abs() <= _ZERO * own.abs().max()).any()):
+            yield name, at[zero]
 
 
 def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:

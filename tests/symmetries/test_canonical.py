@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.orbit import GroupElement
+from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.symmetries.canonical import canonical
 from quotient_manifolds.symmetries.charges.find import find
 from quotient_manifolds.symmetries.groups import (
@@ -39,6 +40,7 @@ from quotient_manifolds.symmetries.groups import (
     planes,
 )
 from quotient_manifolds.symmetries.least_norm import moving
+from studies.fibres import small_model
 from tests.nets.small import net, shown
 
 PLACE, SAME = 1e-6, 1e-9
@@ -381,3 +383,13 @@ def test_parameters_of_another_model_are_refused(change_of: dict[str, Tensor | N
 def test_a_basis_is_orthonormal_in_float64_whatever_the_default_type(algebra: Algebra) -> None:
     B = moving(algebra).flatten(1)
     torch.testing.assert_close(B @ B.mT, torch.eye(len(B), dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_what_is_zero_is_so_at_the_point_itself() -> None:
+    """Value biases are settled first, and moved again by translations that are left for the least norm."""
+    model, batch = small_model("openai-gpt")
+    model = model.double()
+    params = {name: w.detach() for name, w in model.named_parameters()}
+    found = canonical(find_symmetries(model, batch).groups, params)
+    for name, at in found.zeros.items():
+        assert float(found.params[name].flatten()[at].abs().max()) < 1e-12
