@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -129,5 +130,6 @@ def _beyond(T: Tensor, known: Tensor) -> Tensor:
         T = T - (T @ known.mT) @ known
     if not len(T):
         return T
-    _, s, Vh = torch.linalg.svd(T, full_matrices=False)
-    return Vh[s > _RANK]
+    # Of repeated singular values, as of orthonormal rows, the singular value decomposition need not converge.
+    Q, R, _ = scipy.linalg.qr(T.mT.numpy(), mode="economic", pivoting=True)
+    return torch.from_numpy(Q[:, abs(R.diagonal()) > _RANK].T.copy())

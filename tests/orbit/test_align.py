@@ -132,7 +132,8 @@ def test_an_element_of_the_whole_group_is_recovered(name: str, by: Any) -> None:
     applied = found.element.apply({key: w.detach() for key, w in twin.named_parameters()})
     for key, w in ((key, w.detach()) for key, w in model.named_parameters()):
         torch.testing.assert_close(found.params[key], w, rtol=0, atol=RECOVERED * float(w.abs().max() or 1.0))
-        torch.testing.assert_close(found.params[key], applied[key], rtol=1e-12, atol=1e-12 * float(w.abs().max() or 1.0))
+        size = float(w.abs().max() or 1.0)
+        torch.testing.assert_close(found.params[key], applied[key], rtol=1e-12, atol=1e-12 * size)
 
 
 @pytest.mark.parametrize(
