@@ -50,6 +50,7 @@ class Scales:
         self.exponents: csr_matrix = coo_matrix(made, (self.starts[-1], torus.size)).tocsr()
         self.gains = [roles.gains(each) for each in self.rows]
         self.ports = [None if gain else roles.port(each) for gain, each in zip(self.gains, self.rows, strict=True)]
+        self.exponents = self._reduced()  # the same in whatever basis they were found
         self._turn_sides()
         self.exponents = self._reduced()
         self.alike = list(self._alike())
