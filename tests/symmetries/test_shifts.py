@@ -264,6 +264,12 @@ def _normed_before(s: Computed, x: Tensor) -> Tensor:
     return h + s.d(torch.tanh(s.c(s.second(h))))
 
 
+def _shared_values(s: Computed, x: Tensor) -> Tensor:
+    """Return two heads that attend to the same values."""
+    heads = [(s.r(x) @ s.k(x).mT).softmax(-1), (s.q(x) @ s.k(x).mT).softmax(-1)]
+    return s.o(torch.cat([head @ s.v(x) for head in heads], -1))
+
+
 def _attended(s: Computed, x: Tensor) -> Tensor:
     return ((s.q(x) @ s.k(x).mT).tanh() + s.bias).softmax(-1) @ torch.sin(x)
 
@@ -297,6 +303,11 @@ FIBRES: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Callab
             **{name: nn.LayerNorm(5) for name in ("norm", "first", "second")},
         },
         lambda: torch.randn(300, 5),
+    ),
+    "values that two heads share": (
+        _shared_values,
+        lambda: {**{name: nn.Linear(5, 3) for name in "qrkv"}, "o": nn.Linear(6, 5)},
+        lambda: torch.randn(60, 4, 5),
     ),
     "a bias of pairs of tokens": (
         _attended,

@@ -263,12 +263,13 @@ class Shifts:
             if rows is None:
                 return
             if way.bias is not None:
-                M = self._taken(way, c, rows, below)
+                M = self._taken(way, c, rows, n, below)
                 M = M if z is None else Product((M, z))
                 parts.append(Part(self.evidence.entries(way.bias.entries[:, 0]), M, by))
                 continue
             if not way.port.writes and way.known is not None:
-                M, whole = self._taken(way, c, rows, below), self.evidence.rows(self.evidence.side(way.port.use, True))
+                M = self._taken(way, c, rows, n, below)
+                whole = self.evidence.rows(self.evidence.side(way.port.use, True))
                 if whole is None:
                     return
                 parts.append(Part(whole, M if z is None else Product((M, z)), way.known.right))
@@ -286,9 +287,9 @@ class Shifts:
             kind = "shift" if any(bool(way.size.any()) for way, _ in some) else "unread"
         yield from self.evidence.made(kind, *_united(parts))
 
-    def _taken(self, way: Way, c: float, rows: Rows, below: Sequence[Tensor]) -> Factor:
+    def _taken(self, way: Way, c: float, rows: Rows, n: int, below: Sequence[Tensor]) -> Factor:
         """Return -c V u, u over others' units, in units of the bias of a reader (outputs, n), of all taps and rows."""
-        use, n = self.evidence.walk.uses[way.port.use], len(way.port.rows)
+        use = self.evidence.walk.uses[way.port.use]
         constant, gains = self.evidence.frame.ratio((way.port.nodes,), below)
         outputs, _, taps = use.shape
         V = Matrix(torch.full((outputs * taps,), -c), constant, rows, True, ((), gains))
