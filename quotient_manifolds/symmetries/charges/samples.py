@@ -157,9 +157,12 @@ def stacked_gradients(
     """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
 
     inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
-    of a batch have as many rows as they have numbers; those that are not finite are left out.
+    of a batch have as many rows as they have numbers; those that are not finite are left out. ValueError if no input
+    is of several batches.
     """
-    count = next(len(t) for k, t in enumerate(inputs) if k not in alone)
+    count = next((len(t) for k, t in enumerate(inputs) if k not in alone), 0)
+    if not count:
+        raise ValueError("Inputs of several batches must have an axis of these. Found none")
     leaves = Leaves(weights, (), own)
     several = {n: wide(leaves[n]).expand(count, *weights[n].shape).clone().requires_grad_() for n in vectors}
 
