@@ -2,7 +2,7 @@
 
 For a wire, what a constant z on its channels adds to the loss is z . g for each way to add it, with g the gradient of
 a bias, the sum over tokens of dy of a table, or minus the sum of dx of a reader, whose bias takes V z back.
-Combinations of ways with sum of c g = 0 are shifts, for any z; with 1 . sum of c g = 0, for multiples of 1.
+Combinations of ways with sum of c g = 0 are shifts, for any z.
 """
 
 from __future__ import annotations
@@ -106,33 +106,7 @@ class Shifts:
             some = [(way, float(c)) for way, c in zip(ways, v, strict=True) if c != 0]
             if some:
                 yield from self.evidence.tried(self._moved(some, self._varying(some)))
-        yield from self._equal_shifts(ways, free, top)
         return [way for way, row in zip(ways, free, strict=True) if not bool(row.any())]
-
-    def _equal_shifts(self, ways: Sequence[Way], free: Tensor, top: float) -> Iterator[Translation]:
-        """Yield what combinations of ways leave free of equal constants alone, as behind a norm that takes the mean.
-
-        Each combination that is free for all constants has a way of its own: without it, none of these is left.
-        """
-        single = (free != 0).sum(1) == 1
-        own = {int(torch.nonzero(single & (column != 0))[0]) for column in free.T}
-        plain = [way for k, way in enumerate(ways) if k not in own and (way.known is None or way.port.writes)]
-        one = torch.ones(len(plain[0].port.rows) if plain else 1, 1, dtype=torch.float64)
-        tried = list[Tensor]()
-        for of in plain if len(one) > 1 else ():  # equal in the units of one of them
-            u = torch.stack([units[of.port.nodes] for units in self.evidence.units])
-            if any(torch.equal(u, each) for each in tried):
-                continue
-            tried.append(u)
-            sums = [
-                replace(way, g=(way.g / u).sum(1)[:, None], size=(way.size / u.abs()).sum(1)[:, None]) for way in plain
-            ]
-            left = [k for k, way in enumerate(sums) if not self.evidence.vanishes([(way.g, way.size)])]
-            if len(left) < 2 or not self._enough([sums[k] for k in left]):
-                continue
-            for v in self._combined([sums[k] for k in left], top).T:
-                some = [(plain[k], float(c)) for k, c in zip(left, v, strict=True) if c != 0]
-                yield from self.evidence.tried(self._moved(some, one, of.port))
 
     def _varying(self, some: Sequence[tuple[Way, float]]) -> Tensor | None:
         """Return a basis without multiples of 1, or None: if ways write alone and each has them free."""
@@ -238,11 +212,9 @@ class Shifts:
             N = N - N[:, k : k + 1] * factor
         return torch.where(N.abs() > _TINY * N.abs().amax(0, keepdim=True), N, 0.0)
 
-    def _moved(
-        self, some: Sequence[tuple[Way, float]], z: Tensor | Factor | None, of: Port | None = None
-    ) -> Iterator[Translation]:
-        """Yield z -> c u z in each way, for any z of a span, or for all if it is None; u over the units of another."""
-        below = () if of is None else (of.nodes,)
+    def _moved(self, some: Sequence[tuple[Way, float]], z: Tensor | Factor | None) -> Iterator[Translation]:
+        """Yield z -> c u z in each way, for any z of a span, or for all if it is None."""
+        below: tuple[Tensor, ...] = ()
         n = len(some[0][0].port.rows)
         known = [way.known for way, _ in some if way.known is not None]
         if any(each.sum != known[0].sum for each in known):
