@@ -182,13 +182,19 @@ class Evidence:
 
 
 def _classes(uses: Sequence[Use]) -> list[list[int]]:
-    """Return the numbers of the uses, those of the same entries in one list, as of a layer that is run twice."""
+    """Return the numbers of the uses, those of the same entries of one memory in one list, as of a layer run twice."""
     same = dict[tuple[object, ...], list[int]]()
     for n, use in enumerate(uses):
         theta = use.theta
         if theta.is_meta:
-            key: tuple[object, ...] = (type(use.tokens), *theta.shape, *theta.stride(), int(theta.storage_offset()))
+            key: tuple[object, ...] = (
+                type(use.tokens),
+                use.memory,
+                *theta.shape,
+                *theta.stride(),
+                int(theta.storage_offset()),
+            )
         else:
-            key = (type(use.tokens), *theta.shape, theta.numpy().tobytes())
+            key = (type(use.tokens), use.memory, *theta.shape, theta.numpy().tobytes())
         same.setdefault(key, []).append(n)
     return list(same.values())
