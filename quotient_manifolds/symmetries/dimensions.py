@@ -19,8 +19,6 @@ def independent(symmetries: Sequence[Symmetry], params: Params) -> tuple[Symmetr
 
     What moves adapters beside their base does not count: where that is frozen, scales of adapters are left.
     """
-    if not any(isinstance(each, Torus) for each in symmetries):
-        return tuple(symmetries)
     others = [each for each in symmetries if not isinstance(each, Torus) and not _is_beside(each)]
     known = _spanned([t for each in others for t in _tangents(each, params)], params)
     kept: dict[int, Symmetry] = {}

@@ -169,10 +169,12 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
     return relative_change(there, here)
 
 
-def first_examples(batch: Any, count: int = EXAMPLES) -> list[Any]:
+def first_examples(batch: Any) -> list[Any]:
     """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_in(batch)}
-    return [mapped(lambda tensor: tensor[:count], batch)] if len(sizes) == 1 and max(sizes) > count else []
+    if len(sizes) != 1 or max(sizes) <= EXAMPLES:
+        return []
+    return [mapped(lambda tensor: tensor[:EXAMPLES], batch)]
 
 
 def check_outputs(outputs: Sequence[Tensor]) -> None:

@@ -10,7 +10,7 @@ their quotient is 1 + the entry, if there is one, and no integer if there are se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -105,35 +105,20 @@ class Reading:
     """Give the numbers of parameters and of functions of them at some weights, and their slopes in theta.
 
     values, slopes: by memory, of the functions that are not affine; what is affine is read where it is asked for.
-    axes: how many axes in front of all of them count weights: 1 where several are stacked.
     """
 
     entries: Entries
     weights: Weights
     values: Mapping[int, Tensor]
     slopes: Mapping[int, Tensor]
-    axes: int = 0
 
     def at(self, memory: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and slopes at places of a memory."""
         if (affine := self.entries.strided.get(memory)) is None:
-            return self.values[memory][..., places], self.slopes[memory][..., places]
+            return self.values[memory][places], self.slopes[memory][places]
         own = affine.at(places) - self.entries.start[affine.name]
-        values = wide(self.weights(affine.name).flatten(self.axes)[..., own])
+        values = wide(self.weights(affine.name).reshape(-1)[own])
         return affine.scale * values + affine.offset, torch.full_like(values, affine.scale)
-
-    @staticmethod
-    def stacked(readings: Sequence[Reading], theta: Tensor) -> Reading:
-        """Return one reading of several at weights in rows (readings, P)."""
-        first = readings[0]
-        starts, shapes = first.entries.start, first.entries.shapes
-        values, slopes = (
-            {memory: torch.stack([each[memory] for each in several]) for memory in several[0]}
-            for several in ([each.values for each in readings], [each.slopes for each in readings])
-        )
-        return Reading(
-            first.entries, lambda name: theta[:, starts[name] :][:, : shapes[name].numel()], values, slopes, 1
-        )
 
     def viewed(self, memory: int, theta: Tensor, spots: Tensor) -> Tensor:
         """Return values at `spots` of a memory, which are the entries `theta`; each a view of a grid, or numbers."""

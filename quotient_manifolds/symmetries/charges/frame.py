@@ -207,7 +207,7 @@ class Frame:
     def gains(self, reading: Reading) -> Tensor:
         """Return the numbers of all gains, as `Channels.units` takes them."""
         found = [reading.at(gain.memory, gain.places)[0] for gain in self.walk.gains]
-        return torch.cat(found, -1) if found else torch.zeros(0, dtype=torch.float64)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
     def units(self, reading: Reading) -> Tensor:
         """Return u with node = u * channel, for all nodes."""

@@ -16,13 +16,11 @@ import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from quotient_manifolds.symmetries.charges.entries import Reading
-from quotient_manifolds.symmetries.charges.frame import Frame, Port
+from quotient_manifolds.symmetries.charges.frame import Frame
 from quotient_manifolds.symmetries.charges.nodes import Classes
 from quotient_manifolds.symmetries.charges.samples import Undecided
-from quotient_manifolds.symmetries.charges.uses import Gain
 
 _ALL = 20_000
 """Pairs of channels of all components together, from which fewer are solved for and more are read."""
@@ -31,8 +29,6 @@ MOST = 1500
 NOISE = 1e-9
 _OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
-_NUMBERS = 4e6
-"""Charges of gradients at several points at once at most."""
 _CHUNK = 256
 """Gradients of which charges are computed at once."""
 _STUCK = 8
@@ -79,12 +75,6 @@ class Point:
     gradients: Tensor
 
 
-def stacked(points: Sequence[Point]) -> tuple[Tensor, Tensor]:
-    """Return weights in rows (points, P) and gradients (points, losses, P), 0 where a point has fewer losses."""
-    gradients = pad_sequence([point.gradients for point in points], batch_first=True)
-    return torch.stack([point.theta for point in points]), gradients
-
-
 class Charged(Protocol):
     """Hold unknowns by number, of which there are charges at points."""
 
@@ -96,8 +86,8 @@ class Charged(Protocol):
     def groups(self) -> list[Tensor]:
         """Return sets of unknowns that are solved for together."""
 
-    def charges(self, points: Sequence[Point]) -> tuple[Tensor, Tensor]:
-        """Return the charges of all unknowns, (points, losses, unknowns), and the sums of their absolute summands."""
+    def charges(self, point: Point) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
 
     def slices_of(self, entries: Tensor) -> Tensor:
         """Return which unknowns cannot be known if no gradient reaches these entries, bool (unknowns,)."""
@@ -130,8 +120,8 @@ class Unknowns:
         self.slices = list(self._slices())
         self.count = self.first_slice + sum(shape[axis] for _, shape, axis in self.slices)
         self.size = entries.size
-        self._acting = [self._on(port) for port in frame.ports]
-        self._none = torch.zeros(0, dtype=torch.long)
+        self._ids = [self._of(port.channels) for port in frame.ports]
+        self._tables = [(port.entries, port.places) for port in frame.ports]
 
     def _components(self) -> Tensor:
         """Return for each channel what it is solved together with: by functions, and by uses of the same entries."""
@@ -192,13 +182,6 @@ class Unknowns:
         at = torch.searchsorted(self._keys, key).clamp(max=len(self._keys) - 1)
         return torch.where(self._keys[at] == key, at, self.count)
 
-    def _on(self, port: Port) -> Acting:
-        """Return the port with what acts on it."""
-        scale, turn = self.frame.scale_of(port.nodes)  # X_ii is a log-scale of the node, its inverse of a dual one
-        signs = turn * (1 - 2 * self.frame.nodes.dual[port.nodes].double())
-        pairs = self._of(port.channels).reshape(-1)
-        return Acting(port, pairs, self.first_scale + scale, signs, port.entries, port.places)
-
     def _slices(self) -> Iterator[tuple[str, torch.Size, int]]:
         for name, shape in self.frame.entries.shapes.items():
             for axis in range(len(shape)):
@@ -224,7 +207,7 @@ class Unknowns:
     def fields(self, point: Point) -> Tensor:
         """Return the changes of theta (P, unknowns) by each unknown: charges of gradients that are 1 at one entry."""
         each = torch.eye(self.size, dtype=torch.float64).split(_CHUNK)
-        return torch.cat([self.charges([replace(point, gradients=G)])[0][0] for G in each])
+        return torch.cat([self.charges(replace(point, gradients=G))[0] for G in each])
 
     def slices_of(self, entries: Tensor) -> Tensor:
         """Return which unknowns are slices of parameters that have some of these entries, bool (unknowns,)."""
@@ -251,74 +234,60 @@ class Unknowns:
         mean = sum(drawn.values()) / sum(has.double() for has in of_use.values()).clamp(min=1)  # type: ignore[union-attr]
         none = torch.zeros(count, P, dtype=torch.float64)
         uses = {n: (Y - mean) * of_use[n] for n, Y in drawn.items()}
-        uses = {number: part[None] for number, part in uses.items()}
-        total, size = self.charges([replace(point, gradients=none)], lambda use: uses.get(use, none[None]))
-        return (total / size.amax(2, keepdim=True).clamp(min=1e-300))[0]
+        total, size = self.charges(replace(point, gradients=none), lambda use: uses.get(use, none))
+        return total / size.amax(1, keepdim=True).clamp(min=1e-300)
 
-    def charges(self, points: Sequence[Point], of_use: Callable[[int], Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the charges of all unknowns, (points, losses, unknowns), and the sums of their absolute summands.
+    def charges(self, point: Point, of_use: Callable[[int], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands.
 
         of_use: the part of the gradient that goes to each use, equal parts if None.
         """
-        theta, gradients = stacked(points)
-        reading = Reading.stacked([point.reading for point in points], theta)
-        shared, units = gradients / self.frame.shares, self.frame.units(reading)
-        found = [(self._none, *(shared.new_zeros(*shared.shape[:2], 0),) * 2)]
-        for acting in self._acting:
-            found += acting.charges(shared if of_use is None else of_use(acting.port.use), reading, units)
-        for gain, number in zip(self.frame.walk.gains, self.frame.uses[len(self.frame.ports) :], strict=True):
-            found += self._of_gain(gain, shared if of_use is None else of_use(number), reading)
-        ids, *several = zip(*found, strict=True)
-        each = shared.new_zeros(2, *shared.shape[:2], self.count + 1)
-        for made, parts in zip(each, several, strict=True):
-            made.index_add_(2, torch.cat(ids), torch.cat(parts, 2))
-        at, q = self.first_slice, gradients * theta[:, None]
+        frame, shared = self.frame, point.gradients / self.frame.shares
+        units = frame.units(point.reading)
+        total = torch.zeros(len(shared), self.count + 1, dtype=torch.float64)
+        size = torch.zeros_like(total)
+        for port, ids, (entries, places) in zip(frame.ports, self._ids, self._tables, strict=True):
+            G = shared if of_use is None else of_use(port.use)
+            w, slope = point.reading.at(port.memory, places)
+            u = units[port.nodes][:, None]
+            alive = (entries >= 0) & (slope != 0)
+            g = torch.where(alive, G[:, entries.clamp(0)] / torch.where(alive, slope, 1.0), 0.0)
+            a, b = (g * u, w / u) if port.writes else (g / u, w * u)
+            a, b = torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0)
+            Q, Z = a @ b.T, a.abs() @ b.abs().T
+            if not port.covariant:
+                Q, Z = -Q.mT, Z.mT
+            scale, turn = frame.scale_of(port.nodes)  # X_ii is a log-scale of the node, its inverse of a dual one
+            q, z = (each.diagonal(dim1=1, dim2=2) for each in (Q, Z))
+            sign = turn * (1 - 2 * frame.nodes.dual[port.nodes].double())
+            total.index_add_(1, self.first_scale + scale, sign * q)
+            size.index_add_(1, self.first_scale + scale, z)
+            total.index_add_(1, ids.reshape(-1), Q.flatten(1))
+            size.index_add_(1, ids.reshape(-1), Z.flatten(1))
+        for gain, number in zip(frame.walk.gains, frame.uses[len(frame.ports) :], strict=True):
+            G = shared if of_use is None else of_use(number)
+            v, slope = point.reading.at(gain.memory, gain.places)
+            alive = (gain.entries >= 0) & (slope != 0)
+            rate = torch.where(alive, gain.power * v / torch.where(alive, slope, 1.0), 0.0)
+            q = G[:, gain.entries.clamp(0)] * rate
+            for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
+                keep = nodes > 0
+                scale, turn = frame.scale_of(nodes[keep])
+                total.index_add_(1, self.first_scale + scale, way * turn * q[:, keep])
+                size.index_add_(1, self.first_scale + scale, q[:, keep].abs())
+        at = self.first_slice
+        q = point.gradients * point.theta
         for name, shape, axis in self.slices:
-            start = self.frame.entries.start[name]
-            part = q[..., start : start + shape.numel()].unflatten(2, shape).movedim(axis + 2, 2)
-            part = part.reshape(*q.shape[:2], shape[axis], -1)
-            for made, sums in zip(each, (part.sum(3), part.abs().sum(3)), strict=True):
-                made[..., at : at + shape[axis]] = sums
+            start = frame.entries.start[name]
+            part = (
+                q[:, start : start + shape.numel()]
+                .view(len(q), *shape)
+                .movedim(axis + 1, 1)
+                .reshape(len(q), shape[axis], -1)
+            )
+            total[:, at : at + shape[axis]], size[:, at : at + shape[axis]] = part.sum(2), part.abs().sum(2)
             at += shape[axis]
-        return each[0, ..., :-1], each[1, ..., :-1]
-
-    def _of_gain(self, gain: Gain, gradients: Tensor, reading: Reading) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield unknowns, their charges and the sums of absolute summands at one use of a gain."""
-        v, slope = reading.at(gain.memory, gain.places)
-        alive = (gain.entries >= 0) & (slope != 0)
-        rate = torch.where(alive, gain.power * v / torch.where(alive, slope, 1.0), 0.0)
-        q = gradients[..., gain.entries.clamp(0)] * rate[:, None]
-        for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
-            keep = nodes > 0
-            scale, turn = self.frame.scale_of(nodes[keep])
-            yield self.first_scale + scale, way * turn * q[..., keep], q[..., keep].abs()
-
-
-@dataclass(frozen=True, eq=False)
-class Acting:
-    """Hold a port with the unknowns that act on it: of each two of its channels, and of each (`scales`), by `signs`."""
-
-    port: Port
-    pairs: Tensor
-    scales: Tensor
-    signs: Tensor
-    entries: Tensor
-    places: Tensor
-
-    def charges(self, gradients: Tensor, reading: Reading, units: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield unknowns, their charges (points, losses, ...) and the sums of absolute summands."""
-        w, slope = reading.at(self.port.memory, self.places)
-        u = units[..., self.port.nodes][..., None]
-        alive = (self.entries >= 0) & (slope != 0)
-        rate = torch.where(alive, 1 / torch.where(alive, slope, 1.0), 0.0)
-        rate, w = (rate * u, w / u) if self.port.writes else (rate / u, w * u)
-        a = torch.nan_to_num(gradients[..., self.entries.clamp(0)] * rate[:, None], 0.0, 0.0, 0.0)
-        b = torch.nan_to_num(w, 0.0, 0.0, 0.0)[:, None]
-        Q, Z = a @ b.mT, a.abs() @ b.abs().mT
-        if not self.port.covariant:
-            Q, Z = -Q.mT, Z.mT
-        yield self.scales, self.signs * Q.diagonal(dim1=2, dim2=3), Z.diagonal(dim1=2, dim2=3)
-        yield self.pairs, Q.flatten(2), Z.flatten(2)
+        return total[:, :-1], size[:, :-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,27 +321,23 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     rows, sizes, points = [], [], 0
     touched = torch.zeros(unknowns.size, dtype=torch.bool)
     exercised = torch.zeros(unknowns.count, dtype=torch.long)
-    most = _NUMBERS / max(1, unknowns.count)
 
     def more(count: int) -> tuple[Tensor, Tensor]:
         nonlocal points
         fresh: list[tuple[Tensor, Tensor]] = []
         dry = 0
-        while (left := count - sum(len(total) for total, _ in fresh)) > 0:
+        while sum(len(total) for total, _ in fresh) < count:
             if dry > _RARE * _OFTEN:
                 raise Undecided(f"Outputs must depend on weights. Found none that does at {dry} points in turn")
-            some = [draw()]
-            while sum(len(point.gradients) for point in some) < min(left, most):
-                some.append(draw())
-            points += len(some)
-            for point in some:
-                touched.logical_or_((point.gradients != 0).any(0))
-            total, size = unknowns.charges(some)
-            exercised.add_((size > 0).any(1).sum(0))
-            norm = size.norm(dim=2, keepdim=True)
-            keep = ((norm > 0) & torch.isfinite(norm))[..., 0]
+            points += 1
+            point = draw()
+            touched.logical_or_((point.gradients != 0).any(0))
+            total, size = unknowns.charges(point)
+            exercised.add_((size > 0).any(0).long())
+            norm = size.norm(dim=1, keepdim=True)
+            keep = (norm[:, 0] > 0) & torch.isfinite(norm[:, 0])
             fresh.append(((total / norm)[keep], (size / norm)[keep]))
-            dry = 0 if bool(keep.any()) else dry + len(some)
+            dry = 0 if bool(keep.any()) else dry + 1
         total, size = (torch.cat(each) for each in zip(*fresh, strict=True))
         rows.append(total)
         sizes.append(size)
@@ -385,9 +350,8 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
     if not unknowns.count:
         return Kernel(unknowns, (), 0.0, 0.0, 0)
     more(wanted)
-    while points < _RARE * _OFTEN and len(rare := exercised[(exercised > 0) & (exercised < _OFTEN)]):
-        enough = min(_RARE * _OFTEN, -(-points * _OFTEN // int(rare.min())))
-        more((enough - points) * max(1, sum(map(len, rows)) // points))
+    while points < _RARE * _OFTEN and bool(((exercised > 0) & (exercised < _OFTEN)).any()):
+        more(1)
     parts, smallest = solved()
     calm, largest, stuck = 0, 0.0, 0
     least = sum(part.shape[1] for part in parts)

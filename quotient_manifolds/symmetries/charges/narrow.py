@@ -24,8 +24,8 @@ from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
-_LOSSES, _ENOUGH = 48, 16
-"""Random losses at a point, and gradients that are enough there; of more than outputs the others say nothing new."""
+_LOSSES = 16
+"""Random losses at a point; of more than there are outputs the others say nothing new."""
 _STACKED, _INPUTS = 32, 8
 """Gradients at once of a model of few outputs; at most so many inputs one after another."""
 _NEW = 1e-6
@@ -120,10 +120,7 @@ class Narrow(Finder):
         size, before, calm = len(theta), -1, 0
         G = torch.zeros(0, size, dtype=torch.float64)
         while True:
-            fresh = list[Tensor]()
-            while len(fresh) < 2 or sum(map(len, fresh)) < size:
-                fresh.append(self._gradients(self._split(theta))[1])
-            G = torch.cat([G, *fresh])
+            G = torch.cat([G, *(self._gradients(self._split(theta))[1] for _ in range(2 + size // _LOSSES))])
             G = G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
             idle = (G == 0).all(0) & self.touched
             kernel = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0]
@@ -172,13 +169,12 @@ class Narrow(Finder):
         A model of few outputs, as a loss is, is asked at many inputs at once, where its operations take them.
         """
         few = _outputs(self.recording)
-        while few < _ENOUGH and self._ways:
+        while few < _LOSSES and self._ways:
             try:
                 weights, found = self.points.stacked(
                     -(-_STACKED // few), [*self.own], self.which(), weights, words=self._ways[0]
                 )
-                parts = [found[name] for name in self.frame.entries.shapes]
-                rows = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+                rows = torch.cat([found[name].flatten(1) for name in self.frame.entries.shapes], 1)
                 if len(rows):
                     return weights, rows
                 break
@@ -191,7 +187,7 @@ class Narrow(Finder):
             )
             weights = at.weights
             several.append(self._rows(samples[: _outputs(at.recording)]))
-            if sum(map(len, several)) >= _ENOUGH:
+            if sum(map(len, several)) >= _LOSSES:
                 break
         assert weights is not None
         return weights, torch.cat(several)

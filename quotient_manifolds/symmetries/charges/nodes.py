@@ -259,13 +259,12 @@ class Channels:
     step: Step
 
     def units(self, gains: Tensor) -> Tensor:
-        """Return u with channel = u * eldest channel, at these values of all gains (..., n)."""
-        values = torch.cat([gains.double(), gains.new_ones(*gains.shape[:-1], 1, dtype=torch.float64)], -1)
-        units = self.step.const * values[..., self.step.gain] ** self.step.power
+        """Return u with channel = u * eldest channel, at these values of all gains (n,)."""
+        values = torch.cat([gains.double(), torch.ones(1, dtype=torch.float64)])
+        units = self.step.const * values[self.step.gain] ** self.step.power
         sign, to = torch.where(self.step.dual, -1, 1), self.up
         while bool(to.any()):  # u = step * u_up, and the reciprocal of u_up across a contragredient
-            over = units[..., to]
-            units, sign, to = torch.where(sign > 0, units * over, units / over), sign * sign[to], to[to]
+            units, sign, to = torch.where(sign > 0, units * units[to], units / units[to]), sign * sign[to], to[to]
         return units
 
 

@@ -26,7 +26,7 @@ from quotient_manifolds.symmetries.charges.variations import (
     unwarned,
 )
 from quotient_manifolds.symmetries.charges.walk import Walk
-from quotient_manifolds.symmetries.outputs import EXAMPLES, RUN_ERRORS, Evaluate, answer, first_examples
+from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, answer, first_examples
 from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.record import PRECISIONS, Recording, movable, record, recorded
 from quotient_manifolds.symmetries.trace.replay import wide
@@ -39,8 +39,6 @@ _PATIENCE = 3
 """After how many replays that raise the model is recorded anew at the point."""
 WORK = 1e8
 """From how many parameters times entries of the batch on points are rather small than large."""
-_SEVERAL = 8
-"""Examples of a batch that points of a model that is not large have, or more."""
 _SPREAD = 4
 """How many times as large as the smallest recording one may be that points of a large model are of."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -203,8 +201,8 @@ class Points:
                     self._try(variations, apart if self._large else {}, mood)
 
     def _first(self, batch: Any) -> tuple[Recording, Any]:
-        """Record the first examples of a batch if the model takes these. Return what is recorded, too."""
-        for some in first_examples(batch, EXAMPLES if self._large else _SEVERAL):
+        """Record a batch, of a large model its first examples if it takes these. Return what is recorded, too."""
+        for some in first_examples(batch) if self._large else ():
             try:
                 return self._recorded(some), some
             except RUN_ERRORS:

@@ -157,28 +157,23 @@ def stacked_gradients(
     """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
 
     inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
-    of a batch have as many rows as they have numbers; those that are not finite are left out. ValueError if no input
-    is of several batches.
+    of a batch have as many rows as they have numbers; those that are not finite are left out.
     """
-    count = next((len(t) for k, t in enumerate(inputs) if k not in alone), 0)
-    if not count:
-        raise ValueError("Inputs of several batches must have an axis of these. Found none")
-    leaves = Leaves(weights, (), own)
-    several = {n: wide(leaves[n]).expand(count, *weights[n].shape).clone().requires_grad_() for n in vectors}
-
-    def run(given: Mapping[str, Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
-        return tuple(used.replay.run(lambda name: given[name] if name in given else leaves[name], batch, {})[0])
-
+    leaves = Leaves(weights, vectors, own)
+    places = tuple(None if k in alone else 0 for k in range(len(inputs)))
+    run = torch.vmap(lambda *batch: tuple(used.replay.run(leaves.__getitem__, batch, {})[0]), in_dims=places)
     with _one_by_one():
-        places = tuple(None if k in alone else 0 for k in range(len(inputs)))
-        ys = tuple(y for y in torch.vmap(run, in_dims=(0, *places))(several, *inputs) if y.requires_grad)
-        rows = sum(y[0].numel() for y in ys)
-        multiples = [torch.stack([_multiples(one, rows, generator) for one in y], 1) for y in ys]
-        wanted = [*several.values()]  # a copy for each batch, so that one backward pass gives the gradients of all
-        known = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
-    none = (w.new_zeros(rows, *w.shape) for w in wanted)  # torch's own have no axis of rows
-    found = [(zeros if g is None else g).flatten(0, 1) for g, zeros in zip(known, none, strict=True)]
-    good = torch.stack([g.reshape(len(g), -1).isfinite().all(1) for g in found]).all(0)
+        ys = tuple(y for y in run(*inputs) if y.requires_grad)
+    each = sum(y[0].numel() for y in ys)
+    up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64, device=y.device) for y in ys]
+    for y, rows in zip(ys, up, strict=True):
+        for k in range(len(y)):
+            rows[k, :, k] = _multiples(y[k], each, generator)
+    multiples = [u.flatten(0, 1) for u in up]
+    with _one_by_one():
+        wanted = [leaves[n] for n in vectors]
+        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
+    good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
     return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
 
 

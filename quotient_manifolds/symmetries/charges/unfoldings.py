@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve, stacked
+from quotient_manifolds.symmetries.charges.kernel import Point, null_space, solve
 from quotient_manifolds.symmetries.charges.readings import Readings
 from quotient_manifolds.symmetries.charges.recognition import sparse
 from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Params, Symmetry
@@ -112,16 +112,15 @@ class Unfoldings:
         """Return which unknowns change some of these entries, bool (unknowns,)."""
         return torch.cat([entries, *(entries[part.entries].any(1)[part.into] for part in self.parts)])
 
-    def charges(self, points: Sequence[Point]) -> tuple[Tensor, Tensor]:
-        """Return the charges of all unknowns, (points, losses, unknowns), and the sums of their absolute summands."""
-        theta, gradients = stacked(points)
-        g = gradients * self.some
+    def charges(self, point: Point) -> tuple[Tensor, Tensor]:
+        """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
+        g, theta = point.gradients * self.some, point.theta
         total, size = [g], [g.abs()]
         for part in self.parts:
-            G, W = g[..., part.entries], theta[:, None, part.entries]
-            total.append((G @ W.mT)[..., part.into, part.of])
-            size.append((G.abs() @ W.abs().mT)[..., part.into, part.of])
-        return torch.cat(total, -1), torch.cat(size, -1)
+            G, W = g[:, part.entries], theta[part.entries]
+            total.append((G @ W.T)[:, part.into, part.of])
+            size.append((G.abs() @ W.abs().T)[:, part.into, part.of])
+        return torch.cat(total, 1), torch.cat(size, 1)
 
     @cached_property
     def index(self) -> tuple[Tensor, Tensor, Tensor]:
