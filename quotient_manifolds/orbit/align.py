@@ -262,7 +262,6 @@ class _Aligner:
         (self._here, first), (self._there, last) = self._at, canonical_with_steps(self._groups, there)
         self._moments = self._activations(first, last, there)
         self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
-        start, apart = self._here, distance(self._here, self._there)
         for units in several:
             if units.exchanged:  # gains are brought to 1, or -1; matrices do the rest
                 self._assign(units, {*self._there})
@@ -275,8 +274,6 @@ class _Aligner:
                 self._turn(k, self._compared)
             if not any(changed) and not distance(self._here, self._there) < (1 - SETTLED) * before:
                 break
-        if not distance(self._here, self._there) < apart:  # as where canonical points agree already
-            self._here, self._steps, self._orders = start, [*first], []
         back = GroupElement(last).inverse.steps
         self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 

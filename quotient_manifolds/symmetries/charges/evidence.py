@@ -186,15 +186,7 @@ def _classes(uses: Sequence[Use]) -> list[list[int]]:
     same = dict[tuple[object, ...], list[int]]()
     for n, use in enumerate(uses):
         theta = use.theta
-        if theta.is_meta:
-            key: tuple[object, ...] = (
-                type(use.tokens),
-                use.memory,
-                *theta.shape,
-                *theta.stride(),
-                int(theta.storage_offset()),
-            )
-        else:
-            key = (type(use.tokens), use.memory, *theta.shape, theta.numpy().tobytes())
+        entries = (*theta.stride(), int(theta.storage_offset())) if theta.is_meta else theta.numpy().tobytes()
+        key = (type(use.tokens), use.memory, theta.shape, entries)
         same.setdefault(key, []).append(n)
     return list(same.values())
