@@ -109,8 +109,8 @@ def check_condition(bound: object) -> None:
 class Group:
     """Parametrize the connected group of a model's symmetries by generators, 0 at the identity.
 
-    Elements are exp(X) of each symmetry, one after another, each the nearest one whose condition number is within the
-    bound.
+    Elements are exp(X) of each symmetry, one after another, with X made shorter so that the condition number stays
+    below the bound.
 
     fold: bring gains that scales can change to 1 first, and leave them there. moves: which symmetries act, by default
     all.
@@ -141,14 +141,19 @@ class Group:
         return [torch.zeros(each.shape, dtype=dtype, requires_grad=True) for each in self.symmetries]
 
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
-        """Return the group element of tensors of the shapes of generators; differentiable within the bound."""
+        """Return the group element of tensors of the shapes of generators; differentiable."""
         every = zip(self.symmetries, self.projected(numbers), strict=True)
-        turns = ((each, each.bounded(each.exp(X), self.condition)) for each, X in every)
-        return GroupElement((*self.start.steps, *turns))
+        return GroupElement((*self.start.steps, *((each, each.exp(self._within(each, X))) for each, X in every)))
 
     def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
         """Return the generators nearest to tensors of their shapes."""
         return [each.project(X.double()) for each, X in zip(self.symmetries, numbers, strict=True)]
+
+    def _within(self, symmetry: Symmetry, X: Tensor) -> Tensor:
+        """Return a generator along X, so short that exp(X) keeps the bound."""
+        most = math.log(self.condition) / 2
+        size = symmetry.stretching(X).square().sum().clamp(min=1e-30).sqrt()
+        return X * (most * (size / most).tanh() / size)
 
 
 class Walk:

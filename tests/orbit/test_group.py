@@ -37,13 +37,12 @@ def test_an_element_keeps_the_function_and_its_bound_and_is_differentiable(name:
     if not fold:
         for key, w in group.element(group.zeros()).apply(own).items():
             torch.testing.assert_close(w, own[key], rtol=1e-12, atol=1e-12, msg=key)
-    element = group.element(drawn(group))
+    numbers, other = drawn(group), drawn(group)
+    element = group.element(numbers)
     assert difference(model, x, element.apply(own)) < CHANGE
     started = [symmetry for symmetry, _ in group.start.steps]
     rest = (step for step in element.steps if step[0] not in started)
     assert all(symmetry.condition(value.detach()) < BOUND * (1 + 1e-9) for symmetry, value in rest)
-
-    numbers, other = drawn(group, 0.1), drawn(group)  # within the bound
 
     def value(t: Tensor) -> Tensor:
         moved = group.element([s + t * d for s, d in zip(numbers, other, strict=True)]).apply(own, torch.float64)

@@ -128,6 +128,9 @@ class Charted(Symmetry):
         """Return the condition number of what acts on the coordinates."""
         return self.fields.condition(element)
 
+    def stretching(self, X: Tensor) -> Tensor:
+        return self.fields.stretching(X)
+
     def bounded(self, element: Tensor, condition: float) -> Tensor:
         return self.fields.bounded(element, condition)
 

@@ -104,6 +104,9 @@ class Gauge(Symmetry):
         moved = self._each([U * _within(s, condition)[:, None] @ Vh for U, s, Vh in parts])
         return moved if self.algebra.contains(moved) else self.identity
 
+    def stretching(self, X: Tensor) -> Tensor:
+        return (X + X.mT) / 2
+
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         return self.wire.overlap(params, target)
 

@@ -111,9 +111,12 @@ class Linear(Symmetry):
         s = torch.linalg.svdvals(A)
         return float(s[0] / s[-1]) if len(s) else 1.0
 
+    def stretching(self, X: Tensor) -> Tensor:
+        M = self._matrix(X)
+        return (M + M.mT) / 2
+
     def bounded(self, element: Tensor, condition: float) -> Tensor:
-        M = self._matrix(element.detach())
-        most, size = log(condition), float((M + M.mT).norm())
+        most, size = log(condition), 2 * float(self.stretching(element.detach()).norm())
         return element if size <= most or self.condition(element) <= condition else element * (most / size)
 
     def _matrix(self, z: Tensor) -> Tensor:

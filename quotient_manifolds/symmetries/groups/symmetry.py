@@ -99,6 +99,10 @@ class Symmetry(Record, ABC):
         """Return the nearest element with a condition number of at most this; the identity where that is none."""
         return element
 
+    def stretching(self, X: Tensor) -> Tensor:
+        """Return the part of a generator that stretches: the condition number of exp(X) is at most e^2 to its norm."""
+        return torch.zeros_like(X)
+
     def overlap(self, params: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Tensor:
         """Return M with <M, R> = <target, act(params, R)> + constant for orthogonal elements R (units of 1)."""
         return torch.zeros_like(self.identity)

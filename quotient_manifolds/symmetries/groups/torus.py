@@ -134,6 +134,9 @@ class Torus(Symmetry):
         """Return the ratio of the largest scale and the smallest."""
         return float((element.max() - element.min()).exp()) if element.numel() else 1.0
 
+    def stretching(self, X: Tensor) -> Tensor:
+        return X
+
     def bounded(self, element: Tensor, condition: float) -> Tensor:
         most = math.log(condition) / 2
         return element.clamp(-most, most)
