@@ -234,7 +234,7 @@ def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequenc
     zero = _zero(symmetries, params)
     size = sum(each.numel() for each in zero.values())
     none = torch.zeros(0, size, dtype=torch.float64)
-    point = Point(params, zero, none, _units(symmetries, params))
+    point = Point(params, zero, none, _units(symmetries, params), tuple(translations))
     rows = [point.row(directions(each, params, zero)) for each in translations]
     return replace(point, directions=_orthonormal(torch.cat([none, *rows])))
 

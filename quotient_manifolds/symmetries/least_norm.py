@@ -41,13 +41,15 @@ class Point:
 
     params: float64. zero: by name, the numbers whose distance counts, 0 but for weights used as w + offset, and biases
     beside constants. units: by name, what multiplies distances, 1 for other names: in the units of wires, groups that
-    hold A hold A^T, so that least |w| is unique. directions: (k, P) over the entries of `zero`, orthonormal in units.
+    hold A hold A^T, so that least |w| is unique. translations: those that may move yet; directions: theirs, (k, P) over
+    the entries of `zero`, orthonormal in units.
     """
 
     params: Params
     zero: Params
     directions: Tensor
     units: Params
+    translations: tuple[Translation, ...] = ()
     steps: tuple[Step, ...] = ()
 
     @property
@@ -84,12 +86,15 @@ class Point:
         return replace(self, params=params, directions=D, steps=(*self.steps, (symmetry, element)))
 
     def added(self, change: Tensor) -> Point:
-        """Return the point after a translation by a change (P,)."""
-        point = self
-        for name, each in self.changes(change).items():
-            if bool(each.any()):
-                rows = Rows.along(name, tuple(each.shape), 0)
-                point = point.acted(Translation((Part(rows),)), each.reshape(len(rows), -1))
+        """Return the point after elements of the translations that add a change (P,), so that steps can be undone."""
+        none = self.directions[:0]
+        D = torch.cat([none, *(self.row(directions(each, self.params, self.zero)) for each in self.translations)])
+        size = D.norm(dim=1).clamp(min=1e-300)
+        found = torch.linalg.lstsq((D / size[:, None]).mT, change[:, None], rcond=_FLAT, driver="gelsd")
+        z, point = found.solution[:, 0] / size, self
+        parts = z.split([each.identity.numel() for each in self.translations])
+        for each, own in zip(self.translations, parts, strict=True):
+            point = point.acted(each, own.view(each.shape)) if bool(own.any()) else point
         return point
 
 

@@ -304,8 +304,8 @@ NETS: dict[str, Row] = {
         lambda s, x: (lambda y: y + s.b(s.normb(y).sin()))(x - 2 * s.a(s.norm(x).tanh())), (16, 18), 8
     ),
     "parallel layers": Row(lambda s, x: s.normb(x**3 + (s.a(s.norm(x).tanh()) + s.b(s.norm(x) ** 4))), 53, 32),
-    "layer twice": Row(lambda s, x: twice(s, s.norm(x)), (31, 48), (9, 19)),
-    "layer twice, norm once": Row(lambda s, x: twice(s, s.normb(x)), (19, 39), (9, 17)),
+    "layer twice": Row(lambda s, x: twice(s, s.norm(x)), (47, 48), (17, 19)),
+    "layer twice, norm once": Row(lambda s, x: twice(s, s.normb(x)), 39, 17),
     "bias twice": Row(lambda s, x: s.norm(x) + tanh(s.a(s.norm(x) + s.p_8) + s.p_8), (26, 34), (9, 17)),
     "read twice": Row(
         lambda s, x: (lambda u, v: tanh(s.a(u)) * tanh(2 * s.a(v)))(s.norm(x), s.norm(x) + s.p_8), 55, 46
@@ -318,7 +318,7 @@ NETS: dict[str, Row] = {
     "bn relu": Row(lambda s, x: s.b(relu(normed(s.batch, s.a(x)))), (168, 214), (144, 179)),
     "bn relu plain": Row(lambda s, x: s.b(relu(normed(s.flat, s.a(x)))), (152, 183), (128, 163)),
     "bn lin": Row(lambda s, x: s.b(tanh(s.c(normed(s.batch, s.a(x))))), 232, 200),
-    "bn lin plain": Row(lambda s, x: s.b(tanh(s.c(normed(s.flat, s.a(x))))), 216, 184, several_plain=FEWER),
+    "bn lin plain": Row(lambda s, x: s.b(tanh(s.c(normed(s.flat, s.a(x))))), 216, 184),
     "bn twice": Row(lambda s, x: s.b(tanh(normed(s.batch, s.c(tanh(normed(s.batch, s.a(x))))))), 160, (128, 136)),
     "bn half": Row(
         lambda s, x: s.b(tanh(s.c(on_half(lambda y: normed(s.batch_4, y), s.a(x))))), (208, 224), (180, 192)

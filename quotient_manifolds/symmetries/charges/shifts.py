@@ -198,12 +198,15 @@ class Shifts:
         N, smallest = null_space(rows / size / len(rows) ** 0.5, scale=1.0)
         self.evidence.smallest = min(self.evidence.smallest, smallest)
         N = N / size[:, None]
-        # Each has a way of its own, in which no other moves: one that adds, if there is one, for its constant to be 0.
+        # Each has a way of its own, in which no other moves: one that adds, if there is one, for its constant to be 0,
+        # then one of a sum that must stay, as it takes no constant along that.
         adding = torch.tensor([way.bias is None and way.known is None for way in ways])
+        summing = torch.tensor([way.known is not None for way in ways])
         for k in range(N.shape[1]):
             left = N[:, k:].abs()
-            free = (left.amax(1) > _CLEAR * left.max()) & adding
-            row = int(free.int().argmax()) if bool(free.any()) else int(left.amax(1).argmax())
+            some = left.amax(1) > _CLEAR * left.max()
+            first = next((own for own in (some & adding, some & summing) if bool(own.any())), None)
+            row = int(left.amax(1).argmax()) if first is None else int(first.int().argmax())
             column = int(left[row].argmax()) + k
             N[:, [k, column]] = N[:, [column, k]]
             N[:, k] = N[:, k] / N[row, k]
