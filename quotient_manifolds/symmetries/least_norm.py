@@ -85,17 +85,15 @@ class Point:
             D = torch.linalg.qr(D.mT)[0].mT
         return replace(self, params=params, directions=D, steps=(*self.steps, (symmetry, element)))
 
-    def added(self, change: Tensor) -> Point:
-        """Return the point after elements of the translations that add a change (P,), so that steps can be undone."""
+    def elements(self, change: Tensor) -> list[Step]:
+        """Return elements of the translations that add a change (P,): unlike that, they can be undone anywhere."""
         none = self.directions[:0]
         D = torch.cat([none, *(self.row(directions(each, self.params, self.zero)) for each in self.translations)])
         size = D.norm(dim=1).clamp(min=1e-300)
         found = torch.linalg.lstsq((D / size[:, None]).mT, change[:, None], rcond=_FLAT, driver="gelsd")
-        z, point = found.solution[:, 0] / size, self
-        parts = z.split([each.identity.numel() for each in self.translations])
-        for each, own in zip(self.translations, parts, strict=True):
-            point = point.acted(each, own.view(each.shape)) if bool(own.any()) else point
-        return point
+        parts = (found.solution[:, 0] / size).split([each.identity.numel() for each in self.translations])
+        pairs = zip(self.translations, parts, strict=True)
+        return [(each, own.view(each.shape)) for each, own in pairs if bool(own.any())]
 
 
 def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], changes: Params) -> Params:
@@ -314,15 +312,23 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
     """Return the point after a step and a translation, or a part of them, that makes |w|^2 less; None if none does."""
     share, size = 1.0, float(point.vector.square().sum())
     target = torch.cat([step[:0], *(each.target for each in free)])
+    added = point.elements(change)
+    bare = replace(point, directions=point.directions[:0])  # what is tried need not carry them along
     for _ in range(_PARTS):
         try:
-            moved = point.added(share * change)
-            for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
-                moved = each.moved(moved, own) if len(own) else moved
+            moved = _stepped(bare, free, step, added, share)
         except (ValueError, LinAlgError):  # too far for a group to act
             share /= 4
             continue
         if float(moved.vector.square().sum()) - 2 * share * float(target @ step) <= size * (1 + 1e-13):
-            return moved
+            return _stepped(point, free, step, added, share) if len(point.directions) else moved
         share /= 4
     return None
+
+
+def _stepped(point: Point, free: Sequence[Free], step: Tensor, added: Sequence[Step], share: float) -> Point:
+    for translation, z in added:
+        point = point.acted(translation, share * z)
+    for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):
+        point = each.moved(point, own) if len(own) else point
+    return point

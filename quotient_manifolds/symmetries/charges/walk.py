@@ -489,13 +489,19 @@ class Walk:
         """Return (points, tangents) -> the forward derivatives of all floating point results, on the processor."""
         where = {number: k for k, number in enumerate(live)}
         others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
+        pointwise = torch.Tag.pointwise in operation.func.tags
+
+        def constant(x: Any) -> Any:
+            """Return what does not vary, with zeros that torch need not make up by importing its compiler."""
+            real = pointwise and isinstance(x, Tensor) and x.is_floating_point()
+            return forward_ad.make_dual(x, torch.zeros_like(x)) if real else x
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
                 duals = [forward_ad.make_dual(x, t) for x, t in zip(points, tangents, strict=True)]
 
                 def at(number: int) -> Any:
-                    return duals[where[number]] if number in where else others[number]
+                    return duals[where[number]] if number in where else constant(others[number])
 
                 args, kwargs = arguments(operation, at, generic=True)
                 made = operation.func(*args, **on_processor(kwargs))

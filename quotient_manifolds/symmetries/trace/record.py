@@ -206,6 +206,11 @@ def movable(w: Tensor) -> bool:
 class _Recorder(TorchDispatchMode):
     """Number the tensors that operations take and give, by identity: every one of them is kept alive here."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler, for seconds, to keep it from compiling what follows."""
+        return False
+
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.parameters = parameters
