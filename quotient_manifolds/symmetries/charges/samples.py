@@ -158,23 +158,29 @@ def stacked_gradients(
 
     inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
     of a batch have as many rows as they have numbers; those that are not finite are left out.
+
+    Each batch has weights of its own, equal ones: its outputs depend on these alone, so that one pass backward gives a
+    row for every batch.
     """
-    leaves = Leaves(weights, vectors, own)
+    leaves = Leaves(weights, (), own)
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
-    run = torch.vmap(lambda *batch: tuple(used.replay.run(leaves.__getitem__, batch, {})[0]), in_dims=places)
+    if not (sizes := {len(t) for t, place in zip(inputs, places, strict=True) if place == 0}):
+        raise ValueError("Some input must differ between batches. Found none that does.")
+    count = sizes.pop()
+    wanted = [wide(leaves[n]).expand(count, *leaves[n].shape).clone().requires_grad_() for n in vectors]
+
+    def outputs(apart: Sequence[Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(vectors, apart, strict=True))
+        return tuple(used.replay.run(lambda name: named[name] if name in named else leaves[name], batch, {})[0])
+
     with _one_by_one():
-        ys = tuple(y for y in run(*inputs) if y.requires_grad)
-    each = sum(y[0].numel() for y in ys)
-    up = [torch.zeros(len(y), each, *y.shape, dtype=torch.float64, device=y.device) for y in ys]
-    for y, rows in zip(ys, up, strict=True):
-        for k in range(len(y)):
-            rows[k, :, k] = _multiples(y[k], each, generator)
-    multiples = [u.flatten(0, 1) for u in up]
-    with _one_by_one():
-        wanted = [leaves[n] for n in vectors]
+        ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(wanted, *inputs) if y.requires_grad)
+        each = sum(y[0].numel() for y in ys)
+        multiples = [torch.stack([_multiples(own, each, generator) for own in y], 1) for y in ys]
         found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
-    good = torch.stack([g.flatten(1).isfinite().all(1) for g in found]).all(0)
-    return {name: g[good].cpu() for name, g in zip(vectors, found, strict=True)}
+    rows = [g.transpose(0, 1).flatten(0, 1) for g in found]
+    good = torch.stack([g.flatten(1).isfinite().all(1) for g in rows]).all(0)
+    return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
 
 
 @contextmanager
