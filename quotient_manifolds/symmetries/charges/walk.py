@@ -29,6 +29,8 @@ _INTEGER = 1e-10
 _EPS = 1e-4
 """Below which a positive number that is added keeps a root off 0 (see `arguments`)."""
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
+_MADE_UP = ("add", "sub", "mul", "div", "maximum", "minimum")
+"""Operations of two arguments for which torch computes a tangent that is missing in Python."""
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -489,12 +491,12 @@ class Walk:
         """Return (points, tangents) -> the forward derivatives of all floating point results, on the processor."""
         where = {number: k for k, number in enumerate(live)}
         others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
-        pointwise = torch.Tag.pointwise in operation.func.tags
 
         def constant(x: Any) -> Any:
             """Return what does not vary, with zeros that torch need not make up by importing its compiler."""
-            real = pointwise and isinstance(x, Tensor) and x.is_floating_point()
-            return forward_ad.make_dual(x, torch.zeros_like(x)) if real else x
+            if operation.name not in _MADE_UP or not isinstance(x, Tensor):
+                return x
+            return forward_ad.make_dual(x.double(), torch.zeros_like(x, dtype=torch.float64))
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
