@@ -351,7 +351,7 @@ NETS: dict[str, Row] = {
         lambda s, x: (x + attend(s, x, lambda w: (w + s.r_8_5(x).softmax(1)).softmax(1)))[:, 0], 221, 192
     ),
     "two scores": Row(
-        lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.v(x) @ s.k(x).mT).softmax(-1) @ s.v(x)), (152, 224), (128, 192)
+        lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.v(x) @ s.k(x).mT).softmax(-1) @ s.v(x)), (160, 224), (128, 192)
     ),
     "score of key": Row(lambda s, x: x + attend(s, x, lambda w: (w + s.r_8_1(x).mT).softmax(-1)), (225, 233), 192),
     "scores zeroed": Row(
@@ -431,7 +431,7 @@ NETS: dict[str, Row] = {
     "pos attn": Row(lambda s, x: (lambda y: y + heads(s, y))(x + s.p_5_8), 168, 128),
     "cls": Row(lambda s, x: by_token(s, cat([own(s, x), x], 1))[:, 0], (224, 328), (200, 292), several=LIMIT),
     "cls attn": Row(lambda s, x: (lambda y: y + attend(s, y))(cat([own(s, x), x], 1))[:, 0], (224, 352), (192, 304)),
-    "cls, norms and positions": Row(start_token, (206, 310), (150, 253)),
+    "cls, norms and positions": Row(start_token, (211, 310), (155, 253)),
     "short table": Row(
         lambda s, x: by_token(s, s.norm(x + s.table(torch.arange(x.shape[1])))), 139, 115, shown=first_three
     ),
@@ -447,7 +447,7 @@ NETS: dict[str, Row] = {
     ),
     "positions twice": Row(
         lambda s, x: sum(s.b(tanh(s.a(y + s.table(torch.arange(y.shape[1]))))).mean(1) for y in (x, x[:, 1:])),
-        (144, 152),
+        152,
         128,
     ),
     "short mixing": Row(
@@ -617,7 +617,7 @@ NETS: dict[str, Row] = {
         (176, 240),
         (143, 200),
     ),
-    "overlapping rows": Row(lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))), (72, 159), (64, 143)),
+    "overlapping rows": Row(lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))), (73, 159), (65, 143)),
     "weight of more axes": Row(
         lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])), (144, 208), (136, 192)
     ),
@@ -770,7 +770,7 @@ NETS: dict[str, Row] = {
     "one token, recurrent": Row(recurrent, 160, 136, shown=first_token),
     "one token, gated recurrent": Row(lambda s, x: s.b(s.gru(x)[0][:, -1]), 160, 128, shown=first_token),
     "encoder": Row(block, (181, 183), 133),
-    "post-norm": Row(post_norm, (158, 159), (96, 106)),
+    "post-norm": Row(post_norm, (158, 159), (103, 106)),
     # each token is seen
     "squares of a norm": Row(lambda s, x: s.norm_4(s.a_8_4(x)).square(), 86, 77, pooled=False),
     "half pooled": Row(
@@ -871,7 +871,7 @@ NETS: dict[str, Row] = {
     "tokens cut": Row(lambda s, x: s.b_36_8(F.pad(s.a(x).flatten(1), (-2, -2))), (184, 328), (160, 296), pooled=False),
     "copies crossed, times": Row(
         lambda s, x: crossed(s, x, lambda y, z: s.b(y * s.given[..., :1] + z)),
-        (184, 216),
+        (208, 216),
         192,
         several=LIMIT,
         pooled=False,
@@ -880,7 +880,7 @@ NETS: dict[str, Row] = {
     "copies crossed, norm": Row(
         lambda s, x: beside(s, x, lambda y: y.norm(dim=-1, keepdim=True)),
         (229, 237),
-        (77, 213),
+        213,
         several_plain=LIMIT,
         pooled=False,
     ),
