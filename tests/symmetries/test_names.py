@@ -16,7 +16,7 @@ from studies.common import load
 from tests.nets.sets import SETS
 from tests.symmetries.finders import rank, weights
 
-OLD = {row["name"]: row["found"] for row in load("fibres")["rows"]}
+RECORDED = {row["name"]: row["found"] for row in load("fibres")["rows"]}
 PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")
 
 
@@ -37,7 +37,7 @@ def test_pairs_are_called_what_they_were(name: str, pairs: dict[str, str]) -> No
     groups = {pair.name: pair.group for pair in found.pairs}
     assert {each: groups.get(each) for each in pairs} == pairs
     assert {kind: size for kind, size in found.families.items() if kind in PAIRS} == {
-        kind: size for kind, size in OLD[name].items() if kind in PAIRS
+        kind: size for kind, size in RECORDED[name].items() if kind in PAIRS
     }
     assert all(map(meaning, found.families))
     assert len({each.name for each in found.every}) == len(found.every)
