@@ -494,9 +494,10 @@ class Walk:
 
         def constant(x: Any) -> Any:
             """Return what does not vary, with zeros that torch need not make up by importing its compiler."""
-            if operation.name not in _MADE_UP or not isinstance(x, Tensor):
+            if operation.name not in _MADE_UP or not isinstance(x, Tensor) or x.is_complex():
                 return x
-            return forward_ad.make_dual(x.double(), torch.zeros_like(x, dtype=torch.float64))
+            x = x.double().contiguous()  # no tangent has the memory of an expanded tensor
+            return forward_ad.make_dual(x, torch.zeros_like(x))
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with forward_ad.dual_level():
