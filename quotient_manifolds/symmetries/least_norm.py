@@ -327,6 +327,7 @@ def _taken(point: Point, free: Sequence[Free], step: Tensor, change: Tensor) -> 
 
 
 def _stepped(point: Point, free: Sequence[Free], step: Tensor, added: Sequence[Step], share: float) -> Point:
+    """Return the point after a share of elements of translations and of a step of the groups."""
     for translation, z in added:
         point = point.acted(translation, share * z)
     for each, own in zip(free, (share * step).split([len(each.basis) for each in free]), strict=True):

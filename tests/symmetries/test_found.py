@@ -115,7 +115,7 @@ def test_groups_are_recognized(name: str, expected: dict[str, int]) -> None:
         ("weighed twice", 118),  # of one weight, in two units
         ("two constants, attn", 208),  # columns that are the same
         ("diagonal weight", 136),  # rows with entries in different columns, and entries that are multiplied by 0
-        ("layer twice", 17),  # not 8 of a weight that is used twice, behind a norm
+        ("layer twice", 17),  # 8 of the mean that a weight used twice writes, before a norm
         ("Mamba 2", 14),
     ],
 )

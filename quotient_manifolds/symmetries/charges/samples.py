@@ -167,7 +167,7 @@ def stacked_gradients(
     if not (sizes := {len(t) for t, place in zip(inputs, places, strict=True) if place == 0}):
         raise ValueError("Some input must differ between batches. Found none that does.")
     count = sizes.pop()
-    wanted = [wide(leaves[n]).expand(count, *leaves[n].shape).clone().requires_grad_() for n in vectors]
+    wanted = [wide(leaves[n]).expand(count, *weights[n].shape).clone().requires_grad_() for n in vectors]
 
     def outputs(apart: Sequence[Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
         named = dict(zip(vectors, apart, strict=True))
