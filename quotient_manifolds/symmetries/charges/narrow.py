@@ -174,7 +174,8 @@ class Narrow(Finder):
                 weights, found = self.points.stacked(
                     -(-_STACKED // few), [*self.own], self.which(), weights, words=self._ways[0]
                 )
-                rows = torch.cat([found[name].flatten(1) for name in self.frame.entries.shapes], 1)
+                parts = [found[name] for name in self.frame.entries.shapes]
+                rows = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
                 if len(rows):
                     return weights, rows
                 break

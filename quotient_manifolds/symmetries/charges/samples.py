@@ -179,7 +179,7 @@ def stacked_gradients(
         multiples = [torch.stack([_multiples(own, each, generator) for own in y], 1) for y in ys]
         found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
     rows = [g.transpose(0, 1).flatten(0, 1) for g in found]
-    good = torch.stack([g.flatten(1).isfinite().all(1) for g in rows]).all(0)
+    good = torch.stack([g.reshape(len(g), -1).isfinite().all(1) for g in rows]).all(0)
     return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
 
 

@@ -102,6 +102,12 @@ class Operation:
         return tuple(ref.number for ref in refs((self.args, self.kwargs)))
 
     @cached_property
+    def direct(self) -> Mapping[int, int] | None:
+        """Return the numbers of the values it takes by place among args; None where lists or keywords hold some."""
+        found = {place: each.number for place, each in enumerate(self.args) if isinstance(each, Ref)}
+        return found if len(found) == len(self.ins) else None
+
+    @cached_property
     def in_double(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return args and kwargs, of which casts to fewer bits do nothing."""
         return _widened(self.args), _widened(dict(self.kwargs))
@@ -148,19 +154,6 @@ class Program:
         computing = [self.operations[place] for place in self.computing]
         memories = ([[self.layouts[n].memory for n in some] for some in (each.ins, each.outs)] for each in computing)
         return [views, *((each.func, *some) for each, some in zip(computing, memories, strict=True))]
-
-    @cached_property
-    def released(self) -> tuple[tuple[int, ...], ...]:
-        """Return for each operation the values that no later one takes."""
-        last: dict[int, int] = {}
-        for place, operation in enumerate(self.operations):
-            last.update(dict.fromkeys((*operation.ins, *operation.outs), place))
-        kept = set(self.outputs)
-        dropped: list[list[int]] = [[] for _ in self.operations]
-        for value, place in last.items():
-            if value not in kept:
-                dropped[place].append(value)
-        return tuple(map(tuple, dropped))
 
 
 def refs(tree: Any) -> Iterator[Ref]:

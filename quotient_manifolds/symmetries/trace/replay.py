@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ Weights = Callable[[str], Tensor]
 """Give a parameter by name, in any type of floating point numbers, or of others."""
 
 
-_ADDING = aten.add.Tensor, aten.add.Scalar, aten.add_.Tensor, aten.add_.Scalar
+_ADDING = {aten.add.Tensor, aten.add.Scalar, aten.add_.Tensor, aten.add_.Scalar}
+_CHANGED = {aten._softmax.default, aten._log_softmax.default, aten.embedding.default, aten.sqrt.default, *_ADDING}
+"""Operations of which a replay changes the arguments."""
 
 
 class Tap(Protocol):
@@ -50,7 +52,13 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
     small constant (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if
     that is more. A root of 0 has derivative 0, as torch gives a norm, of which it is a part.
     """
-    args, kwargs = (substituted(given, at) for given in operation.in_double)
+    (args, kwargs), direct = operation.in_double, operation.direct
+    if direct is None:
+        args, kwargs = substituted(args, at), substituted(kwargs, at)
+    else:
+        args = tuple(at(direct[place]) if place in direct else each for place, each in enumerate(args))
+    if operation.func not in _CHANGED:
+        return args, kwargs
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
     if operation.func is aten.embedding.default:
@@ -66,6 +74,15 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
 def wide(tensor: Tensor) -> Tensor:
     """Return a floating point tensor in float64, any other as it is."""
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+class _Step(NamedTuple):
+    """Hold an operation that is run, its place, and what no later one takes: values, and memories of parameters."""
+
+    place: int
+    operation: Operation
+    released: tuple[int, ...]
+    ended: tuple[int, ...]
 
 
 class Replay:
@@ -90,23 +107,36 @@ class Replay:
         self._constants = {number: wide(tensor) for number, tensor in {**program.constants, **program.chosen}.items()}
         rooms = {program.layouts[number].memory: program.layouts[number].room for number in program.parameters}
         self._large = sum(rooms.values()) > HELD
-        self._ends: list[list[int]] = [[] for _ in program.operations]
-        """By operation: the memories of parameters that no later one takes."""
-        for place in reversed(range(len(program.operations))):
-            operation = program.operations[place]
-            for memory in {program.layouts[n].memory for n in (*operation.ins, *operation.outs)} & set(rooms):
-                self._ends[place].append(memory)
-                del rooms[memory]
         varies, self._varying = {*program.parameters, *program.inputs}, set[int]()
         for place, each in enumerate(program.operations):
             if not varies.isdisjoint(each.ins):
                 varies.update(each.outs)
                 self._varying.add(place)
+        self._real = {place for place, each in enumerate(program.operations) if self._is_real(each)}
+        self._steps: dict[frozenset[int], list[_Step]] = {}
 
     def _is_real(self, operation: Operation) -> bool:
         """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
         kinds = (self.program.layouts[number].dtype for number in operation.outs)
         return operation.name not in FLAT and any(kind.is_floating_point or kind.is_complex for kind in kinds)
+
+    def _needed(self, wanted: frozenset[int]) -> list[_Step]:
+        """Return the operations at places that are wanted, and all on which these or the outputs depend."""
+        if wanted not in self._steps:
+            layouts, chosen, found = self.program.layouts, self.program.chosen, []
+            memories = {layouts[number].memory for number in self.program.outputs}
+            later = set(self.program.outputs)
+            parameters = {layouts[number].memory for number in self.program.parameters}
+            for place, each in reversed([*enumerate(self.program.operations)]):
+                made = bool(each.outs) and all(number in chosen for number in each.outs)
+                if place in wanted or (not made and any(layouts[n].memory in memories for n in each.outs)):
+                    values = {*each.ins, *each.outs}
+                    memories.update(layouts[n].memory for n in each.ins)
+                    ended = {layouts[n].memory for n in values} & parameters
+                    found.append(_Step(place, each, tuple(values - later), tuple(ended)))
+                    later, parameters = later | values, parameters - ended
+            self._steps[wanted] = found[::-1]
+        return self._steps[wanted]
 
     def leaf(self, weights: Weights, number: int) -> Tensor:
         """Return a value that is a parameter, or a view of one."""
@@ -140,8 +170,10 @@ class Replay:
         self, known: Values, watch: Mapping[int, int | None], rows: Looked | None, generic: bool, tap: Tap | None
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
         seen, kept, wanted = {}, {}, set(self.program.outputs)
-        for place, operation in enumerate(self.program.operations):
-            if tap is not None and place in tap.places:
+        taken = () if tap is None else tap.places
+        slopes = torch.is_grad_enabled()
+        for place, operation, released, ended in self._needed(frozenset((*watch, *taken))):
+            if tap is not None and place in taken:
                 tap(place, operation, known.__getitem__)
             if all(number in self.program.chosen for number in operation.outs):
                 continue
@@ -153,7 +185,7 @@ class Replay:
             own = watch.get(place, -1)
             if own is not None and own >= 0:
                 args = tuple(_apart(each) if k == own else each for k, each in enumerate(args))
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_real(operation)):
+            with nullcontext() if place in self._real or not slopes else torch.no_grad():
                 given = found is not None or operation.func is aten.detach.default
                 made = args[0] if given else operation.func(*args, **kwargs)
                 made = wide(made) if operation.func is aten.embedding.default else made
@@ -165,9 +197,9 @@ class Replay:
                 known[number] = value
                 if number in wanted:
                     kept[number] = value
-            for number in self.program.released[place]:
+            for number in released:
                 known.pop(number, None)
-            for memory in self._ends[place]:
+            for memory in ended:
                 known.forget(memory)
         return [kept[n] if n in kept else known[n] for n in self.program.outputs], seen
 
