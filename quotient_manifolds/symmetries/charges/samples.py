@@ -177,8 +177,9 @@ def stacked_gradients(
         ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(wanted, *inputs) if y.requires_grad)
         each = sum(y[0].numel() for y in ys)
         multiples = [torch.stack([_multiples(own, each, generator) for own in y], 1) for y in ys]
-        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, materialize_grads=True)
-    rows = [g.transpose(0, 1).flatten(0, 1) for g in found]
+        found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
+    none = (w.new_zeros(each, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
+    rows = [(o if g is None else g).transpose(0, 1).flatten(0, 1) for g, o in zip(found, none, strict=True)]
     good = torch.stack([g.reshape(len(g), -1).isfinite().all(1) for g in rows]).all(0)
     return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
 
