@@ -22,6 +22,8 @@ from quotient_manifolds.symmetries.trace.program import Program
 from quotient_manifolds.symmetries.trace.replay import Replay, wide
 
 _SMALL = 1e-30
+_FAINT = 1e-5
+"""Of the largest gradient: what is smaller has lost digits."""
 _AT_ONCE = 2e7
 """Numbers of gradients that are computed at once."""
 
@@ -157,7 +159,8 @@ def stacked_gradients(
     """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
 
     inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
-    of a batch have as many rows as they have numbers; those that are not finite are left out.
+    of a batch have as many rows as they have numbers. Those that are not finite are left out, and those beside which
+    others are large: they may be what rounding left, as of a softmax that is saturated.
 
     Each batch has weights of its own, equal ones: its outputs depend on these alone, so that one pass backward gives a
     row for every batch.
@@ -176,11 +179,12 @@ def stacked_gradients(
     with _one_by_one():
         ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(wanted, *inputs) if y.requires_grad)
         each = sum(y[0].numel() for y in ys)
-        multiples = [torch.stack([_multiples(own, each, generator) for own in y], 1) for y in ys]
+        multiples = [_multiples(y, each, generator) for y in ys]
         found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
     none = (w.new_zeros(each, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
     rows = [(o if g is None else g).transpose(0, 1).flatten(0, 1) for g, o in zip(found, none, strict=True)]
-    good = torch.stack([g.reshape(len(g), -1).isfinite().all(1) for g in rows]).all(0)
+    size = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in rows]).norm(dim=0)
+    good = size.isfinite() & (size >= _FAINT * size.nan_to_num(0.0, 0.0).max())
     return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
 
 
