@@ -233,7 +233,8 @@ def test_numbers_whose_differences_are_looked_up_are_no_words() -> None:
 def test_gradients_at_many_inputs_at_once_are_those_of_each(outputs: int) -> None:
     """Rows of a batch are independent combinations of the gradients of its outputs, of single numbers, too.
 
-    What no output depends on has gradients of 0. What is checked of inputs alone, by operations of which no stack can be taken, is not run again.
+    What no output depends on has gradients of 0. What is checked of inputs alone, by operations that take no stack, is
+    not run again.
     """
     torch.manual_seed(0)
 
@@ -247,17 +248,18 @@ def test_gradients_at_many_inputs_at_once_are_those_of_each(outputs: int) -> Non
     recording, stack = points.recordings[0], torch.randn(6, 5, 3).double()
     used, weights = Uses(recording.program), dict(model.named_parameters())
     draw = torch.Generator().manual_seed(0)
-    found = stacked_gradients(used, weights, [stack], [], names(model), draw)
-    assert {name: g.shape for name, g in found.items()} == {n: (6 * outputs, *w.shape) for n, w in weights.items()}
-    rows = torch.cat([found[name].reshape(6 * outputs, -1) for name in weights], 1).view(6, outputs, -1)
-    for k, x in enumerate(stack):
-        ys = model(x)
-        each = [torch.autograd.grad(y, [*weights.values()], retain_graph=True, materialize_grads=True) for y in ys]
-        own = torch.stack([torch.cat([g.flatten() for g in one]) for one in each])
-        assert int(torch.linalg.matrix_rank(rows[k])) == outputs
-        Q = torch.linalg.qr(own.mT)[0]
-        assert float((rows[k] - rows[k] @ Q @ Q.mT).norm() / rows[k].norm()) < 1e-9
-    assert all(Narrow(points, draw).counted().gradients.shape == (32, 22) for _ in range(3))
+    several = [weights, {name: 2 * w.detach() for name, w in weights.items()}]
+    for own, found in zip(several, stacked_gradients(used, several, [stack], [], names(model), 9, draw), strict=True):
+        assert {name: g.shape for name, g in found.items()} == {n: (3 * outputs, *w.shape) for n, w in own.items()}
+        rows = torch.cat([found[name].reshape(3 * outputs, -1) for name in own], 1).view(3, outputs, -1)
+        model.load_state_dict(own)
+        for k, x in enumerate(stack[:3] if own is weights else stack[3:]):
+            ys = model(x)
+            each = [torch.autograd.grad(y, [*weights.values()], retain_graph=True, materialize_grads=True) for y in ys]
+            Q = torch.linalg.qr(torch.stack([torch.cat([g.flatten() for g in one]) for one in each]).mT)[0]
+            assert int(torch.linalg.matrix_rank(rows[k])) == outputs
+            assert float((rows[k] - rows[k] @ Q @ Q.mT).norm() / rows[k].norm()) < 1e-9
+    assert all(Narrow(points, draw).counted().gradients.shape == (8, 22) for _ in range(5))
 
 
 def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() -> None:

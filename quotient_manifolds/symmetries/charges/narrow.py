@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
+from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
@@ -26,8 +27,8 @@ FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
-_STACKED, _INPUTS = 32, 8
-"""Gradients at once of a model of few outputs; at most so many inputs one after another."""
+_STACKED, _WEIGHTS, _INPUTS = 32, 4, 8
+"""Gradients in one run at weights that are given. Other weights in one run, and inputs at each if one has one output."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -44,6 +45,7 @@ class Narrow(Finder):
         self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
         # Whether words differ in a stack of inputs, as long as the model runs on such: masks of labels do not take it.
         self._ways: tuple[bool, ...] = (True, False)
+        self._drawn: list[tuple[Mapping[str, Tensor], Tensor]] = []
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -120,7 +122,9 @@ class Narrow(Finder):
         size, before, calm = len(theta), -1, 0
         G = torch.zeros(0, size, dtype=torch.float64)
         while True:
-            G = torch.cat([G, *(self._gradients(self._split(theta))[1] for _ in range(2 + size // _LOSSES))])
+            enough = len(G) + size + _STACKED
+            while len(G) < enough:
+                G = torch.cat([G, *(rows for _, rows in self._gradients(self._split(theta)))])
             G = G / G.norm(dim=1, keepdim=True).clamp(min=1e-300)
             idle = (G == 0).all(0) & self.touched
             kernel = null_space(torch.cat([G, torch.eye(size, dtype=torch.float64)[idle]]))[0]
@@ -142,11 +146,11 @@ class Narrow(Finder):
 
     def point(self) -> Point:
         """Return a fresh generic point."""
-        return self._point(*self._gradients(None))
+        return self._point(*self._fresh())
 
     def counted(self) -> Point:
         """Return a fresh generic point with constants included in biases."""
-        weights, gradients = self._gradients(None)
+        weights, gradients = self._fresh()
         every, constants = self.frame.entries.start, self.frame.constants
         parts = gradients.split([shape.numel() for shape in self.frame.entries.shapes.values()], 1)
         pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
@@ -163,35 +167,46 @@ class Narrow(Finder):
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
         return Point(theta, entries.read(weights.__getitem__), gradients)
 
-    def _gradients(self, weights: Mapping[str, Tensor] | None) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Return weights, generic ones if none are given, and gradients (losses, P) at fresh inputs.
+    def _fresh(self) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Return generic weights and gradients (losses, P) at fresh inputs."""
+        self._drawn = self._drawn or self._gradients(None)
+        return self._drawn.pop()
 
-        A model of few outputs, as a loss is, is asked at many inputs at once, where its operations take them.
+    def _gradients(self, weights: Mapping[str, Tensor] | None) -> list[tuple[Mapping[str, Tensor], Tensor]]:
+        """Return weights, several generic ones if none are given, and gradients (losses, P) at fresh inputs of each.
+
+        All are of one run where operations take several batches at once, and nothing but outputs is looked at.
         """
-        few = _outputs(self.recording)
-        while few < _LOSSES and self._ways:
+        outputs = _outputs(self.recording)
+        while self._ways and (outputs < _LOSSES or not self._tapped):
+            count, several = -(-_INPUTS // outputs), [self.points.weights() for _ in range(_WEIGHTS)]
+            if weights is not None:
+                count, several = -(-_STACKED // min(outputs, _LOSSES)), [weights]
             try:
-                weights, found = self.points.stacked(
-                    -(-_STACKED // few), [*self.own], self.which(), weights, words=self._ways[0]
-                )
-                parts = [found[name] for name in self.frame.entries.shapes]
-                rows = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
-                if len(rows):
-                    return weights, rows
-                break
+                found = self.points.stacked(count, _LOSSES, [*self.own], self.which(), several, words=self._ways[0])
             except RUN_ERRORS:
                 self._ways = self._ways[1:]
-        several: list[Tensor] = []
+                continue
+            parts = ([own[name].reshape(len(own[name]), -1) for name in self.frame.entries.shapes] for own in found)
+            if made := [(own, G) for own, p in zip(several, parts, strict=True) if len(G := torch.cat(p, 1))]:
+                return made
+            break
+        rows: list[Tensor] = []
         for _ in range(_INPUTS):
             at, samples = self.points.samples(
-                min(_LOSSES, 1 + few), vectors=list(self.own), which=self.which(), weights=weights
+                min(_LOSSES, 1 + outputs), vectors=list(self.own), which=self.which(), weights=weights
             )
             weights = at.weights
-            several.append(self._rows(samples[: _outputs(at.recording)]))
-            if sum(map(len, several)) >= _LOSSES:
+            rows.append(self._rows(samples[: _outputs(at.recording)]))
+            if sum(map(len, rows)) >= _LOSSES:
                 break
         assert weights is not None
-        return weights, torch.cat(several)
+        return [(weights, torch.cat(rows))]
+
+    @cached_property
+    def _tapped(self) -> bool:
+        """Return whether anything that depends on weights decides without a derivative."""
+        return any(cuts(each.program) for each in self.points.recordings)
 
     def _rows(self, samples: Sequence[Sample]) -> Tensor:
         """Return the gradients of all parameters in rows (losses, P)."""

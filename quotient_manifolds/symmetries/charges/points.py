@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -402,26 +402,26 @@ class Points:
     def stacked(
         self,
         count: int,
+        losses: int,
         vectors: Collection[str],
         which: Collection[int] | None,
-        weights: Mapping[str, Tensor] | None,
+        weights: Sequence[Mapping[str, Tensor]],
         *,
         words: bool,
-    ) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
-        """Return other weights, if none are given, and gradients (rows, *shape) at so many inputs, all in one run.
+    ) -> list[dict[str, Tensor]]:
+        """Return gradients (rows, *shape) at so many inputs for each of several weights, all in one run.
 
-        words: whether these differ; other integers are the same in all. Raises RUN_ERRORS where operations do not take
-        several batches at once.
+        losses: how many rows an input has at most. words: whether these differ; other integers are the same in all.
+        Raises RUN_ERRORS where operations do not take several batches at once.
         """
         place = self._next(which)
         recording = self.recordings[place]
-        weights = self.weights() if weights is None else weights
-        inputs = self.inputs(recording, kept=self._raised[place] > 0, stacked=(count,))
+        inputs = self.inputs(recording, kept=self._raised[place] > 0, stacked=(count * len(weights),))
         known = limits(recording.program) if words else {}
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
-        used = self._used(place, recording.program, None)
-        return weights, stacked_gradients(used, weights, inputs, alone, vectors, self.generator, recording.parameters)
+        used, own = self._used(place, recording.program, None), recording.parameters
+        return stacked_gradients(used, weights, inputs, alone, vectors, losses, self.generator, own)
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""

@@ -149,43 +149,46 @@ def samples(
 
 def stacked_gradients(
     used: Uses,
-    weights: Mapping[str, Tensor],
+    weights: Sequence[Mapping[str, Tensor]],
     inputs: Sequence[Tensor],
     alone: Collection[int],
     vectors: Collection[str],
+    losses: int,
     generator: torch.Generator,
     own: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """Return the gradients (rows, *shape) of random multiples of the outputs of each of several batches, by parameter.
+) -> list[dict[str, Tensor]]:
+    """Return for each of several weights the gradients (rows, *shape) of random multiples of outputs, by parameter.
 
-    inputs: of the program, in order, the batches along an axis in front, but for those at places `alone`. The outputs
-    of a batch have as many rows as they have numbers. Those that are not finite are left out, and those beside which
-    others are large: they may be what rounding left, as of a softmax that is saturated.
+    inputs: of the program, in order, equally many batches for each of the weights along an axis in front, but for those
+    at places `alone`. The outputs of a batch have as many rows as they have numbers, up to `losses`. Those that are not
+    finite are left out, and those beside which others are large: they may be what rounding left, as of a softmax that
+    is saturated.
 
-    Each batch has weights of its own, equal ones: its outputs depend on these alone, so that one pass backward gives a
-    row for every batch.
+    Each batch has weights of its own: outputs depend on these alone, so that one pass backward gives rows of all.
     """
-    leaves = Leaves(weights, (), own)
+    leaves = [Leaves(each, (), own) for each in weights]
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
     if not (sizes := {len(t) for t, place in zip(inputs, places, strict=True) if place == 0}):
         raise ValueError("Some input must differ between batches. Found none that does.")
-    count = sizes.pop()
-    wanted = [wide(leaves[n]).expand(count, *weights[n].shape).clone().requires_grad_() for n in vectors]
+    share, apart = sizes.pop() // len(weights), {}
+    for name in {*used.program.parameters.values(), *vectors}:
+        if (every := torch.stack([wide(each[name]) for each in leaves])).is_floating_point():
+            apart[name] = every.repeat_interleave(share, 0).requires_grad_(name in vectors)
 
-    def outputs(apart: Sequence[Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
-        named = dict(zip(vectors, apart, strict=True))
-        return tuple(used.replay.run(lambda name: named[name] if name in named else leaves[name], batch, {})[0])
+    def outputs(apart: Mapping[str, Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
+        return tuple(used.replay.run(lambda name: apart.get(name, leaves[0][name]), batch, {})[0])
 
     with _one_by_one():
-        ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(wanted, *inputs) if y.requires_grad)
-        each = sum(y[0].numel() for y in ys)
-        multiples = [_multiples(y, each, generator) for y in ys]
+        ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(apart, *inputs) if y.requires_grad)
+        count, wanted = min(losses, sum(y[0].numel() for y in ys)), [apart[name] for name in vectors]
+        multiples = [_multiples(y, count, generator) for y in ys]
         found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
-    none = (w.new_zeros(each, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
-    rows = [(o if g is None else g).transpose(0, 1).flatten(0, 1) for g, o in zip(found, none, strict=True)]
-    size = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in rows]).norm(dim=0)
-    good = size.isfinite() & (size >= _FAINT * size.nan_to_num(0.0, 0.0).max())
-    return {name: g[good].cpu() for name, g in zip(vectors, rows, strict=True)}
+    none = (w.new_zeros(count, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
+    pairs = zip(found, none, wanted, strict=True)
+    rows = [(o if g is None else g).transpose(0, 1).reshape(len(weights), -1, *w.shape[1:]) for g, o, w in pairs]
+    size = torch.stack([g.reshape(*g.shape[:2], -1).norm(dim=2) for g in rows]).norm(dim=0)
+    good = size.isfinite() & (size >= _FAINT * size.nan_to_num(0.0, 0.0).amax(1, keepdim=True))
+    return [{name: g[k][own].cpu() for name, g in zip(vectors, rows, strict=True)} for k, own in enumerate(good)]
 
 
 @contextmanager
