@@ -259,7 +259,9 @@ def test_gradients_at_many_inputs_at_once_are_those_of_each(outputs: int) -> Non
             Q = torch.linalg.qr(torch.stack([torch.cat([g.flatten() for g in one]) for one in each]).mT)[0]
             assert int(torch.linalg.matrix_rank(rows[k])) == outputs
             assert float((rows[k] - rows[k] @ Q @ Q.mT).norm() / rows[k].norm()) < 1e-9
-    assert all(Narrow(points, draw).counted().gradients.shape == (8, 22) for _ in range(5))
+    finder = Narrow(points, draw)
+    assert all(finder.point().gradients.shape == (8, 22) for _ in range(5))
+    assert finder.counted().gradients.shape == (32, 22)
 
 
 def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() -> None:

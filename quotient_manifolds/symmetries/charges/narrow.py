@@ -27,8 +27,8 @@ FEW, FEW_MORE = 200, 500
 """Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
 _LOSSES = 16
 """Random losses at a point; of more than there are outputs the others say nothing new."""
-_STACKED, _WEIGHTS, _INPUTS = 32, 4, 8
-"""Gradients in one run at weights that are given. Other weights in one run, and inputs at each if one has one output."""
+_STACKED, _INPUTS, _WEIGHTS = 32, 8, 4
+"""Gradients in one run, and weights where charges cost little; at most so many inputs one after another."""
 _NEW = 1e-6
 """Of unit vectors: parts above are directions of their own."""
 
@@ -146,11 +146,12 @@ class Narrow(Finder):
 
     def point(self) -> Point:
         """Return a fresh generic point."""
-        return self._point(*self._fresh())
+        self._drawn = self._drawn or self._gradients(None, _WEIGHTS)
+        return self._point(*self._drawn.pop())
 
     def counted(self) -> Point:
         """Return a fresh generic point with constants included in biases."""
-        weights, gradients = self._fresh()
+        ((weights, gradients),) = self._gradients(None)
         every, constants = self.frame.entries.start, self.frame.constants
         parts = gradients.split([shape.numel() for shape in self.frame.entries.shapes.values()], 1)
         pulled = constants.pulled(weights, dict(zip(every, parts, strict=True)))
@@ -167,28 +168,24 @@ class Narrow(Finder):
         theta = torch.cat([weights[name].reshape(-1).double() for name in entries.shapes])
         return Point(theta, entries.read(weights.__getitem__), gradients)
 
-    def _fresh(self) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Return generic weights and gradients (losses, P) at fresh inputs."""
-        self._drawn = self._drawn or self._gradients(None)
-        return self._drawn.pop()
-
-    def _gradients(self, weights: Mapping[str, Tensor] | None) -> list[tuple[Mapping[str, Tensor], Tensor]]:
-        """Return weights, several generic ones if none are given, and gradients (losses, P) at fresh inputs of each.
+    def _gradients(
+        self, weights: Mapping[str, Tensor] | None, several: int = 1
+    ) -> list[tuple[Mapping[str, Tensor], Tensor]]:
+        """Return weights, up to so many generic ones if none are given, and gradients (losses, P) at fresh inputs.
 
         All are of one run where operations take several batches at once, and nothing but outputs is looked at.
         """
         outputs = _outputs(self.recording)
         while self._ways and (outputs < _LOSSES or not self._tapped):
-            count, several = -(-_INPUTS // outputs), [self.points.weights() for _ in range(_WEIGHTS)]
-            if weights is not None:
-                count, several = -(-_STACKED // min(outputs, _LOSSES)), [weights]
+            some = [self.points.weights() for _ in range(several)] if weights is None else [weights]
+            count = -(-_STACKED // (len(some) * min(outputs, _LOSSES)))
             try:
-                found = self.points.stacked(count, _LOSSES, [*self.own], self.which(), several, words=self._ways[0])
+                found = self.points.stacked(count, _LOSSES, [*self.own], self.which(), some, words=self._ways[0])
             except RUN_ERRORS:
                 self._ways = self._ways[1:]
                 continue
             parts = ([own[name].reshape(len(own[name]), -1) for name in self.frame.entries.shapes] for own in found)
-            if made := [(own, G) for own, p in zip(several, parts, strict=True) if len(G := torch.cat(p, 1))]:
+            if made := [(own, G) for own, p in zip(some, parts, strict=True) if len(G := torch.cat(p, 1))]:
                 return made
             break
         rows: list[Tensor] = []
