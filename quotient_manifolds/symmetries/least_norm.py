@@ -78,12 +78,12 @@ class Point:
 
     def acted(self, symmetry: Symmetry, element: Tensor) -> Point:
         """Return the point after an element of a group, which carries the directions of translations along."""
-        params = symmetry.act(self.params, element)
-        D = self.directions
-        if len(D) and not isinstance(symmetry, Translation):
-            D = self.row(carry(symmetry, element, self.params, self.changes(D)))
-            D = torch.linalg.qr(D.mT)[0].mT
-        return replace(self, params=params, directions=D, steps=(*self.steps, (symmetry, element)))
+        D, steps = self.directions, (*self.steps, (symmetry, element))
+        if not len(D) or isinstance(symmetry, Translation):
+            return replace(self, params=symmetry.act(self.params, element), steps=steps)
+        params, changes = carry(symmetry, element, self.params, self.changes(D))
+        D = torch.linalg.qr(self.row(changes).mT)[0].mT
+        return replace(self, params=params, directions=D, steps=steps)
 
     def elements(self, change: Tensor) -> list[Step]:
         """Return elements of the translations that add a change (P,): unlike that, they can be undone anywhere."""
@@ -96,8 +96,8 @@ class Point:
         return [(each, own.view(each.shape)) for each, own in pairs if bool(own.any())]
 
 
-def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], changes: Params) -> Params:
-    """Return the derivative of w -> act(w, element) along changes (k, *shape), by name, at float64 parameters."""
+def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], changes: Params) -> tuple[Params, Params]:
+    """Return act(w, element), and its derivative by w along changes (k, *shape), by name, at float64 parameters."""
     names = [name for name in symmetry.names if name in changes]
     with torch.enable_grad():
         x = {name: params[name].detach().requires_grad_() for name in names}
@@ -105,7 +105,7 @@ def carry(symmetry: Symmetry, element: Tensor, params: Mapping[str, Tensor], cha
         u = [torch.zeros_like(y[name], requires_grad=True) for name in names]
         pulled = torch.autograd.grad([y[n] for n in names], list(x.values()), u, create_graph=True)
         moved = torch.autograd.grad(pulled, u, [changes[n] for n in names], is_grads_batched=True)
-    return {**changes, **dict(zip(names, moved, strict=True))}
+    return {name: w.detach() for name, w in y.items()}, {**changes, **dict(zip(names, moved, strict=True))}
 
 
 def directions(translation: Translation, params: Mapping[str, Tensor], names: Iterable[str]) -> Params:

@@ -31,8 +31,8 @@ _OFTEN, _RARE = 6, 8
 """At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
 _CHUNK = 256
 """Gradients of which charges are computed at once."""
-_STUCK = 8
-"""Times in a row that fresh points may break a null space that gets no smaller: then rounding decides what is 0."""
+_STUCK = 4
+"""Times in a row that twice as many fresh points may break a null space that gets no smaller: rounding decides then."""
 _FLOOR = 1e-6
 """Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
 
@@ -363,7 +363,7 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
             calm, largest = calm + 1, max(largest, float(worst.max()))
             continue
         calm, largest = 0, 0.0
-        more(max(16, wanted // 3))
+        more(max(16, wanted // 3) << stuck)
         parts, smallest = solved()
         left = sum(part.shape[1] for part in parts)
         stuck, least = (0, left) if left < least else (stuck + 1, least)

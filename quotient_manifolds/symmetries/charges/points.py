@@ -20,7 +20,6 @@ from quotient_manifolds.symmetries.charges.variations import (
     MOODS,
     Axes,
     Variations,
-    limits,
     numbers,
     other_sizes,
     unwarned,
@@ -184,7 +183,7 @@ class Points:
         self.recordings, self.batches, self.left_out = [first], [batch], 0
         self._tame = {name: tamed(w) for name, w in first.parameters.items()}
         self.given: list[Any] = []
-        rows = limits(first.program)
+        rows = first.program.limits
         self.limits = {origin: rows[k] for k, origin in enumerate(first.origins) if k in rows and origin is not None}
         self._raised: Counter[int] = Counter()
         self._uses: dict[tuple[int, bool], tuple[Walk | None, Uses]] = {}
@@ -291,7 +290,7 @@ class Points:
 
         stacked: of so many batches, along axes in front. Words are dealt to all of them together.
         """
-        mood, rows, made = self._mood(), limits(recording.program), []
+        mood, rows, made = self._mood(), recording.program.limits, []
         for place, number in enumerate(recording.program.inputs):
             like, limit = recording.values[number], rows.get(place)
             like = like.expand(*stacked, *like.shape)
@@ -417,7 +416,7 @@ class Points:
         place = self._next(which)
         recording = self.recordings[place]
         inputs = self.inputs(recording, kept=self._raised[place] > 0, stacked=(count * len(weights),))
-        known = limits(recording.program) if words else {}
+        known = recording.program.limits if words else {}
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
         used, own = self._used(place, recording.program, None), recording.parameters

@@ -34,6 +34,8 @@ from quotient_manifolds.symmetries.groups.rows import Rows
 
 _ZERO = 1e-8
 """Below which coordinates of unit vectors are rounding."""
+_STILL = 1e-5
+"""Changes by log-scales, of which one is 1, that are smaller are rounding of sums that change nothing."""
 
 
 Made = tuple[Algebra, Tensor, "Tensor | None", "Tensor | None"]
@@ -421,9 +423,9 @@ def _pivots(M: Tensor, sizes: Tensor) -> Tensor:
     """Return which columns are independent of earlier ones, the largest first."""
     if not M.shape[1]:
         return torch.zeros(0, dtype=torch.long)
-    M = torch.where(sizes > _ZERO, M / sizes.clamp(min=_ZERO), 0.0)
+    M = torch.where(sizes > _STILL, M / sizes.clamp(min=_STILL), 0.0)
     R, order = scipy.linalg.qr(M.numpy(), mode="r", pivoting=True, check_finite=False)
-    return torch.from_numpy(np.sort(order[: int((np.abs(np.diagonal(R)) >= _ZERO).sum())]).astype(np.int64))
+    return torch.from_numpy(np.sort(order[: int((np.abs(np.diagonal(R)) >= _STILL).sum())]).astype(np.int64))
 
 
 def _least(N: Tensor, T: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:

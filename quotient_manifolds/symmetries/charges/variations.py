@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.batches import mapped, taken_apart
-from quotient_manifolds.symmetries.trace.program import Program, Ref
 
 MOODS = ("normal", "positive", "negative", "normal", "large", "small", "huge")
 _SCALES = {"large": 5.0, "huge": 50.0, "small": 0.2, "far": 1e3, "near": 1e-3}
@@ -21,9 +20,6 @@ _HIDDEN = -1e4
 """Numbers up to this one, beside 0, mask scores."""
 _SHOWN = 0.7
 """Which part of a mask shows, in the mean."""
-_INDEXED = {"embedding": 1, "nll_loss_forward": 1}
-_INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
-"""Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +41,6 @@ def unwarned() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def limits(program: Program) -> dict[int, int]:
-    """Return by place among the inputs how many rows the smallest table has in which it is looked up.
-
-    Numbers of which differences are taken, as of the corners of boxes, are no words: their order counts.
-    """
-    of = {program.layouts[number].memory: place for place, number in enumerate(program.inputs)}
-    found: dict[int, int] = {}
-    ordered = set[int]()
-    for operation in program.operations:
-        places = [of.get(program.layouts[number].memory) for number in operation.ins]
-        if operation.name == "sub" and len(places) == 2 and places[0] is not None and places[0] == places[1]:
-            ordered.add(places[0])
-        if operation.name in ("clone", "_to_copy") and program.layouts[operation.ins[0]].memory in of:
-            for out in operation.outs:
-                of.setdefault(program.layouts[out].memory, of[program.layouts[operation.ins[0]].memory])
-        for rows, number in _lookups(program, operation.name, operation.args):
-            place = of.get(program.layouts[number].memory)
-            if place is not None and program.layouts[number].dtype != torch.bool:
-                found[place] = min(found.get(place, rows), rows)
-    return {place: rows for place, rows in found.items() if place not in ordered}
-
-
-def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (rows, number of the indices) for what an operation looks up."""
-    if not args or not isinstance(args[0], Ref):
-        return
-    shape = program.layouts[args[0].number].shape
-    if name == "index":
-        yield from ((shape[a], ref.number) for a, ref in enumerate(args[1]) if isinstance(ref, Ref))
-    elif name in _INDEXED and shape:
-        index = args[_INDEXED[name]]
-        axis = args[1] if _INDEXED[name] == 2 else 1 if name == "nll_loss_forward" and len(shape) > 1 else 0
-        yield shape[axis], index.number
 
 
 def numbers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_INDEXED = {"embedding": 1, "nll_loss_forward": 1}
+_INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
+"""Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
 _PLAIN = (int, float, type(None), torch.dtype)
 
 
@@ -154,6 +157,41 @@ class Program:
         computing = [self.operations[place] for place in self.computing]
         memories = ([[self.layouts[n].memory for n in some] for some in (each.ins, each.outs)] for each in computing)
         return [views, *((each.func, *some) for each, some in zip(computing, memories, strict=True))]
+
+    @cached_property
+    def limits(self) -> dict[int, int]:
+        """Return by place among the inputs how many rows the smallest table has in which it is looked up.
+
+        Numbers of which differences are taken, as of the corners of boxes, are no words: their order counts.
+        """
+        of = {self.layouts[number].memory: place for place, number in enumerate(self.inputs)}
+        found: dict[int, int] = {}
+        ordered = set[int]()
+        for operation in self.operations:
+            places = [of.get(self.layouts[number].memory) for number in operation.ins]
+            if operation.name == "sub" and len(places) == 2 and places[0] is not None and places[0] == places[1]:
+                ordered.add(places[0])
+            if operation.name in ("clone", "_to_copy") and self.layouts[operation.ins[0]].memory in of:
+                for out in operation.outs:
+                    of.setdefault(self.layouts[out].memory, of[self.layouts[operation.ins[0]].memory])
+            for rows, number in _lookups(self, operation.name, operation.args):
+                place = of.get(self.layouts[number].memory)
+                if place is not None and self.layouts[number].dtype != torch.bool:
+                    found[place] = min(found.get(place, rows), rows)
+        return {place: rows for place, rows in found.items() if place not in ordered}
+
+
+def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield (rows, number of the indices) for what an operation looks up."""
+    if not args or not isinstance(args[0], Ref):
+        return
+    shape = program.layouts[args[0].number].shape
+    if name == "index":
+        yield from ((shape[a], ref.number) for a, ref in enumerate(args[1]) if isinstance(ref, Ref))
+    elif name in _INDEXED and shape:
+        index = args[_INDEXED[name]]
+        axis = args[1] if _INDEXED[name] == 2 else 1 if name == "nll_loss_forward" and len(shape) > 1 else 0
+        yield shape[axis], index.number
 
 
 def refs(tree: Any) -> Iterator[Ref]:
