@@ -28,6 +28,8 @@ from quotient_manifolds.symmetries.groups.factors import basis
 _FEW = 256
 """Outputs up to which it is asked whether their gradients have a span of their own."""
 _TINY = 1e-7
+_FAINT = 1e-6
+"""Of the largest gradient: smaller ones, as behind a softmax that is saturated, are rounding themselves."""
 
 
 def translations(evidence: Evidence) -> Readings:
@@ -178,7 +180,8 @@ class Spans:
             self._spans[n], use = None, self.uses[n]
             d = torch.cat([s.written[n].slopes for s in self.evidence.drawn])
             if use.shape[2] == 1 and 1 < d.shape[1] <= min(_FEW, len(d)):
-                free = null_space(d / d.norm(dim=1, keepdim=True).clamp(1e-300))[0]
+                size = d.norm(dim=1, keepdim=True)
+                free = null_space(d / size.clamp(min=_FAINT * float(size.max())).clamp(min=1e-300))[0]
                 if free.shape[1]:
                     self._spans[n] = null_space(_whole(free).mT)[0].mT
         return self._spans[n]
