@@ -216,6 +216,24 @@ def test_indices_stay_in_their_tables_and_all_words_are_dealt() -> None:
     assert not points.left_out
 
 
+def test_labels_that_a_loss_selects_stay_classes() -> None:
+    def loss(s: Computed, t: dict[str, Tensor]) -> Tensor:
+        counted = t["class"] != -100
+        return F.cross_entropy(s.out(t["x"])[counted], t["class"][counted])
+
+    classes = torch.tensor([0, -100, 3, 1, 2, 2])
+    points = Points(
+        Computed(loss, out=nn.Linear(3, 5)).double(),
+        {"x": torch.randn(6, 3).double(), "class": classes},
+        lambda model, batch: model(batch),
+    )
+    assert points.limits == {1: 5}
+    drawn = [points.inputs(points.recordings[0])[1] for _ in range(8)]
+    assert all(torch.equal(each < 0, classes < 0) and set(each.tolist()) <= {-100, *range(5)} for each in drawn)
+    points.samples(1, vectors=["out.weight"])
+    assert not points.left_out
+
+
 def test_numbers_whose_differences_are_looked_up_are_no_words() -> None:
     model = Computed(
         lambda s, t: s.left(t["box"][..., 0]) + s.width(t["box"][..., 1] - t["box"][..., 0]) + s.words(t["words"]),

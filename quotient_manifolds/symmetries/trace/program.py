@@ -16,6 +16,8 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _INDEXED = {"embedding": 1, "nll_loss_forward": 1}
 _INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
 """Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
+_TAKING = ("clone", "_to_copy", "index", "masked_select", "masked_fill")
+"""Operations that take entries of their first argument as they are, as labels that count."""
 _PLAIN = (int, float, type(None), torch.dtype)
 
 
@@ -171,7 +173,7 @@ class Program:
             places = [of.get(self.layouts[number].memory) for number in operation.ins]
             if operation.name == "sub" and len(places) == 2 and places[0] is not None and places[0] == places[1]:
                 ordered.add(places[0])
-            if operation.name in ("clone", "_to_copy") and self.layouts[operation.ins[0]].memory in of:
+            if operation.name in _TAKING and self.layouts[operation.ins[0]].memory in of:
                 for out in operation.outs:
                     of.setdefault(self.layouts[out].memory, of[self.layouts[operation.ins[0]].memory])
             for rows, number in _lookups(self, operation.name, operation.args):
