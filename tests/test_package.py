@@ -39,6 +39,23 @@ def test_the_import_loads_no_torch_its_modules_no_optional_package_and_its_names
     assert done.stdout.splitlines() == ["False", "", "seen as_pymanopt Recipe"]
 
 
+FINDS = """
+import sys, torch
+import quotient_manifolds as qm
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+x = torch.randn(5, 3)
+found = qm.find_symmetries(model, x), qm.find_symmetries(model, (x, torch.ones(5).long()), evaluate=qm.cross_entropy)
+print([len(each.pairs) for each in found], "torch._dynamo" in sys.modules)
+"""
+
+
+def test_finding_loads_no_compiler() -> None:
+    """torch's takes seconds to import, and many operations of Python load it in passing."""
+    done = subprocess.run([sys.executable, "-c", FINDS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1, 1] False"
+
+
 WITHOUT_DOCSTRINGS = """
 import importlib
 import quotient_manifolds as qm, torch
