@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.charges.kernel import Point, Unknowns, null_s
 from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
-from quotient_manifolds.symmetries.charges.samples import Sample, Undecided
+from quotient_manifolds.symmetries.charges.samples import Undecided
 from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
@@ -184,8 +184,7 @@ class Narrow(Finder):
             except RUN_ERRORS:
                 self._ways = self._ways[1:]
                 continue
-            parts = ([own[name].reshape(len(own[name]), -1) for name in self.frame.entries.shapes] for own in found)
-            if made := [(own, G) for own, p in zip(some, parts, strict=True) if len(G := torch.cat(p, 1))]:
+            if made := [(own, G) for own, each in zip(some, found, strict=True) if len(G := self._rows(each))]:
                 return made
             break
         rows: list[Tensor] = []
@@ -194,7 +193,8 @@ class Narrow(Finder):
                 min(_LOSSES, 1 + outputs), vectors=list(self.own), which=self.which(), weights=weights
             )
             weights = at.weights
-            rows.append(self._rows(samples[: _outputs(at.recording)]))
+            drawn = [each.gradients for each in samples[: _outputs(at.recording)]]
+            rows.append(self._rows({name: torch.stack([each[name] for each in drawn]) for name in self.own}))
             if sum(map(len, rows)) >= _LOSSES:
                 break
         assert weights is not None
@@ -205,14 +205,14 @@ class Narrow(Finder):
         """Return whether anything that depends on weights decides without a derivative."""
         return any(cuts(each.program) for each in self.points.recordings)
 
-    def _rows(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the gradients of all parameters in rows (losses, P)."""
-        gradients = torch.zeros(len(samples), self.frame.entries.size, dtype=torch.float64)
-        for name, w in self.own.items():
-            start = self.frame.entries.start[name]
-            every = torch.stack([sample.gradients[name] for sample in samples])
-            gradients[:, start : start + w.numel()] = every.reshape(len(samples), w.numel())
-        return gradients
+    def _rows(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return gradients (losses, *shape) by name as rows (losses, P) of all parameters, 0 where there are none."""
+        losses = len(next(iter(gradients.values())))
+        rows = torch.zeros(losses, self.frame.entries.size, dtype=torch.float64)
+        for name, each in gradients.items():
+            start, count = self.frame.entries.start[name], each[0].numel() if losses else 0
+            rows[:, start : start + count] = each.reshape(losses, count)
+        return rows
 
 
 def _outputs(recording: Recording) -> int:
