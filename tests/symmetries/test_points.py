@@ -282,6 +282,20 @@ def test_gradients_at_many_inputs_at_once_are_those_of_each(outputs: int) -> Non
     assert finder.counted().gradients.shape == (32, 22)
 
 
+def test_a_stack_whose_gradients_are_wrong_is_not_used() -> None:
+    """torch has a wrong rule for gradients of `select_scatter` in stacks: then inputs are taken one by one."""
+
+    def assigned(s: Any, x: Tensor) -> Tensor:
+        return torch.select_scatter(s.a(x), s.b(x[:, 0]), 1, 0).tanh().mean()
+
+    model = Computed(assigned, a=nn.Linear(3, 4), b=nn.Linear(3, 4)).double()
+    points = Points(model, torch.randn(5, 6, 3).double())
+    with pytest.raises(RuntimeError, match="those at each"):
+        points.stacked(8, 1, names(model), None, [points.weights()], words=True)
+    finder = Narrow(points, torch.Generator().manual_seed(0))
+    assert finder.counted().gradients.shape == (8, 32)
+
+
 def test_masks_stay_masks_that_show_something_of_a_row_and_now_and_then_all() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(3, 4).masked_fill(torch.ones(3, 4).triu(2).bool(), -torch.inf)

@@ -188,6 +188,8 @@ class Points:
         self._raised: Counter[int] = Counter()
         self._uses: dict[tuple[int, bool], tuple[Walk | None, Uses]] = {}
         self._turn = 0
+        self._trusted = set[tuple[int, bool]]()
+        """Recordings of which gradients in stacks are those of each batch, with other words and without."""
         variations = Variations(batch, self.generator, self.limits)
         varied, apart = self._sizes(variations) if shapes else ({}, {})
         self.held = variations.held(list(varied))
@@ -420,7 +422,10 @@ class Points:
         alone = [k for k, t in enumerate(inputs) if not t.is_floating_point() and known.get(k) is None]
         inputs = tuple(t[0] if k in alone else t for k, t in enumerate(inputs))
         used, own = self._used(place, recording.program, None), recording.parameters
-        return stacked_gradients(used, weights, inputs, alone, vectors, losses, self.generator, own)
+        trusted = (place, words) in self._trusted
+        found = stacked_gradients(used, weights, inputs, alone, vectors, losses, self.generator, own, trusted=trusted)
+        self._trusted.add((place, words))
+        return found
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
