@@ -108,7 +108,7 @@ class Drawn(Mapping[str, Tensor]):
     @staticmethod
     def _chunk(w: Tensor) -> int:
         """Return how many entries have one seed: whole rows that a processor's cache holds."""
-        row = max(1, w[0].numel()) if w.ndim else 1
+        row = max(1, w[0].numel()) if w.ndim and len(w) else 1
         return max(1, _CHUNK // row) * row
 
     def _drawn(self, name: str, w: Tensor, only: int | None = None) -> Tensor:
