@@ -103,7 +103,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:
-    # Of ten hooks' dictionaries per module nearly all are empty: `deepcopy` takes half of its time to find that out.
+    # Of ten hooks' dictionaries per module nearly all are empty: `deepcopy` copies them one by one, slowly.
     held = (each for module in model.modules() for each in vars(module).values())
     memo |= {id(each): type(each)() for each in held if type(each) in (dict, OrderedDict) and not each}
     try:

@@ -617,7 +617,7 @@ NETS: dict[str, Row] = {
         (176, 240),
         (143, 200),
     ),
-    "overlapping rows": Row(lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))), (72, 159), (64, 143)),
+    "overlapping rows": Row(lambda s, x: s.b(F.linear(x, s.p_15.unfold(0, D, 1))), (75, 159), (67, 143)),
     "weight of more axes": Row(
         lambda s, x: s.b(F.linear(x, (s.p_8_8 * x.new_full((1, 1, 1), 2.0))[0])), (144, 208), (136, 192)
     ),

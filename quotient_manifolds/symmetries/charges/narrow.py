@@ -17,7 +17,6 @@ from quotient_manifolds.symmetries.charges.points import Points
 from quotient_manifolds.symmetries.charges.readings import Readings, is_of_means, read, sums
 from quotient_manifolds.symmetries.charges.recognition import Recognition
 from quotient_manifolds.symmetries.charges.samples import Undecided
-from quotient_manifolds.symmetries.charges.taps import cuts
 from quotient_manifolds.symmetries.charges.unfoldings import Rest, read_rest, spanned, tangents
 from quotient_manifolds.symmetries.groups import Params, Part, Rows, Torus, Translation
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
@@ -46,6 +45,7 @@ class Narrow(Finder):
         # Whether words differ in a stack of inputs, as long as the model runs on such: masks of labels do not take it.
         self._ways: tuple[bool, ...] = (True, False)
         self._drawn: list[tuple[Mapping[str, Tensor], Tensor]] = []
+        """Weights and gradients of one run that are no points yet."""
 
     @cached_property
     def unknowns(self) -> Unknowns:
@@ -176,7 +176,7 @@ class Narrow(Finder):
         All are of one run where operations take several batches at once, and nothing but outputs is looked at.
         """
         outputs = _outputs(self.recording)
-        while self._ways and (outputs < _LOSSES or not self._tapped):
+        while self._ways and (outputs < _LOSSES or not self.points.tapped):
             some = [self.points.weights() for _ in range(several)] if weights is None else [weights]
             count = -(-_STACKED // (len(some) * min(outputs, _LOSSES)))
             try:
@@ -199,11 +199,6 @@ class Narrow(Finder):
                 break
         assert weights is not None
         return [(weights, torch.cat(rows))]
-
-    @cached_property
-    def _tapped(self) -> bool:
-        """Return whether anything that depends on weights decides without a derivative."""
-        return any(cuts(each.program) for each in self.points.recordings)
 
     def _rows(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return gradients (losses, *shape) by name as rows (losses, P) of all parameters, 0 where there are none."""

@@ -427,6 +427,11 @@ class Points:
         self._trusted.add((place, words))
         return found
 
+    @property
+    def tapped(self) -> bool:
+        """Return whether anything that depends on weights decides without a derivative, in any recording."""
+        return any(self._used(k, each.program, None).cuts for k, each in enumerate(self.recordings))
+
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
         """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
         if program is not self.recordings[place].program:

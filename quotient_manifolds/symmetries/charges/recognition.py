@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.charges.frame import Port, Table
 from quotient_manifolds.symmetries.charges.kernel import Kernel, Point, Unknowns, connected, null_space
+from quotient_manifolds.symmetries.charges.uses import Gain
 from quotient_manifolds.symmetries.groups import (
     GL,
     SO,
@@ -65,12 +66,13 @@ class Recognition:
         for part in parts:
             free |= self._gauges(part)
         self._patterns(self.unknowns.pairs[free])
-        self.scales = self._independent(scales)
+        self._every = scales
+        self.scales = self._independent(self._alone, scales)
 
     @property
     def symmetries(self) -> list[Symmetry]:
         """Return all groups, the torus last."""
-        tori = [self.torus(self.scales)] if self.scales.shape[1] else []
+        tori = [self.torus(self.scales, self._every)] if self.scales.shape[1] else []
         return [*self.gauges, *(torus for torus in tori if torus is not None)]
 
     # Log-scales
@@ -80,13 +82,13 @@ class Recognition:
         first = self.unknowns.first_slice
         return scales @ null_space(scales[first:])[0] if bool(scales[first:].any()) else scales
 
-    def _independent(self, scales: Tensor) -> Tensor:
+    def _independent(self, alone: Tensor, scales: Tensor) -> Tensor:
         """Return sparse log-scales whose actions are independent, and of the diagonals of the gauges.
 
-        Those of channels come first: slices of a parameter have more than one sum for the same.
+        Those of channels alone come first: slices of a parameter have more than one sum for the same.
         """
         known = list(self._diagonals)
-        for some in (self._alone, scales) if scales.shape[1] else ():
+        for some in (alone, scales) if scales.shape[1] else ():
             some = sparse(some, some)
             if not some.shape[1]:
                 continue
@@ -108,35 +110,30 @@ class Recognition:
         size = point.theta.abs().clamp(min=1e-3 * float(point.theta.abs().max()))
         return self.unknowns.fields(point) / size[:, None]
 
-    def torus(self, scales: Tensor) -> Torus | None:
-        """Return the group of log-scales (unknowns, k); what it cannot act on is left out, and named in `refused`."""
+    def torus(self, scales: Tensor, every: Tensor) -> Torus | None:
+        """Return the group of independent log-scales (unknowns, k); what it cannot act on is named in `refused`.
+
+        every: all log-scales, of which independent ones that leave that alone are taken then: of channels or of slices
+        of parameters, many do the same.
+        """
         unknowns, frame = self.unknowns, self.frame
         slices: list[Slices] = []
-        unable: list[Tensor] = []  # exponents of what no group acts on
+        unable: list[Tensor] = []  # exponents, under all log-scales, of what no group acts on
 
         def add(rows: Rows, exponents: Tensor) -> None:
             slices.append(Slices.of(rows, torch.where(exponents.abs() > 1e-12, exponents, 0.0)))
 
         for port in frame.ports:
-            at, turn = frame.scale_of(port.nodes)
-            E = (1.0 if port.writes else -1.0) * turn[:, None] * scales[unknowns.first_scale + at]
-            touched = E.abs().amax(0) > _ZERO
-            if bool(touched.any()):
+            if bool(((E := self._of_port(port, scales)).abs() > _ZERO).any()):
                 try:
                     for piece in frame.by_parameter(replace(port, rows=torch.arange(len(port.rows)))):
                         for rows, each in self._shared(piece, E[piece.rows]):
                             add(rows, each)
                 except ValueError as error:
-                    unable.append(E)
+                    unable.append(self._of_port(port, every))
                     self.refused.append(str(error))
         for gain in frame.walk.gains:
-            E = torch.zeros(len(gain.after), scales.shape[1], dtype=torch.float64)
-            for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
-                at, turn = frame.scale_of(nodes.clamp(0))
-                at = torch.where(nodes > 0, at, 0)
-                E += torch.where(nodes > 0, way * turn * gain.power, 0.0)[:, None] * scales[unknowns.first_scale + at]
-            touched = E.abs().amax(0) > _ZERO
-            if bool(touched.any()):
+            if bool(((E := self._of_gain(gain, scales)).abs() > _ZERO).any()):
                 alive = gain.entries >= 0
                 index = torch.nonzero(alive)[:, 0]
                 ends = torch.zeros(len(index), dtype=torch.long)
@@ -149,7 +146,7 @@ class Recognition:
                             share = frame.shares[piece.entries[:, 0]]
                             add(frame.rows(piece), E[piece.rows] / share[:, None])
                 except ValueError as error:
-                    unable.append(E)
+                    unable.append(self._of_gain(gain, every))
                     self.refused.append(str(error))
         first = unknowns.first_slice
         for name, shape, axis in unknowns.slices:
@@ -161,11 +158,25 @@ class Recognition:
             try:
                 return frame.torus(slices, scales.shape[1])
             except ValueError as error:
-                by_slice = scales[unknowns.first_slice :]
-                unable.append(by_slice if bool(by_slice.any()) else scales)
+                unable.append(every[unknowns.first_slice :] if bool(scales[unknowns.first_slice :].any()) else every)
                 self.refused.append(str(error))
-        left = scales @ null_space(torch.cat(unable), _ZERO, 1.0)[0]
-        return self.torus(sparse(left, left)) if left.shape[1] else None
+        left = every @ null_space(torch.cat(unable), _ZERO, 1.0)[0]
+        kept = self._independent(self._agreed(self._of_channels(left)), left)
+        return self.torus(kept, left) if kept.shape[1] else None
+
+    def _of_port(self, port: Port, scales: Tensor) -> Tensor:
+        """Return the exponents of a port's rows under log-scales."""
+        at, turn = self.frame.scale_of(port.nodes)
+        return (1.0 if port.writes else -1.0) * turn[:, None] * scales[self.unknowns.first_scale + at]
+
+    def _of_gain(self, gain: Gain, scales: Tensor) -> Tensor:
+        """Return the exponents of a gain under log-scales."""
+        E = torch.zeros(len(gain.after), scales.shape[1], dtype=torch.float64)
+        for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
+            at, turn = self.frame.scale_of(nodes.clamp(0))
+            at = self.unknowns.first_scale + torch.where(nodes > 0, at, 0)
+            E += torch.where(nodes > 0, way * turn * gain.power, 0.0)[:, None] * scales[at]
+        return E
 
     def _shared(self, port: Port, E: Tensor) -> Iterator[tuple[Rows, Tensor]]:
         """Yield rows with their exponents, divided among the uses of each entry."""

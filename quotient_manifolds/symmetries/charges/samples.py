@@ -183,7 +183,7 @@ def stacked_gradients(
             apart[name] = every.repeat_interleave(share, 0).requires_grad_(name in vectors)
 
     def outputs(apart: Mapping[str, Tensor], *batch: Tensor) -> tuple[Tensor, ...]:
-        return tuple(used.replay.run(lambda name: apart.get(name, leaves[0][name]), batch, {})[0])
+        return tuple(used.replay.run(lambda name: apart[name] if name in apart else leaves[0][name], batch, {})[0])
 
     with _one_by_one():
         ys = tuple(y for y in torch.vmap(outputs, in_dims=(0, *places))(apart, *inputs) if y.requires_grad)

@@ -181,7 +181,7 @@ class Spans:
             d = torch.cat([s.written[n].slopes for s in self.evidence.drawn])
             if use.shape[2] == 1 and 1 < d.shape[1] <= min(_FEW, len(d)):
                 size = d.norm(dim=1, keepdim=True)
-                free = null_space(d / size.clamp(min=_FAINT * float(size.max())).clamp(min=1e-300))[0]
+                free = null_space(d / size.clamp(min=max(_FAINT * float(size.max()), 1e-300)))[0]
                 if free.shape[1]:
                     self._spans[n] = null_space(_whole(free).mT)[0].mT
         return self._spans[n]
