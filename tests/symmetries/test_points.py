@@ -483,13 +483,24 @@ def test_points_start_from_weights_of_ordinary_size() -> None:
     assert torch.equal(tamed(own), own)
     assert torch.equal(tamed(torch.zeros(3, 2)), torch.zeros(3, 2))
     far = torch.cat([own[:12], 4e3 * own[12:]])
-    for w in (far, 50 * far, far.T, -far):
+    several = torch.cat([own[:6], 10 * own[6:12], 30 * own[12:]])
+    for w in (far, several, 50 * far, far.T, -far):
         near = tamed(w)
         assert torch.equal(near.sign(), w.sign())
         assert torch.equal(near.abs().flatten().argsort(), w.abs().flatten().argsort())
         assert len(near.unique()) == len(w.unique())
         assert float(near.abs().max()) <= 32 * float(near.abs().median())
-        assert float(near.abs().median()) * 6**0.5 <= 4 + 1e-9
+        assert float(near.square().mean().sqrt()) * 6**0.5 <= 6 + 1e-9
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(5), nn.RMSNorm(5), nn.BatchNorm1d(5).eval()])
+def test_inputs_of_models_with_norms_are_taken_together(norm: nn.Module) -> None:
+    """What keeps a norm's root off 0 is made larger: by another amount for each input, whether alone or in a stack."""
+    model = Computed(lambda s, x: s.b(s.norm(s.a(x)).tanh()).mean(), a=nn.Linear(3, 5), norm=norm, b=nn.Linear(5, 2))
+    points = Points(model.double(), 5 * torch.randn(6, 3).double())
+    several = [points.weights() for _ in range(2)]
+    made = points.stacked(8, 1, names(model), None, several, words=True)
+    assert [len(each["a.weight"]) for each in made] == [8, 8]
 
 
 def test_of_a_table_that_is_looked_up_no_more_than_the_rows_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
