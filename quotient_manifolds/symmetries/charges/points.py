@@ -45,9 +45,9 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _ROUNDING = 1e-6
 """Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
-_GAIN, _ORDINARY, _ZERO, _SOME = 4.0, 16.0, 1e-6, 1 << 16
-"""How much a matrix of median entries enlarges at most; the largest ordinary entry, in medians, which are of so many
-entries at most that are not 0 beside the largest."""
+_GAIN, _ORDINARY, _ZERO, _SOME = 6.0, 16.0, 1e-6, 1 << 16
+"""How much a matrix enlarges at most, in the root mean square; the largest ordinary entry, in medians, which are of so
+many entries at most that are not 0 beside the largest."""
 _UNIFORM = 3**0.5 / (1 << 15)
 """Times a uniform integer of 16 bits, a number with standard deviation 1."""
 _CHUNK = 1 << 17
@@ -152,14 +152,15 @@ def tamed(w: Tensor) -> Tensor:
     present = some[some > _ZERO * largest]
     if not len(present):
         return w
-    median = float(present.median())
-    if w.ndim > 1 and (gain := median * (w.numel() / max(w.shape)) ** 0.5) > _GAIN:
-        share = _GAIN / gain
-        w, median, largest = w * share, median * share, largest * share
-    if largest <= _ORDINARY * median:
+    ordinary = _ORDINARY * float(present.median())
+    if largest > ordinary:
+        far = (w.abs() / ordinary).clamp(min=1.0)
+        w = w / far * (2 - 1 / far)
+    if w.ndim < 2:
         return w
-    far = (w.abs() / (_ORDINARY * median)).clamp(min=1.0)
-    return w / far * (2 - 1 / far)
+    size = torch.linalg.vector_norm(w, dtype=torch.promote_types(w.dtype, torch.float32))
+    gain = float(size) / max(w.shape) ** 0.5
+    return w * (_GAIN / gain) if gain > _GAIN else w
 
 
 class Points:

@@ -170,8 +170,8 @@ def stacked_gradients(
 
     Each batch has weights of its own: outputs depend on these alone, so that one pass backward gives rows of all.
 
-    trusted: that this is so. Else the first row is computed of its batch alone, too: torch's rules for stacks are wrong
-    for some operations, as `select_scatter`. RuntimeError if it is another.
+    trusted: that this is so. Else the longest row is computed of its batch alone, too: torch's rules for stacks are
+    wrong for some operations, as `select_scatter`. RuntimeError if it is another.
     """
     leaves = [Leaves(each, (), own) for each in weights]
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
@@ -193,17 +193,19 @@ def stacked_gradients(
     none = (w.new_zeros(count, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
     pairs = zip(found, none, wanted, strict=True)
     rows = [(o if g is None else g).transpose(0, 1).reshape(len(weights), -1, *w.shape[1:]) for g, o, w in pairs]
+    size = torch.stack([g.reshape(*g.shape[:2], -1).norm(dim=2) for g in rows]).norm(dim=0)
+    finite = size.nan_to_num(0.0, 0.0)
+    good = size.isfinite() & (size >= _FAINT * finite.amax(1, keepdim=True))
     if not trusted:
-        alike = {name: apart[name].detach()[0].requires_grad_(name in vectors) for name in apart}
-        batch = [t if place is None else t[0] for t, place in zip(inputs, places, strict=True)]
+        k, row = divmod(int(finite[0].argmax()), count)
+        alike = {name: apart[name].detach()[k].requires_grad_(name in vectors) for name in apart}
+        batch = [t if place is None else t[k] for t, place in zip(inputs, places, strict=True)]
         one = [y for y in outputs(alike, *batch) if y.requires_grad]
-        up, first = [each[0, 0] for each in multiples], [g[0, 0] for g in rows]
+        up, first = [each[row, k] for each in multiples], [g[0, k * count + row] for g in rows]
         single = torch.autograd.grad(one, [alike[name] for name in vectors], up, materialize_grads=True)
         far = sum(float((g - h).square().sum()) for g, h in zip(first, single, strict=True))
         if not far <= _SAME**2 * sum(float(h.square().sum()) for h in single):
             raise RuntimeError("Gradients at a stack of inputs must be those at each. Found others")
-    size = torch.stack([g.reshape(*g.shape[:2], -1).norm(dim=2) for g in rows]).norm(dim=0)
-    good = size.isfinite() & (size >= _FAINT * size.nan_to_num(0.0, 0.0).amax(1, keepdim=True))
     return [{name: g[k][own].cpu() for name, g in zip(vectors, rows, strict=True)} for k, own in enumerate(good)]
 
 

@@ -44,6 +44,8 @@ class Recording:
     written: tuple[str, ...] = ()
 
 
+_OF_NUMBERS = {aten.add.Scalar: aten.add.Tensor, aten.add_.Scalar: aten.add_.Tensor}
+"""Operations with a number, and those that take a tensor in its place, too."""
 PRECISIONS: tuple[Cast, ...] = (unchanged, doubled)
 """Casts with which a model is recorded: in its own precision, or in float64 if the batch is of another."""
 
@@ -251,7 +253,7 @@ class _Recorder(TorchDispatchMode):
         if made is not NotImplemented:
             return made
         taken = self._referred((args, kwargs))
-        operation = Operation(func, taken[0], taken[1], (), self.modules[-1])
+        operation = Operation(_OF_NUMBERS.get(func, func), taken[0], taken[1], (), self.modules[-1])
         drawn = next((self.drawn[n] for n in operation.ins if n in self.drawn), None)
         if torch.Tag.nondeterministic_seeded in func.tags:
             if len(self.modules) == 1 and kwargs.get("generator") is not None:

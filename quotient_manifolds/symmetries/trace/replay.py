@@ -29,7 +29,7 @@ Weights = Callable[[str], Tensor]
 """Give a parameter by name, in any type of floating point numbers, or of others."""
 
 
-_ADDING = {aten.add.Tensor, aten.add.Scalar, aten.add_.Tensor, aten.add_.Scalar}
+_ADDING = {aten.add.Tensor, aten.add_.Tensor}
 _CHANGED = {aten._softmax.default, aten._log_softmax.default, aten.embedding.default, aten.sqrt.default, *_ADDING}
 """Operations of which a replay changes the arguments."""
 
@@ -50,7 +50,8 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
 
     at: gives values by number. Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a
     small constant (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if
-    that is more. A root of 0 has derivative 0, as torch gives a norm, of which it is a part.
+    that is more: a tensor, under vmap another for each batch. A root of 0 has derivative 0, as torch gives a norm, of
+    which it is a part.
     """
     (args, kwargs), direct = operation.in_double, operation.direct
     if direct is None:
@@ -67,7 +68,8 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
         args = (torch.where(args[0] == 0, args[0].detach(), args[0]),)
     added = generic and operation.func in _ADDING and isinstance(args[1], float)
     if added and 0 < args[1] < 1e-4 and args[0].is_floating_point():
-        args = (args[0], max(args[1], _NEAR * float(_unwrapped(args[0]).detach().abs().mean())), *args[2:])
+        size = args[0].detach().abs().mean()
+        args = (args[0], (_NEAR * size).clamp(min=args[1]), *args[2:])
     return args, kwargs
 
 
