@@ -194,8 +194,13 @@ class Rows(Record):
         return (found.mT if turned else found) @ M.to(found.device)
 
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
-        """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w."""
-        return self.entries(cotangent) / self._constant(self.scale, cotangent)
+        """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w.
+
+        Nothing may be written to it: a window of float64 numbers is not copied.
+        """
+        windowed = self._window is not None
+        y = self._within(flattened(cotangent, self.name, self.shape)).double() if windowed else self.entries(cotangent)
+        return y if self.plain else y / self._constant(self.scale, cotangent)
 
     def entries(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the entries as they are stored, float64 (rows, columns); raise as `read` does."""
