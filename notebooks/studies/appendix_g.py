@@ -124,13 +124,13 @@ class AdaptiveNorm(Geometry):
     def name(self) -> str:
         return f"{self.quotient.name.removesuffix(')')}, adaptive norm)"
 
-    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
-        return self._relative(replace(self.quotient, eps=self.quotient.eps or _NOTHING).at(model, known))
+    def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+        return self._relative(replace(self.quotient, eps=self.quotient.eps or _NOTHING).tangent_space(model, known))
 
-    def around(self, model: nn.Module) -> TangentSpace:
-        return self._relative(self.quotient.around(model))
+    def tangent_space_in_place(self, model: nn.Module) -> TangentSpace:
+        return self._relative(self.quotient.tangent_space_in_place(model))
 
-    def over(self, model: object) -> NoReturn:
+    def sharded_space(self, model: object) -> NoReturn:
         raise ValueError("The adaptive norm takes whole models. Found a sharded one")
 
     def verified(

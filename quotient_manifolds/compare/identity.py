@@ -64,7 +64,7 @@ def computed(model: nn.Module, evaluate: Evaluate, loss: Loss, batch: Any) -> st
 
     def slope() -> str:
         with autograd_available():
-            objective = BatchObjective(model, loss, Euclidean().at(model), batch)
+            objective = BatchObjective(model, loss, Euclidean().tangent_space(model), batch)
             value, gradient = objective.value_and_gradient(objective.zero())
             norm = sum(float(each.double().square().sum()) for each in gradient.values()) ** 0.5
             return f"{value:.3e} {norm:.3e}"

@@ -1,4 +1,4 @@
-"""Define the geometries: which tangent space, with which metric, a model's parameters get."""
+"""Define the geometries: a metric on the parameters of a model, and its tangent space at a point."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ Found = TypeVar("Found")
 
 
 class Geometry(ABC):
-    """Say what a ball around a model's weights is: a Riemannian metric on the parameters of any model."""
+    """Define a Riemannian metric on the parameters of any model, and so a ball around its weights."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return how results and tables call it."""
+        """Return the name in results and tables."""
 
     @abstractmethod
-    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
-        """Return the tangent space at the model's parameters; the model is read, never written.
+    def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+        """Return the tangent space at the canonical representative of the model's parameters; the model is only read.
 
-        known: what `verified` has computed of this model, as it is; it saves time and changes nothing.
+        known: results of `verified` for this model, with the same weights; they save time and change no value.
         """
 
     @abstractmethod
-    def around(self, model: nn.Module) -> TangentSpace:
-        """Return the tangent space at the model's parameters as they are, at no other place of their orbit.
+    def tangent_space_in_place(self, model: nn.Module) -> TangentSpace:
+        """Return the tangent space at the model's parameters as they are, not at another representative.
 
-        For steps of training, which begin where the gradients are, and take no time for checks that gradients make
-        needless. Of symmetries, only pairs are quotiented out.
+        For training steps: gradients are taken at these parameters. Only the symmetries of pairs are quotiented out,
+        and a gradient, which is horizontal anyway, needs no further checks.
         """
 
     @abstractmethod
-    def over(self, model: ShardedModel) -> ShardedSpace:
-        """Return this process's share of the tangent space `at` the parameters of a sharded model.
+    def sharded_space(self, model: ShardedModel) -> ShardedSpace:
+        """Return this process's share of the tangent space of a sharded model.
 
-        Collective, and like all that raises there, by all processes together.
+        A collective operation: all processes call it, and all raise if one does.
         """
 
     def verified(
@@ -56,35 +56,35 @@ class Geometry(ABC):
         """Return the geometry with the symmetries of the model, given or found in loss(model, first batch).
 
         Found symmetries are verified by the gradients of a measure, see `horizontal` and `failing`, or here, on every
-        batch, if the geometry says so. known: what was found before of this model, as it is; it saves time and changes
-        nothing. Raises ValueError if a symmetry that was given is none. A geometry that uses no symmetries returns
-        itself.
+        batch, if the geometry asks for that. known: earlier results for this model, with the same weights; they save
+        time and change no value. Raises ValueError if the loss is not invariant under a given symmetry. A geometry
+        without symmetries returns itself.
         """
         return self
 
     def horizontal(self, model: nn.Module, space: TangentSpace, known: KnownSymmetries) -> Horizontal | None:
-        """Return the check of gradients at the start of a measure; None if no symmetry is to be verified by them."""
+        """Return the check of the gradients with which a measure begins; None if they verify no symmetry."""
         return None
 
     def failing(
         self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
     ) -> Mapping[str, str]:
-        """Return symmetries under which the loss on batch `index` changes in float64, by name, and why.
+        """Return the symmetries under which the loss on batch `index` changes in float64, with the reason, by name.
 
-        Raises ValueError if none does, but the loss is another one where a measure begins.
+        Raises ValueError if there is none, but the loss at the canonical representative differs from the model's.
         """
         return {}
 
     def without(self, failed: Mapping[str, str], asked: Geometry) -> Geometry:
-        """Return the geometry without symmetries that fail, with a warning. asked: the geometry that was asked for.
+        """Return the geometry without the symmetries that failed, and warn of them. asked: the user's geometry.
 
-        Raises ValueError if one of them was given.
+        Raises ValueError if the user gave one of them.
         """
         return self
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Return the names of the symmetries that are quotiented out, as far as they are known before a run."""
+        """Return the names of the symmetries that are quotiented out, if they are known before a run."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,17 +94,17 @@ class Geometry(ABC):
 
 
 class _Elementwise(Geometry, ABC):
-    """Measure every weight by itself."""
+    """Give every weight a scale of its own: a diagonal metric."""
 
     norm: Norm
 
-    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+    def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
         return self._space(measured_parameters(model))
 
-    def around(self, model: nn.Module) -> TangentSpace:
+    def tangent_space_in_place(self, model: nn.Module) -> TangentSpace:
         return self._space(trained_parameters(model))
 
-    def over(self, model: ShardedModel) -> ShardedSpace:
+    def sharded_space(self, model: ShardedModel) -> ShardedSpace:
         ownership = Ownership(model.layouts, model.measured, ())
         return ShardedSpace(self._space(ownership.gather(model.original)), model, ownership)
 
@@ -165,10 +165,10 @@ class Adaptive(_Elementwise):
 
 @final
 class KnownSymmetries:
-    """Hold the symmetries of models as they are, by loss and batches: found once, and verified once in every scope.
+    """Store the symmetries of models by loss and batches: each is found once, and verified once in every scope.
 
-    Neither depends on metric, radius or measure. Whoever measures a model several times makes one and hands it to each
-    measure; whoever changes the model's parameters in between goes on with `elsewhere()`.
+    Neither depends on the metric, the radius or the measure. To measure a model several times, make one and pass it to
+    each measure; after a change of the model's parameters, continue with `elsewhere()`.
     """
 
     def __init__(self) -> None:
@@ -176,13 +176,13 @@ class KnownSymmetries:
         self._structures: list[Structure] = []
 
     def elsewhere(self) -> KnownSymmetries:
-        """Return what is known of models with other weights: the symmetries of the architecture."""
+        """Return what holds for other weights, too: the symmetries of the architecture."""
         made = KnownSymmetries()
         made._structures = self._structures
         return made
 
     def found(self, model: nn.Module, loss: Evaluate, batch: Any) -> Symmetries:
-        """Return the symmetries that are found in loss(model, batch), or were found in a model that computes alike."""
+        """Find the symmetries of loss(model, batch), unless they are known from a model with the same operations."""
 
         def find() -> Symmetries:
             for each in self._structures:
@@ -194,9 +194,9 @@ class KnownSymmetries:
         return self.once(find, "found", model, loss, batch)
 
     def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
-        """Return what `make` made when it was first asked for by this name and of these objects."""
+        """Return the result of the first call of `make` with this name and these objects."""
         place = (what, *map(id, of))
         if place not in self._kept:
-            self._kept[place] = of, make()  # what is told by its address has to stay alive
+            self._kept[place] = of, make()  # the objects stay alive, so that no other one gets their address
         result: Found = self._kept[place][1]
         return result

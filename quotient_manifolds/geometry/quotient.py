@@ -105,7 +105,7 @@ class Quotient(Geometry):
         given = isinstance(self.symmetries, Symmetries)
         return super().to_dict() | {"symmetries": "given" if given else self.symmetries}
 
-    def at(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
+    def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
         begin = self._known_begin(model, known or KnownSymmetries())
         return self._space(begin.pairs, begin.constant, begin.point, measured_parameters(model))
 
@@ -119,7 +119,7 @@ class Quotient(Geometry):
 
         return known.once(make, f"begin {not self.eps}", model, self.symmetries)
 
-    def over(self, model: ShardedModel) -> ShardedSpace:
+    def sharded_space(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
         begin = self._begin(model.model, start, model.held(), model.layouts)
         ownership = Ownership(model.layouts, model.measured, [pair.names for pair in begin.pairs])
@@ -195,7 +195,7 @@ class Quotient(Geometry):
     def group(self) -> tuple[str, ...]:
         return tuple(each.name for each in self.symmetries.every) if isinstance(self.symmetries, Symmetries) else ()
 
-    def around(self, model: nn.Module) -> TangentSpace:
+    def tangent_space_in_place(self, model: nn.Module) -> TangentSpace:
         point, symmetries = trained_parameters(model), self._known()
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)

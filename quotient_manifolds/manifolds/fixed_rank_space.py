@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -40,9 +40,73 @@ _FAR = 32
 """Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
 
 
+class _Coordinates(NamedTuple):
+    """Hold what takes vectors to coordinates and back, for G and H alike (..., 2, h, h).
+
+    z = (left a, right b) with the velocities xi_G to_left = left a and xi_H to_right = right b relative to the frame.
+    A vertical y moves entry (i, j) of left^T z_G by alpha_i y_ij and entry (j, i) of right^T z_H by -beta_j y_ij: a
+    projection takes away the direction (cos, -sin) in the plane of the two entries.
+    """
+
+    basis: Both  # orthonormal columns with the spans of G and H
+    to: Tensor  # coordinates z from vectors xi
+    back: Tensor  # vectors xi from coordinates z
+    relative: Tensor  # velocities a, b from coordinates z
+    turns: Tensor | None  # from these coordinates to the singular frame; None where they are in it
+    cos: Tensor  # alpha_i / sqrt(alpha_i^2 + beta_j^2), (..., h, h)
+    sin: Tensor  # beta_j / sqrt(alpha_i^2 + beta_j^2)
+
+    @staticmethod
+    def of(frame: SingularFrame, rounded: SingularFrame, t: float, *, relaxed: bool) -> _Coordinates:
+        """Compute them in float64 and round once. relaxed: left and right of the frame are not orthonormal."""
+        dtype, basis, turns = rounded.left.dtype, (rounded.left, rounded.right), None
+        alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
+        weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
+        absolute, relative = (w.expand(*w.shape[:-3], 2, *w.shape[-2:]) for w in weights)
+        if relaxed:
+            left, alpha, turn_H = torch.linalg.svd(frame.left * alpha[..., None, :], full_matrices=False)
+            right, beta, turn_G = torch.linalg.svd(frame.right * beta[..., None, :], full_matrices=False)
+            turns = torch.stack([turn_G, turn_H], dim=-3)
+            absolute, relative = absolute @ turns.mT, turns @ relative
+            basis, turns = (left.to(dtype), right.to(dtype)), turns.to(dtype)
+        to = torch.stack([frame.to_left, frame.to_right], dim=-3) @ absolute
+        back = relative @ torch.stack([frame.from_left, frame.from_right], dim=-3)
+        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
+        cos, sin = alpha[..., :, None] / hypotenuse, beta[..., None, :] / hypotenuse
+        to, back, relative, cos, sin = (each.to(dtype) for each in (to, back, relative, cos, sin))
+        return _Coordinates(basis, to, back, relative, turns, cos, sin)
+
+
+def _of_lower_rank(x: Tensor, lost: Tensor) -> Tensor | None:
+    """Return which pairs of a batch have lost a singular value (..., 1, 1); None if none has.
+
+    Raises ValueError if one has, and the point is differentiated or mapped.
+    """
+    if not some(lost):
+        return None
+    if not in_no_graph(x):
+        raise ValueError(
+            "rank(G H^T) must be h where the point itself is differentiated or mapped. Found a lower rank: detach it, "
+            "or visit points one by one"
+        )
+    return lost.any(dim=-1)[..., None, None]
+
+
+def _in_range(s: Tensor, t: float) -> tuple[Tensor, Tensor | None]:
+    """Return singular values s / size^(1/t) and the unit `size` of coordinates, a power of 2 (..., 1, 1), or None.
+
+    Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in units
+    of a power of 2, and the singular values, of which geodesics need the ratios, go with them.
+    """
+    if not t or not some((exponent := t * s[..., :1, None].detach().log2()).abs() > _FAR):
+        return s, None
+    size = exponent.round().exp2()
+    return s / size[..., 0] ** (1 / t), size
+
+
 @final
 class FixedRankSpace(HorizontalSpace):
-    """Hold relative velocities a = xi_G to_left, b = xi_H to_right in the singular frame; z = (a, b) s^t, columnwise.
+    """Represent vectors by relative velocities a = xi_G to_left, b = xi_H to_right: z = (a, b) s^t, columnwise.
 
     t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
     y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
@@ -56,64 +120,31 @@ class FixedRankSpace(HorizontalSpace):
     ) -> None:
         super().__init__(x.to(dtype))
         self._t, self._relaxed = t, eps > 0
-        # Everything below is derived in float64 and rounded once, at the end. A representative may be as badly balanced
-        # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
+        # Everything is derived in float64 and rounded once, at the end. A representative may be as badly balanced as it
+        # likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
-        lost: Tensor | None = None
+        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
         if frame is None:
             frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
-        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
-        if lost is not None and some(lost):
-            if not in_no_graph(x):
-                raise ValueError(
-                    "rank(G H^T) must be h where the point itself is differentiated or mapped. Found a lower rank: "
-                    "detach it, or visit points one by one"
-                )
-            self._lower = lost.any(dim=-1)[..., None, None]
-        left, right = frame.left, frame.right
-        alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
-        weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
-        absolute, relative = (w.expand(*w.shape[:-3], 2, *w.shape[-2:]) for w in weights)
-        self._turns: Tensor | None = None
-        if self._relaxed:
-            left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
-            right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
-            turns = torch.stack([turn_G, turn_H], dim=-3)
-            absolute, relative = absolute @ turns.mT, turns @ relative
-            self._turns = turns.to(dtype)
-        # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
-        # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
-        self._s: Tensor = frame.s  # in float64: slopes of the metric divide by differences of singular values
-        self._size: Tensor | None = None
-        if t and some((exponent := t * frame.s[..., :1, None].detach().log2()).abs() > _FAR):
-            self._size = exponent.round().exp2()
-            self._s = frame.s / self._size[..., 0] ** (1 / t)
+            self._lower = _of_lower_rank(x, lost)
         self._frame = frame.to(dtype)
-        self._basis: Both = (self._frame.left, self._frame.right)
-        if self._relaxed:
-            self._basis = left.to(dtype), right.to(dtype)
-        self._relative = relative.to(dtype)  # velocities a, b from coordinates
-        self._to = (torch.stack([frame.to_left, frame.to_right], dim=-3) @ absolute).to(dtype)
-        self._from = (relative @ torch.stack([frame.from_left, frame.from_right], dim=-3)).to(dtype)
-        # A vertical y moves entry (i, j) of left^T z_G by alpha_i y_ij and (j, i) of right^T z_H by -beta_j y_ij: all
-        # that a projection needs are the cosine and the sine of that direction in the plane of the two entries.
-        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
-        self._cos, self._sin = (alpha[..., :, None] / hypotenuse).to(dtype), (beta[..., None, :] / hypotenuse).to(dtype)
+        self._s, self._size = _in_range(frame.s, t)  # float64: slopes of the metric divide by differences of them
+        self._coordinates = _Coordinates.of(frame, self._frame, t, relaxed=self._relaxed)
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
-        return times(self._split(eta), self._to)
+        return times(self._split(eta), self._coordinates.to)
 
     def vector(self, z: Tensor) -> Tensor:
-        return times(self._split(z), self._from)
+        return times(self._split(z), self._coordinates.back)
 
     def covector(self, egrad: Tensor) -> Tensor:
         require_vector(self.point, egrad)
-        return times(self._split(egrad), self._from.mT)
+        return times(self._split(egrad), self._coordinates.back.mT)
 
     def project(self, z: Tensor) -> Tensor:
-        return plus(z, self._basis, -self._vertical(self._inside(z)))
+        return plus(z, self._coordinates.basis, -self._vertical(self._inside(z)))
 
     def _retract(self, xi: Tensor) -> Tensor:
         """Follow the second-order geodesic, no faster than at relative speed 1; at a lower rank the straight line.
@@ -122,8 +153,8 @@ class FixedRankSpace(HorizontalSpace):
         """
         # Where that is slow enough, the formula of the base class by fewer copies of tall matrices.
         require_vector(self.point, xi)
-        z = times(self._split(xi), self._to)
-        z = plus(z, self._basis, -self._vertical(self._inside(z)), mine=True)
+        z = times(self._split(xi), self._coordinates.to)
+        z = plus(z, self._coordinates.basis, -self._vertical(self._inside(z)), mine=True)
         require_finite_velocity(z)
         pairing, parts = self._pairing(), self._turned(z)
         step = expand(pairing, parts)
@@ -139,8 +170,8 @@ class FixedRankSpace(HorizontalSpace):
         # The formula of the base class by fewer products with tall matrices.
         require_vector(self.point, eta)
         for mine in (False, True):
-            inside = self._inside(eta) @ self._to
-            eta = plus(eta, self._basis, -(self._vertical(inside) @ self._from), mine=mine)
+            inside = self._inside(eta) @ self._coordinates.to
+            eta = plus(eta, self._coordinates.basis, -(self._vertical(inside) @ self._coordinates.back), mine=mine)
         return eta
 
     def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
@@ -150,14 +181,14 @@ class FixedRankSpace(HorizontalSpace):
 
     def _inside(self, z: Tensor) -> Tensor:
         """Compute left^T z_G and right^T z_H."""
-        return cores(self._basis, self._split(z))
+        return cores(self._coordinates.basis, self._split(z))
 
     def _vertical(self, inside: Tensor) -> Tensor:
         """Compute c (..., 2, h, h) of the vertical part (left c_G, right c_H) of z, from left^T z_G and right^T z_H."""
         # Entries (i, j) of left^T z_G and (j, i) of right^T z_H: y is their part along the vertical (cos, -sin).
         in_G, in_H = inside.unbind(-3)
-        y = self._cos * in_G - self._sin * in_H.mT
-        return torch.stack([self._cos * y, -(self._sin * y).mT], dim=-3)
+        y = self._coordinates.cos * in_G - self._coordinates.sin * in_H.mT
+        return torch.stack([self._coordinates.cos * y, -(self._coordinates.sin * y).mT], dim=-3)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
@@ -170,7 +201,7 @@ class FixedRankSpace(HorizontalSpace):
         return speed if self._lower is None else torch.where(self._lower[..., 0, 0], torch.inf, speed)
 
     def _speed(self, z: Tensor) -> Tensor:
-        return torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._relative))))
+        return torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._coordinates.relative))))
 
     def _step(self, z: Tensor, order: str) -> Tensor:
         if order == "first":
@@ -191,7 +222,7 @@ class FixedRankSpace(HorizontalSpace):
             return self.point + way, reached
         # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
         # goes back to the representative, however badly balanced that is.
-        a, b = self._split(times(self._split(z), self._relative))
+        a, b = self._split(times(self._split(z), self._coordinates.relative))
         if self._t == 0:
             left, right = exact.inv_exponential(frame.left, a), exact.inv_exponential(frame.right, b)
         else:
@@ -200,9 +231,8 @@ class FixedRankSpace(HorizontalSpace):
 
     def linearised(self, order: str) -> Linearised:
         if order == "second" and self._lower is None:
-            return partial(
-                self._linearise, self._pairing()
-            )  # autograd takes longer, its graph holds more tall matrices
+            # Autograd takes longer, and its graph holds more tall matrices.
+            return partial(self._linearise, self._pairing())
         return super().linearised(order)
 
     def _pairing(self) -> Pairing:
@@ -223,11 +253,13 @@ class FixedRankSpace(HorizontalSpace):
                 of_factors = [part.shape[-2] for part in egrad] == [part.shape[-2] for part in parts]
                 grad = [part.to(z.dtype) for part in egrad] if of_factors else self._split(join_rows(egrad, z))
                 v = adjoint(pairing, parts, step, (grad[0], grad[1]))
-                if self._turns is None:  # `project` of what is known by its products with the basis already
-                    into.copy_(plus(v.tall, self._basis, v.core - self._vertical(v.inside + v.core), mine=True))
+                if self._coordinates.turns is None:  # `project` of what is known by its products with the basis already
+                    into.copy_(
+                        plus(v.tall, self._coordinates.basis, v.core - self._vertical(v.inside + v.core), mine=True)
+                    )
                 else:  # left and right are not orthonormal
                     tall = self._split(plus(v.tall, pairing.basis, v.core, mine=True))
-                    into.copy_(self.project(times(tall, self._turns.mT)))
+                    into.copy_(self.project(times(tall, self._coordinates.turns.mT)))
                 if self._size is not None:
                     into.div_(self._size.to(into))
 
@@ -236,7 +268,7 @@ class FixedRankSpace(HorizontalSpace):
     def _turned(self, z: Tensor) -> Both:
         """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
         z = z if self._size is None else z / self._size.to(z)
-        return self._split(z if self._turns is None else times(self._split(z), self._turns))
+        return self._split(z if self._coordinates.turns is None else times(self._split(z), self._coordinates.turns))
 
     def _split(self, x: Tensor) -> Both:
-        return split(x, self._basis)
+        return split(x, self._coordinates.basis)

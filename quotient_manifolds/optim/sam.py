@@ -57,7 +57,7 @@ class SAM(torch.optim.Optimizer):
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):
             raise ValueError("base must step parameters of the model. Found some that are none of its: make it anew")
         measured_parameters(model)  # refuses what cannot be measured
-        geometry.around(model)
+        geometry.tangent_space_in_place(model)
         super().__init__(base.param_groups, base.defaults)
         self._share()
 
@@ -111,7 +111,7 @@ class SAM(torch.optim.Optimizer):
         grads = {name: None if grad is None else grad.to_dense() for name, grad in grads.items()}
         if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
             return
-        space = self._geometry.around(self._model)
+        space = self._geometry.tangent_space_in_place(self._model)
         z = space.gradient(grads)
         length = BALLS[space.norm](self.radius).length(z)
         if not math.isfinite(length):

@@ -86,13 +86,13 @@ class PreparedModel:
             found = _checked(model, batches)
         with autograd_available(), data_checks():
             # Given symmetries are those that are quotiented out, unless some have to be added or fail.
-            given = asked.at(model, known) if sharded is None and asked.group else None
-            plain = Euclidean().at(model) if sharded is None else Euclidean().over(sharded)
+            given = asked.tangent_space(model, known) if sharded is None and asked.group else None
+            plain = Euclidean().tangent_space(model) if sharded is None else Euclidean().sharded_space(sharded)
             losses, complaints, precision = _own_losses(model, loss, plain, found, known, some=some)
             with data_checks(ALL_CHECKS):
                 geometry = asked.verified(model, loss, [found[index] for index in losses], known)
                 if sharded is not None:
-                    space: TangentSpace = geometry.over(sharded)
+                    space: TangentSpace = geometry.sharded_space(sharded)
                 elif given is not None and geometry is asked:
                     space = given
                 else:
@@ -111,7 +111,7 @@ class PreparedModel:
     def without(self, refuted: Refuted) -> PreparedModel:
         """Return the model without symmetries that fail, with a warning; ValueError if one of them was given."""
         geometry = self.geometry.without(refuted.failed, self.asked)
-        space = geometry.at(self.model, self.known)
+        space = geometry.tangent_space(self.model, self.known)
         horizontal = geometry.horizontal(self.model, space, self.known)
         start = replace(self.start, geometry=geometry, space=space, horizontal=horizontal)
         return replace(self, geometry=geometry, space=space, out=space.buffers(), start=start)
@@ -174,12 +174,12 @@ def _placed(
 ) -> tuple[Geometry, TangentSpace]:
     """Return the geometry and its space where a measure begins; symmetries that lead nowhere may be false ones."""
     try:
-        return geometry, geometry.at(model, known)
+        return geometry, geometry.tangent_space(model, known)
     except NoPlaceError:
         if not (failed := geometry.failing(model, loss, batch, index, known)):
             raise
     geometry = geometry.without(failed, asked)
-    return geometry, geometry.at(model, known)
+    return geometry, geometry.tangent_space(model, known)
 
 
 def listed(batches: Iterable[Any]) -> list[Any]:

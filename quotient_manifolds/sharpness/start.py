@@ -66,7 +66,9 @@ class Start:
         if is_one(base, own, self.precision) or (isinstance(self.space, ShardedSpace) and self._is_near(base, own)):
             return
         if not isinstance(self.space, ShardedSpace):
-            plain = objective_of(self.model, self.loss, Euclidean().at(self.model), self.batches[index], index)
+            plain = objective_of(
+                self.model, self.loss, Euclidean().tangent_space(self.model), self.batches[index], index
+            )
             check_repeated(own, repeated_loss(plain), self.precision, index)
             if self.by_gradients and not self._is_hidden(index):
                 self._decide(index)

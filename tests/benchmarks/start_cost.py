@@ -29,7 +29,7 @@ def main(rows: int = 16, tokens: int = 32, rounds: int = 5) -> None:
     params = {name: w.detach() for name, w in model.named_parameters()}
     works: dict[str, Callable[[], object]] = {
         "canonical point": lambda: canonical(symmetries.groups, params),
-        "tangent space, canonical point included": lambda: quotient.at(model),
+        "tangent space, canonical point included": lambda: quotient.tangent_space(model),
         "balance": lambda: balance(model, symmetries),
         "transformed": lambda: symmetries.transformed(model, seed=1),
     }

@@ -118,7 +118,7 @@ def test_step(name: str, precision: str, kind: str, models: Models, benchmark: B
 
     def ascend(steps: int = 3, timed: bool = False) -> Any:
         if not held:
-            space = geometry.at(model)
+            space = geometry.tangent_space(model)
             held.append(BatchObjective(model, loss, space, batch, out=space.buffers()))
         objective = Alternating(held[0], bare, clock) if timed else held[0]
         AutoPGD(steps=steps).maximise(objective, 0.05, torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ LIMIT = 1.0
 def test_exact_moves_of_mix(length: float, benchmark: BenchmarkFixture) -> None:
     model, batch = pretrained(), batch_of(4, 32)
     spaces = {
-        geodesic: Quotient("mix", geodesic=geodesic).verified(model, loss, [batch]).at(model)
+        geodesic: Quotient("mix", geodesic=geodesic).verified(model, loss, [batch]).tangent_space(model)
         for geodesic in ("second", "exact")
     }
     slopes = torch.autograd.grad(loss(model, batch), list(model.parameters()), allow_unused=True)

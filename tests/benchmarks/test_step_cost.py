@@ -40,7 +40,7 @@ def batch() -> Batch:
 def test_step_cost(geometry: Geometry, model: Classifier, batch: Batch, benchmark: BenchmarkFixture) -> None:
     ascent = AutoPGD(steps=ROUNDS + 3)
     parameters = tuple(model.parameters())
-    space = geometry.verified(model, loss, [batch]).at(model)
+    space = geometry.verified(model, loss, [batch]).tangent_space(model)
     out = {name: torch.empty_like(w) for name, w in space.point.items()}
     objective = BatchObjective(model, loss, space, batch, out=out)
 

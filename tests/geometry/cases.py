@@ -50,11 +50,13 @@ def symmetries_of(model: nn.Module) -> Symmetries:
 def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
     """The tangent space at an encoder, of a quotient by its pairs: it stays where it is, but for needless biases."""
     if isinstance(geometry, AdaptiveNorm):
-        return AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model).within("paper"))).at(model)
+        return AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model).within("paper"))).tangent_space(
+            model
+        )
     if isinstance(geometry, Quotient) and not isinstance(geometry.symmetries, Symmetries):
         scope: Scope = "paper" if geometry.symmetries == "paper" else "pairs"
         geometry = replace(geometry, symmetries=symmetries_of(model).within(scope))
-    return geometry.at(model)
+    return geometry.tangent_space(model)
 
 
 def generator() -> torch.Generator:

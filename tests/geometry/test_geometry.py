@@ -39,7 +39,7 @@ def test_frozen_parameters_are_not_measured() -> None:
 def test_tied_weights_are_one_parameter() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    assert set(Adaptive().at(model).point) == {"0.weight", "0.bias", "1.bias"}
+    assert set(Adaptive().tangent_space(model).point) == {"0.weight", "0.bias", "1.bias"}
 
 
 SETTINGS: dict[str, Callable[[], Geometry]] = {

@@ -52,7 +52,7 @@ def test_the_gradient_at_the_point_is_the_pull_back_at_zero(geometry: Geometry) 
         geometry = replace(geometry, symmetries=symmetries_of(model))
     if isinstance(geometry, AdaptiveNorm):
         geometry = AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model)))
-    space = geometry.around(model)
+    space = geometry.tangent_space_in_place(model)
     gradient, pulled = space.gradient(grads), pull_back(space, space.zero(), grads)
     for key, block in pulled.items():
         torch.testing.assert_close(gradient[key], block, rtol=1e-9, atol=1e-12)
@@ -125,7 +125,7 @@ def test_the_adaptive_norm_is_that_of_xi_over_w_and_zero_weights_stay() -> None:
     with torch.no_grad():
         model.weight[0, 0] = 0.0
         model.bias.zero_()
-    space = Adaptive().at(model)
+    space = Adaptive().tangent_space(model)
     z = space.sample(generator())
     moved = space.move(z)
     w = model.weight.detach()
@@ -144,14 +144,14 @@ def test_eta_lets_zero_weights_move_and_zero_eta_shares_the_models_memory() -> N
         model.weight[0, 0] = 0.0
         model.weight[1] = -2.0
     w = model.weight.detach()
-    space = Adaptive(eta=0.25).at(model)
+    space = Adaptive(eta=0.25).tangent_space(model)
     moved = space.move({name: torch.ones_like(block) for name, block in space.zero().items()})
     assert moved["weight"][0, 0] == 0.25
     assert moved["weight"][1].tolist() == [0.25] * 3  # -2 + |-2| + 0.25
     assert space.sample(generator())["weight"].all()
     pulled = pull_back(space, space.zero(), {"weight": torch.ones_like(w), "bias": None})
     torch.testing.assert_close(pulled["weight"], w.abs() + 0.25)
-    shared = Adaptive().at(model).scale["weight"]
+    shared = Adaptive().tangent_space(model).scale["weight"]
     assert shared is not None
     assert shared.data_ptr() == model.weight.data_ptr()
 
@@ -307,7 +307,7 @@ def test_a_pair_is_factored_once(geodesic: str, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         for module, again in ((parameters, "product_svd"), (fixed_rank_space, "pair_frame")):
             patch.delattr(module, again)
-        space = quotient.at(model)
+        space = quotient.tangent_space(model)
     for block in space.pairs:
         x, other = block.space.point, block.manifold.at(block.space.point)
         G, H = x.split([block.manifold.n, block.manifold.m], dim=-2)
@@ -320,7 +320,7 @@ def test_a_pair_is_factored_once(geodesic: str, monkeypatch: pytest.MonkeyPatch)
 def test_gradients_that_share_memory_or_are_missing_are_pulled_back_right() -> None:
     model = nn.Linear(3, 3).double()
     w, b = model.weight.detach(), model.bias.detach()
-    space = Adaptive().at(model)
+    space = Adaptive().tangent_space(model)
     shared = torch.randn(3, 3, dtype=torch.float64)
     pulled = space.linearise(space.zero())[1]({"weight": shared, "bias": shared[0]})
     torch.testing.assert_close(pulled, {"weight": shared * w, "bias": shared[0] * b})
@@ -360,7 +360,7 @@ def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, or
     model.G, model.H = (nn.Parameter(torch.randn(2 * rows, 2, dtype=dtype)) for rows in (3, 2))  # two planes
     G, H = (lambda w, name=name: w[name].unflatten(0, (2, -1)) for name in ("G", "H"))
     pair = declare_pair(model, "planes", "query/key", G=G, H=H, acts="GL(1, C)")
-    space = Quotient("mix", order, symmetries=Symmetries((pair,))).at(model)
+    space = Quotient("mix", order, symmetries=Symmetries((pair,))).tangent_space(model)
     (key,) = space.zero()
     grads = {name: torch.randn_like(w) for name, w in model.named_parameters()}
     exact = RotaryQuotient(3, 2, "mix").at(pair.read(space.point).double())

@@ -207,7 +207,7 @@ def test_the_maximum_over_a_box_is_that_of_its_best_vertex(geometry: Geometry, p
     radius = 0.2
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
     best = float(((w + radius * c * signs) @ features).pow(power).max() - (w @ features) ** power)
-    space = geometry.at(model)
+    space = geometry.tangent_space(model)
     objective = BatchObjective(model, lambda m, batch: m(batch).pow(power).sum(), space, x)
     found = AutoPGD(steps=20, restarts=2).maximise(objective, radius, torch.Generator().manual_seed(0), norm=space.norm)
     assert found.loss - found.base == pytest.approx(best, rel=1e-9)

@@ -157,7 +157,7 @@ def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
     known, given = KnownSymmetries(), (model, qm.cross_entropy, batches[:1])
-    dense = differenced(geometry.verified(*given, known).at(model), model, batches[0])
+    dense = differenced(geometry.verified(*given, known).tangent_space(model), model, batches[0])
     dense = (dense + dense.mT) / 2
     trace = HessianTrace(geometry, samples=150).of(*given, known)
     assert trace.standard_error is not None

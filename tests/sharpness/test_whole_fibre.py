@@ -112,7 +112,13 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     assert not torch.equal(move["transformer.wte.weight"], model.get_parameter("transformer.wte.weight"))
     values = [qm.gradient_norm(each.model, loss, [batch], geometry="inv").mean for each in (here, here.at(move))]
     assert values[1] == pytest.approx(values[0], rel=1e-9)
-    assert Quotient().verified(model, loss, [batch]).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
+    assert (
+        Quotient()
+        .verified(model, loss, [batch])
+        .tangent_space(model)
+        .point.keys()
+        .isdisjoint(["transformer.wpe.weight"])
+    )
     assert not frozen.requires_grad
 
 
@@ -144,7 +150,7 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     batch = (torch.randn(4, 5, 6, dtype=dtype), torch.tensor([0, 1, 2, 3]))
 
     found = find_symmetries(model, batch, evaluate=qm.cross_entropy)
-    space = Quotient(metric, symmetries=found).at(model)
+    space = Quotient(metric, symmetries=found).tangent_space(model)
     widths = {pair.name: pair.h for pair in found.pairs}
     assert any(pair.h == widths[pair.name] - 1 for block in space.pairs for pair in block.pairs)
     elsewhere = moved(model, found, seed=1)

@@ -148,7 +148,7 @@ def test_a_fresh_adapter_is_told_from_a_broken_one() -> None:
     (check,) = verify_symmetries(model, inputs, found).checks
     assert (check.verdict, check.reason) == ("inconclusive", "one side is 0: moving it alone changes nothing")
     with pytest.raises(ValueError, match=r"B is 0, as peft starts it, .* measure after training has begun"):
-        Quotient("inv", symmetries=found).at(model)
+        Quotient("inv", symmetries=found).tangent_space(model)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -192,5 +192,5 @@ def squared(model: nn.Module, x: Tensor) -> Tensor:
 def test_neurons_that_are_frozen_in_part_are_left_alone() -> None:
     model = two_kinds()
     model[5].requires_grad_(False)
-    space = Quotient().verified(model, squared, [noise(4, 5).double()]).at(model)
+    space = Quotient().verified(model, squared, [noise(4, 5).double()]).tangent_space(model)
     assert {pair.kind for block in space.pairs for pair in block.pairs} == {BOTTLENECK}

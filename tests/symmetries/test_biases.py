@@ -105,7 +105,7 @@ def test_redundant_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
     found = BY_NAME["BERT"].found(model)
     zeros = canonical(found.groups, {name: w.detach() for name, w in model.named_parameters()}).zeros
     assert [(pair.without(zeros).n, pair.without(zeros).m) for pair in found.pairs] == [(13, 12), (12, 12)] * 2
-    space = Quotient(symmetries=found).at(model)
+    space = Quotient(symmetries=found).tangent_space(model)
     moved = space.move(space.sample(torch.Generator().manual_seed(0)))
     for name, w in moved.items():
         if name.endswith(("attention.self.key.bias", "attention.self.value.bias")):
@@ -118,7 +118,7 @@ def test_a_frozen_bias_is_not_touched() -> None:
     model, inputs = BY_NAME["BERT"].build(), BY_NAME["BERT"].inputs()["input_ids"]
     for name, w in model.named_parameters():
         w.requires_grad_(not name.endswith("attention.output.dense.bias"))
-    point = Quotient(symmetries=BY_NAME["BERT"].found(model)).at(model).point
+    point = Quotient(symmetries=BY_NAME["BERT"].found(model)).tangent_space(model).point
     assert not any(name.endswith("attention.output.dense.bias") for name in point)
     assert point["encoder.layer.0.attention.self.value.bias"].any()
     expected = model(inputs).last_hidden_state

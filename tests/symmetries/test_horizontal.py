@@ -33,7 +33,7 @@ def with_pooler(model: nn.Module, batch: Any) -> Tensor:
 
 def slopes(model: nn.Module, loss: Loss, batch: Any, symmetries: Symmetries) -> tuple[Mapping[str, float], list[str]]:
     """Return slopes at the place where a measure begins, and the names of those in doubt."""
-    space = Quotient(symmetries=symmetries, verify="none").at(model)
+    space = Quotient(symmetries=symmetries, verify="none").tangent_space(model)
     point = {name: w.clone().requires_grad_() for name, w in space.point.items()}
     value = loss(replica(model, point), batch)
     grads = torch.autograd.grad(value, [*point.values()], allow_unused=True)
