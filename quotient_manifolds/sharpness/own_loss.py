@@ -67,47 +67,65 @@ def _copied(objective: BatchObjective) -> Params:
 
 
 def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
-    """Return the loss and its machine epsilon.
+    """Return the loss at `params` and its machine epsilon; ValueError unless it is a function of these alone.
 
-    Raises ValueError if a weight that a forward pass writes has no value of its own, if the loss reaches the original
-    model, past the replica, and would not see its parameters move, or if a measured part only ever runs without
-    gradients, as under reentrant checkpointing, and would pass for one the loss does not use.
+    The forward pass is run once, on a replica with hooks, and each check reads what was noted of it.
     """
     inputs, own = leaves(params), objective.space.point
-    measured = {id(leaf) for leaf in inputs.values()}
     model, function = objective.replica(inputs)
-    with_gradients: dict[nn.Module, bool] = {}  # modules with measured parameters: ever called with gradients on
+    versions = {name: leaf._version for name, leaf in inputs.items()}
+    with_gradients = _grad_modes(model, inputs)
+    with torch.enable_grad(), _halves_noted(model) as halves:
+        value = scalar(function(model, private_batch(objective.batch, objective.cast)))
+    _check_unwritten(inputs, own, versions)
+    _warn_of_rounding(own, halves)
+    _check_replica_alone(value, objective.model)
+    _check_gradients_enabled(model, with_gradients)
+    return value.detach(), _precision(value.dtype, halves)
+
+
+def _grad_modes(model: nn.Module, inputs: Params) -> dict[nn.Module, bool]:
+    """Return a dict that a run of the model fills: modules with measured parameters, and if gradients were ever on."""
+    measured = {id(leaf) for leaf in inputs.values()}
+    modes: dict[nn.Module, bool] = {}
 
     def note(module: nn.Module, inputs: Any) -> None:
-        with_gradients[module] = with_gradients.get(module, False) or torch.is_grad_enabled()
+        modes[module] = modes.get(module, False) or torch.is_grad_enabled()
 
     for module in model.modules():
         if any(id(w) in measured for w in module._parameters.values()):
             module.register_forward_pre_hook(note)
-    versions = {name: leaf._version for name, leaf in inputs.items()}
-    with torch.enable_grad(), _halves_noted(model) as halves:
-        value = scalar(function(model, private_batch(objective.batch, objective.cast)))
-    if written := [
-        name for name, leaf in inputs.items() if leaf._version != versions[name] or not torch.equal(leaf, own[name])
-    ]:
-        raise ValueError(
-            f"A forward pass must leave the weights alone. Found that it writes to {written[0]}, as an embedding with "
-            f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
-        )
-    _warn_of_rounding(own, halves)
-    if (reached := parameter_reached(value, objective.model)) is not None:
+    return modes
+
+
+def _check_unwritten(inputs: Params, own: Params, versions: Mapping[str, int]) -> None:
+    """Raise ValueError if a forward pass wrote to a weight, which then has no value of its own."""
+    for name, leaf in inputs.items():
+        if leaf._version != versions[name] or not torch.equal(leaf, own[name]):
+            raise ValueError(
+                f"A forward pass must leave the weights alone. Found that it writes to {name}, as an embedding with "
+                f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
+            )
+
+
+def _check_replica_alone(value: Tensor, original: nn.Module) -> None:
+    """Raise ValueError if the loss depends on a parameter of the original model, which does not move."""
+    if (reached := parameter_reached(value, original)) is not None:
         raise ValueError(
             f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
             f"original is reached, past the copy: by a closure in the loss, or a function in the model (use the "
             f"argument `model`, or self, there), or by a tensor that the model keeps from an earlier run (clear it)"
         )
+
+
+def _check_gradients_enabled(model: nn.Module, with_gradients: Mapping[nn.Module, bool]) -> None:
+    """Raise ValueError if a module with measured parameters only ever ran without gradients, as if it were unused."""
     if hidden := [name for name, module in model.named_modules() if not with_gradients.get(module, True)]:
         raise ValueError(
             f"Measured parameters must get gradients. Found that {hidden[0] or 'the model'} runs with gradients turned "
             f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
             f"freeze its parameters by requires_grad_(False)"
         )
-    return value.detach(), _precision(value.dtype, halves)
 
 
 # ---- what is computed in half precision, although it is stored in more
