@@ -25,7 +25,7 @@ STUDIES: Final = {
     "audit": "Study how far optimizers started at different points of one orbit drift apart. Two minutes.",
     "diagonal": "Study how sharpness ranks diagonal networks, along geodesics of each order. An hour.",
     "fibres": "Count how many of the directions that preserve the function are found, in 99 models. 20 minutes.",
-    "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
+    "invariance": "Study how much measures change along the orbit, in 99 models. A few hours.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
     "peers": "Compare with libraries that rotate, equalize, permute or quantise. Half an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
