@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, final, get_args
+from typing import Any, final, get_args
 
 from torch import nn
 
 from quotient_manifolds.check import check_number, check_one_of
+from quotient_manifolds.geometry.known import KnownSymmetries
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
-from quotient_manifolds.symmetries import Evaluate, Params, Symmetries
+from quotient_manifolds.symmetries import Evaluate, Params
 from quotient_manifolds.symmetries.horizontal import Horizontal
-from quotient_manifolds.symmetries.structure import Structure
-
-Found = TypeVar("Found")
 
 
 class Geometry(ABC):
@@ -161,42 +159,3 @@ class Adaptive(_Elementwise):
         wide = {name: w.to(precise(w.dtype)) for name, w in point.items()} if self.eta else point
         scale = {name: w.abs().add_(self.eta) for name, w in wide.items()} if self.eta else point
         return TangentSpace(point, scale, (), self.norm)
-
-
-@final
-class KnownSymmetries:
-    """Store the symmetries of models by loss and batches: each is found once, and verified once in every scope.
-
-    Neither depends on the metric, the radius or the measure. To measure a model several times, make one and pass it to
-    each measure; after a change of the model's parameters, continue with `elsewhere()`.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Hashable, ...], tuple[tuple[Any, ...], Any]] = {}
-        self._structures: list[Structure] = []
-
-    def elsewhere(self) -> KnownSymmetries:
-        """Return what holds for other weights, too: the symmetries of the architecture."""
-        made = KnownSymmetries()
-        made._structures = self._structures
-        return made
-
-    def found(self, model: nn.Module, loss: Evaluate, batch: Any) -> Symmetries:
-        """Find the symmetries of loss(model, batch), unless they are known from a model with the same operations."""
-
-        def find() -> Symmetries:
-            for each in self._structures:
-                if each.serves(model, batch, loss):
-                    return each.symmetries
-            self._structures.append(Structure.of(model, batch, loss))
-            return self._structures[-1].symmetries
-
-        return self.once(find, "found", model, loss, batch)
-
-    def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
-        """Return the result of the first call of `make` with this name and these objects."""
-        place = (what, *map(id, of))
-        if place not in self._kept:
-            self._kept[place] = of, make()  # the objects stay alive, so that no other one gets their address
-        result: Found = self._kept[place][1]
-        return result

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from quotient_manifolds.check import check_one_of, meant
-from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
+from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
+from quotient_manifolds.geometry.known import KnownSymmetries, StartPoint
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
     Factored,
@@ -106,31 +107,31 @@ class Quotient(Geometry):
         return super().to_dict() | {"symmetries": "given" if given else self.symmetries}
 
     def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
-        begin = self._known_begin(model, known or KnownSymmetries())
-        return self._space(begin.pairs, begin.constant, begin.point, measured_parameters(model))
+        start = self._known_start(model, known or KnownSymmetries())
+        return self._space(start.pairs, start.constant, start.point, measured_parameters(model))
 
-    def _known_begin(self, model: nn.Module, known: KnownSymmetries) -> _Begin:
+    def _known_start(self, model: nn.Module, known: KnownSymmetries) -> StartPoint:
         """Return where a measure of the model begins, in the precision in which it is measured."""
 
-        def make() -> _Begin:
+        def make() -> StartPoint:
             start = measured_parameters(model)
-            begin = self._begin(model, start, dict(model.named_parameters()))
+            begin = self._start_point(model, start, dict(model.named_parameters()))
             return replace(begin, point=stored(begin.point, start))
 
-        return known.once(make, f"begin {not self.eps}", model, self.symmetries)
+        return known.starts.of((model, self.symmetries), make, self._is_relaxed)
 
     def sharded_space(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
-        begin = self._begin(model.model, start, model.held(), model.layouts)
+        begin = self._start_point(model.model, start, model.held(), model.layouts)
         ownership = Ownership(model.layouts, model.measured, [pair.names for pair in begin.pairs])
         share, before = ownership.gather(stored(begin.point, start)), ownership.gather(start)
         own = [pair for pair in begin.pairs if ownership.here(pair.names[0])]
         local = together(lambda: self._space(own, begin.constant, share, before))
         return ShardedSpace(local, model, ownership, begin.pairs)
 
-    def _begin(
+    def _start_point(
         self, model: nn.Module, start: Params, every: Params, layouts: Mapping[str, Layout] | None = None
-    ) -> _Begin:
+    ) -> StartPoint:
         """Return where a measure begins; start: the measured parameters, every: all of them.
 
         layouts: of those of a sharded model, of which the dicts hold parts.
@@ -150,7 +151,7 @@ class Quotient(Geometry):
                 "pairs of the model"
             )
         if not others:  # factors of pairs are balanced one by one
-            return _Begin(pairs, (), start, doubts)
+            return StartPoint(pairs, (), start, doubts)
         held = {name: w.detach() for name, w in every.items()} | start
         whole = held if layouts is None else Whole(held, layouts)
         # With a relaxed metric the place of a pair in its orbit counts.
@@ -162,7 +163,7 @@ class Quotient(Geometry):
         if layouts is not None:
             point = {name: w[layouts[name].box].clone() if name in moved else w for name, w in point.items()}
         constant = tuple(name for name in found.constant if name in start)
-        return _Begin([pair.without(found.zeros) for pair in pairs], constant, point, (*doubts, *found.doubts))
+        return StartPoint([pair.without(found.zeros) for pair in pairs], constant, point, (*doubts, *found.doubts))
 
     def _space(
         self, pairs: list[SymmetricPair], constant: Collection[str], point: Params, start: Params
@@ -201,6 +202,11 @@ class Quotient(Geometry):
         pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
         check_weights(point, (name for pair in pairs for name in pair.names))
         return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
+
+    @property
+    def _is_relaxed(self) -> bool:
+        """Return whether the place of a pair in its orbit counts."""
+        return self.eps > 0
 
     def _known(self) -> Symmetries:
         if isinstance(self.symmetries, Symmetries):
@@ -242,22 +248,22 @@ class Quotient(Geometry):
                 why = "the loss on batch {} changes along its orbit"
                 return {c.name: why.format(i) for i, those in enumerate(checks) for c in those if c.verdict == "fails"}
 
-            return found.without(known.once(moved, "sharded", model, loss, symmetries, *batches), self)
+            return found.without(known.sharded.of((model, loss, symmetries, *batches), moved), self)
         kept = found
         if self.verify == "full":
             kept = found.without(found._verification(model, loss, batches, known).failed, self)
         elif symmetries.declared:
             declared = partial(verify_on_batches, model, loss, batches[:1], Symmetries(symmetries.declared))
-            kept = found.without(known.once(declared, "declared", model, loss, symmetries, batches[0]).failed, self)
-        known.once(partial(kept._warn_of_doubts, model, known), "single", model, kept._known())
+            kept = found.without(known.declared.of((model, loss, symmetries, batches[0]), declared).failed, self)
+        known.warned.of((model, kept._known()), partial(kept._warn_of_doubts, model, known))
         if self.verify == "full":
-            kept._check_begin(found._verification(model, loss, batches, known), model, loss, batches, known)
+            kept._check_start(found._verification(model, loss, batches, known), model, loss, batches, known)
         return kept
 
     def _warn_of_doubts(self, model: nn.Module, known: KnownSymmetries) -> None:
         """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
         try:
-            doubts = self._known_begin(model, known).doubts
+            doubts = self._known_start(model, known).doubts
         except ValueError:  # said where the measure begins
             return
         if doubts:
@@ -276,14 +282,14 @@ class Quotient(Geometry):
         def make() -> Horizontal:
             return Horizontal(moving, every | space.point)
 
-        return known.once(make, f"horizontal {self.metric} {self.eps}", model, symmetries) if moving.every else None
+        return known.horizontal.of((model, symmetries), make, (self.metric, self.eps)) if moving.every else None
 
     def failing(
         self, model: nn.Module, loss: Evaluate, batch: Any, index: int, known: KnownSymmetries
     ) -> Mapping[str, str]:
         found = self._verification(model, loss, [batch], known, index)
         if not found.failed:
-            self._check_begin(found, model, loss, [batch], known, index)
+            self._check_start(found, model, loss, [batch], known, index)
         return found.failed
 
     def _verification(
@@ -291,16 +297,16 @@ class Quotient(Geometry):
     ) -> Verification:
         """Verify symmetries in float64. first: the number of the first batch."""
         symmetries, begin = self._known(), partial(self._point, model, known)
-        subjects = f"begins {self.metric} {self.eps}", model, loss, symmetries, *batches
+        subjects = model, loss, symmetries, *batches
 
         def verify() -> Verification:
             found = verify_on_batches(model, loss, batches, symmetries, begin=begin, first=first)
-            known.once(str, *subjects)  # where this geometry begins is verified, too
+            known.changes.of(subjects, str, (self.metric, self.eps))  # where this geometry begins is verified, too
             return found
 
-        return known.once(verify, "verified", model, loss, symmetries, *batches)
+        return known.verified.of(subjects, verify)
 
-    def _check_begin(
+    def _check_start(
         self,
         found: Verification,
         model: nn.Module,
@@ -312,8 +318,8 @@ class Quotient(Geometry):
         """Raise ValueError if the loss is another one where a measure begins, in float64."""
         begin = partial(self._point, model, known, self._known())
         there = partial(changed_by, model, loss, batches, begin, found, first=first)
-        subjects = f"begins {self.metric} {self.eps}", model, loss, self.symmetries, *batches
-        if changed := known.once(there, *subjects):
+        subjects = model, loss, self.symmetries, *batches
+        if changed := known.changes.of(subjects, there, (self.metric, self.eps)):
             raise ValueError(canonical_changes(changed))
 
     def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
@@ -323,7 +329,7 @@ class Quotient(Geometry):
             if not by_hand or is_sharded(model) or self.verify == "none":
                 return given
             propose = partial(propose_symmetries, model, batch, evaluate=loss)
-            return known.once(partial(_completed, given, propose), "completed", model, loss, batch, given)
+            return known.completed.of((model, loss, batch, given), partial(_completed, given, propose))
         if is_sharded(model):
             raise ValueError(
                 f"The symmetries of a sharded model cannot be found in a run of it. Found symmetries={given!r}; find "
@@ -331,7 +337,7 @@ class Quotient(Geometry):
                 f"symmetries= that"
             )
         every = known.found(model, loss, batch)
-        return known.once(partial(every.within, given), given, every)
+        return known.scopes.of((every,), partial(every.within, given), given)
 
     def without(self, failed: Mapping[str, str], asked: Geometry) -> Quotient:
         own = {name for name in asked.group if name in failed}
@@ -351,24 +357,11 @@ class Quotient(Geometry):
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
         here, own = replace(self, symmetries=symmetries), trained_parameters(model)
         start = {name: every[name] for name in own}
-        begin = here._begin(model, start, every)
+        begin = here._start_point(model, start, every)
         measured = replace(begin, point=_measured(begin.point, start, own))
         # The first to be asked for is that of the model itself; what follows tells how it rounds.
-        known.once(lambda: measured, f"begin {not self.eps}", model, symmetries)
+        known.starts.of((model, symmetries), lambda: measured, self._is_relaxed)
         return every | here._balanced(begin.pairs, begin.point, start)[1]
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """Hold the point of the orbit where a measure begins, the measured pairs there, and what is known of it.
-
-    constant: parameters that are the same at every such point. doubts: of its being the only one.
-    """
-
-    pairs: list[SymmetricPair]
-    constant: tuple[str, ...]
-    point: Params
-    doubts: tuple[str, ...]
 
 
 def _measured(point: Params, start: Params, own: Params) -> Params:

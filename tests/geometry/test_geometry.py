@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
+from quotient_manifolds.geometry.known import Memo
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase, cross_entropy
 from quotient_manifolds.symmetries import Symmetries
@@ -219,14 +220,15 @@ def test_symmetries_are_those_of_a_models_own_statistics() -> None:
 
 
 def test_what_fails_is_not_kept() -> None:
-    known, calls, subject = KnownSymmetries(), [], object()
+    memo, calls, subject = Memo[list[int]](), list[int](), object()
 
-    def failing() -> None:
+    def failing() -> list[int]:
         calls.append(1)
         raise ValueError("out of order")
 
     for count in (1, 2):
         with pytest.raises(ValueError, match="out of order"):
-            known.once(failing, "what", subject)
+            memo.of((subject,), failing)
         assert len(calls) == count
-    assert known.once(lambda: calls, "what", subject) is known.once(list, "what", subject)
+    assert memo.of((subject,), lambda: calls) is memo.of((subject,), list) is calls
+    assert memo.of((object(),), list) == memo.of((subject,), list, "other settings") == []
