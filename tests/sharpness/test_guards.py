@@ -114,14 +114,14 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
 
 @pytest.mark.usefixtures("short_sighted")
 def test_false_symmetries_that_lead_nowhere_are_left_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = qm.Quotient.at
+    tangent_space = qm.Quotient.tangent_space
 
     def nowhere(self: qm.Quotient, *given: Any) -> TangentSpace:
         if any(pair.kind == "bottleneck in/out" for pair in self._known().pairs):
             raise NoPlaceError("the constants must not vanish")
-        return at(self, *given)
+        return tangent_space(self, *given)
 
-    monkeypatch.setattr(qm.Quotient, "at", nowhere)
+    monkeypatch.setattr(qm.Quotient, "tangent_space", nowhere)
     with pytest.warns(UserWarning, match=r"not quotiented out: .*batch 0"):
         qm.gradient_norm(Branch(), loss, LATER_ROWS, geometry="inv")
     model = nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D), nn.Tanh(), nn.Linear(D, 3)).double().eval()
