@@ -263,7 +263,7 @@ def _by_half_turns(
     gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra, frames: list[Frame]
 ) -> Tensor | None:
     """Return the rotations (k, m, m) to the largest <R M R^T, L> of a group of fewer rotations; append its frames."""
-    K = _skew(algebra)
+    K = algebra.parted()[0]
     if not len(K):
         return None
     P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
@@ -276,13 +276,6 @@ def _by_half_turns(
         E[c, torch.arange(len(c))] = 1.0
         frames.append(_half_turned(gauge, K, R @ own @ R.mT, E))
     return torch.stack(found)
-
-
-def _skew(algebra: Algebra) -> Tensor:
-    """Return an orthonormal basis (k, n, n) of the skew matrices of an algebra."""
-    E = torch.eye(algebra.n**2, dtype=torch.float64).view(-1, algebra.n, algebra.n)
-    values, Q = torch.linalg.eigh((algebra.project(E) + (E - E.mT) / 2).flatten(1) / 2)
-    return Q[:, values > 1 - 1e-9].mT.reshape(-1, algebra.n, algebra.n)
 
 
 def _symmetric(K: Tensor) -> Tensor:

@@ -120,6 +120,21 @@ def test_algebra_is_closed_and_projection_orthogonal(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALGEBRAS)
+def test_an_algebra_is_its_skew_matrices_and_what_is_orthogonal_to_these(name: str) -> None:
+    algebra = ALGEBRAS[name]
+    n = algebra.n
+    skew, rest = algebra.parted()
+    Q = torch.cat([skew, rest]).flatten(1)
+    torch.testing.assert_close(Q @ Q.mT, torch.eye(algebra.dimension, dtype=torch.float64))
+    torch.testing.assert_close(algebra.project(torch.cat([skew, rest])), torch.cat([skew, rest]))
+    torch.testing.assert_close(skew, -skew.mT)
+    # dense: matrices X with X - P X = 0 and X + X^T = 0
+    E = torch.eye(n * n, dtype=torch.float64).view(-1, n, n)
+    equations = torch.cat([(E - algebra.project(E)).flatten(1), (E + E.mT).flatten(1)], 1)
+    assert len(skew) == n * n - int(torch.linalg.matrix_rank(equations, atol=1e-9))
+
+
+@pytest.mark.parametrize("name", ALGEBRAS)
 def test_exp_leads_into_the_group(name: str) -> None:
     algebra, generator = ALGEBRAS[name], torch.Generator().manual_seed(0)
     X = algebra.random(generator)

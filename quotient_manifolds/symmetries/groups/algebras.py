@@ -36,6 +36,9 @@ from quotient_manifolds.symmetries.groups.rows import Record, integers, numbers
 _RANK = 1e-10
 """How near to 1 the cosine between a matrix and its projection is if it is in an algebra."""
 
+_SKEW = 1e-9
+"""How near to 1 the cosine between a matrix and its skew part is if it is skew."""
+
 _POWERS = 12
 """Steps of the power method by which random matrices get a spectral norm of about 1."""
 
@@ -61,6 +64,20 @@ class Algebra(Record, ABC):
     @abstractmethod
     def dimension(self) -> int:
         """Return the number of independent matrices."""
+
+    def parted(self) -> tuple[Tensor, Tensor]:
+        """Return orthonormal bases (k, n, n) of its skew matrices, and of all that are orthogonal to these.
+
+        The span of `dimension` random projections is the algebra, with probability one.
+        """
+        draw = torch.Generator().manual_seed(0)
+        X = self.project(torch.randn(self.dimension, self.n, self.n, generator=draw, dtype=torch.float64))
+        B = torch.linalg.qr(X.flatten(1).mT)[0].mT.view(-1, self.n, self.n)
+        skew = ((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT
+        cosines, R = torch.linalg.eigh((skew + skew.mT) / 2)
+        inside = cosines > 1 - _SKEW
+        basis, rest = ((R[:, each].mT @ B.flatten(1)).view(-1, self.n, self.n) for each in (inside, ~inside))
+        return basis, rest
 
     def within(self, N: Tensor, M: Tensor) -> Tensor:
         """Return an orthonormal basis (k, n, n) of its matrices N Y M^T. N and M have orthonormal columns."""
