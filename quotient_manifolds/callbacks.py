@@ -17,7 +17,7 @@ from quotient_manifolds.messages import sentence
 from quotient_manifolds.optim import SAM
 from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, Result, WorstCase
-from quotient_manifolds.sharpness.measure import warned
+from quotient_manifolds.sharpness.caution import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 
 with needs("A callback of Hugging Face's Trainer", "transformers", "transformers"):

@@ -8,7 +8,8 @@ Every parameter that requires a gradient is measured; frozen parameters stay whe
 be measured whole or not at all: with one side frozen the ball would not be invariant, so that is an error.
 """
 
-from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
+from quotient_manifolds.geometry.elementwise import Adaptive, Euclidean
+from quotient_manifolds.geometry.geometry import Geometry
 from quotient_manifolds.geometry.known import KnownSymmetries
 from quotient_manifolds.geometry.pair_block import Gradients, PairBlock
 from quotient_manifolds.geometry.parameters import measured_parameters

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from quotient_manifolds.check import check_one_of, meant
-from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
+from quotient_manifolds.geometry.elementwise import Adaptive, Euclidean
+from quotient_manifolds.geometry.geometry import Geometry
 from quotient_manifolds.geometry.known import KnownSymmetries, StartPoint
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (

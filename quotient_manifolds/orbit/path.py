@@ -16,8 +16,8 @@ from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import differing_tensors, private_batch, replica, twin
 from quotient_manifolds.sharpness import Loss, WorstCase
+from quotient_manifolds.sharpness.caution import warned
 from quotient_manifolds.sharpness.losses import check_loss
-from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 from quotient_manifolds.symmetries import Params, Symmetries
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model

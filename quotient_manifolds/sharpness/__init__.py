@@ -7,17 +7,17 @@ from types import ModuleType
 from typing import Any
 
 from quotient_manifolds.sharpness.ascent import Ascent, AscentMethod, AutoPGD
-from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
-from quotient_manifolds.sharpness.full_steps import FullStepAPGD
-from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
-from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy
-from quotient_manifolds.sharpness.measure import (
+from quotient_manifolds.sharpness.caution import (
     ConvergenceWarning,
-    Measure,
     RoundingWarning,
     SharpnessWarning,
     TruncationWarning,
 )
+from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
+from quotient_manifolds.sharpness.full_steps import FullStepAPGD
+from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
+from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy
+from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result
 from quotient_manifolds.sharpness.suggest import suggest_radius

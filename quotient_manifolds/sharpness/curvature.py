@@ -17,8 +17,9 @@ from quotient_manifolds.check import check_integer
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, as_geometry
 from quotient_manifolds.messages import Progress, first_line
 from quotient_manifolds.replica import attention_by_formula
+from quotient_manifolds.sharpness.caution import warned
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, warned
+from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, Result, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm

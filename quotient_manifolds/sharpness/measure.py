@@ -1,13 +1,11 @@
-"""Say what every measure is: settings that give a number for a model, a loss and a batch."""
+"""Define a measure of sharpness: settings that give a number for a model, a loss and a batch."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
-from typing import Any, ClassVar, ParamSpec
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -24,17 +22,17 @@ from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
 Compute = Callable[[BatchObjective], BatchResult]
-Settings = ParamSpec("Settings")
 
 _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings that are whole numbers, and the least
 
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """Hold all settings of a measure of sharpness; frozen, so that equal measures give equal numbers.
+    """Define a measure by its settings; frozen, so that equal measures give equal numbers.
 
-    Settings of one name mean the same in all measures, and are checked here: ValueError, one sentence. progress(what,
-    done, total), which is no setting, is called as `of` goes on.
+    A new measure is a subclass with `compute`, a function of the loss in orthonormal coordinates z, so that it works in
+    every geometry. Settings of one name have one meaning in all measures, and are checked here: ValueError, in one
+    sentence. progress(what, done, total), which is not a setting, is called while `of` runs.
     """
 
     name: ClassVar[str]
@@ -115,55 +113,6 @@ class Measure(ABC):
     def result(self, batches: tuple[BatchResult, ...]) -> Result:
         """Return the record of what was computed batch by batch."""
         return Result(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
-
-
-def takes_instead(**others: str) -> Callable[[Callable[Settings, Result]], Callable[Settings, Result]]:
-    """Make a function say, for settings of other measures, what it takes instead."""
-
-    def named(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
-        @wraps(function)
-        def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
-            if wrong := [name for name in others if name in settings]:
-                raise TypeError(f"{function.__name__}() takes {others[wrong[0]]} instead. Found {wrong[0]}")
-            return function(*args, **settings)
-
-        return checked
-
-    return named
-
-
-class SharpnessWarning(UserWarning):
-    """Warn that a measured value needs to be read with care; the subclasses say why."""
-
-
-class TruncationWarning(SharpnessWarning):
-    """Warn of truncated geodesics that were followed too far (`Result.reach`): take a smaller radius, or exact ones."""
-
-
-class ConvergenceWarning(SharpnessWarning):
-    """Warn of an ascent that has not converged (`Result.relative_gap`), or of a loss that bends down inside the ball.
-
-    The latter is `Result.promise_kept` below 1/2. Take more steps, a smaller radius, or restarts.
-    """
-
-
-class RoundingWarning(SharpnessWarning):
-    """Warn of an increase in loss so small that rounding decides its first digits."""
-
-
-def warned(result: Result, above: int = 0) -> Result:
-    """Return the result, after giving its warnings to the caller of the public function that calls this one.
-
-    above: how many decorators that function has.
-    """
-    for category, sentence in (
-        (TruncationWarning, result.truncation_warning),
-        (ConvergenceWarning, result.convergence_warning),
-        (RoundingWarning, result.rounding_warning),
-    ):
-        if sentence is not None:
-            warnings.warn(sentence, category, stacklevel=3 + above)
-    return result
 
 
 def counted(progress: Progress | None, what: str, total: int) -> Tick:

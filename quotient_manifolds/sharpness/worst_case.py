@@ -15,9 +15,10 @@ from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.ascent import Ascent, AscentMethod, AutoPGD
 from quotient_manifolds.sharpness.ball import BALLS
+from quotient_manifolds.sharpness.caution import takes_instead, warned
 from quotient_manifolds.sharpness.full_steps import FullStepAPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, counted, takes_instead, warned
+from quotient_manifolds.sharpness.measure import Measure, counted
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result, Setting, mean_and_error, nested

@@ -35,6 +35,8 @@ def find(
     model takes them. A random finite element of everything that is found is tried last, on inputs of other shapes;
     inputs on which it fails become points themselves, as `others` are from the start.
 
+    The groups that are returned get names and become `Symmetries` in `discovery.py`: the type that geometries take.
+
     Raises ModelError for a model that raises, is random or writes to its weights, and ValueError in train mode.
     """
     points = points_of(model, batch, evaluate, seed)

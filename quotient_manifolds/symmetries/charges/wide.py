@@ -13,7 +13,13 @@ from quotient_manifolds.symmetries.trace.record import Recording
 
 
 class Wide(Finder):
-    """Find the symmetries of a net of many parameters by token vectors: no gradient of a weight is formed."""
+    """Find the symmetries of a net of many parameters by token vectors: no gradient of a weight is formed.
+
+    Readings are of two kinds, and a new one belongs to one of them: `read` returns matrices that act on wires, `shifts`
+    returns translations. A reading may propose anything, since charges and a finite transformation decide. What it
+    returns must consist of weights, which are read where the group acts, and never of numbers of a sample: symmetries
+    hold at all weights.
+    """
 
     @cached_property
     def recording(self) -> Recording:
