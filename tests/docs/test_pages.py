@@ -41,6 +41,13 @@ def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
     assert {name for cell in first_column for name in re.findall(r"`(\w+)`", cell)} == rooms()
 
 
+def test_the_files_to_read_first_are_five_and_short() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("## Five files")[2]
+    files = [ROOT / name for name in re.findall(r"^\| `(\S+\.py)` \|", text, re.MULTILINE)]
+    assert len(files) == 5
+    assert all(len(file.read_text(encoding="utf-8").splitlines()) <= 150 for file in files)
+
+
 def test_the_reference_has_every_room() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
     shown = {name for page in pages for name in re.findall(r"^::: \w+\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)}
