@@ -20,8 +20,9 @@ class Geometry(ABC):
     """Define a Riemannian metric on the parameters of any model, and so a ball around its weights.
 
     A new geometry is a subclass: it returns a `TangentSpace`, in whose orthonormal coordinates every measure works. A
-    new metric on pairs alone is a manifold in `manifolds/`, or a number t of `Quotient(t)`. `Symmetries` reach a
-    geometry in `verified`, and leave it if they do not hold.
+    new metric on pairs of matrices alone is a manifold in `quotient_manifolds/manifolds`, or a number t of
+    `Quotient(t)` in quotient.py. `verified` returns a geometry that holds the `Symmetries` of a model, given or found;
+    `KnownSymmetries` stores them between measures.
     """
 
     @property

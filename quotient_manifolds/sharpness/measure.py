@@ -30,9 +30,10 @@ _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings t
 class Measure(ABC):
     """Define a measure by its settings; frozen, so that equal measures give equal numbers.
 
-    A new measure is a subclass with `compute`, a function of the loss in orthonormal coordinates z, so that it works in
-    every geometry. Settings of one name have one meaning in all measures, and are checked here: ValueError, in one
-    sentence. progress(what, done, total), which is not a setting, is called while `of` runs.
+    A new measure is a subclass in this room with a `name` and `compute`, a function of the loss in orthonormal
+    coordinates z, so that it works in every geometry. Settings of one name have one meaning in all measures, and are
+    checked here: ValueError, in one sentence. progress(what, done, total), which is not a setting, is called while `of`
+    runs.
     """
 
     name: ClassVar[str]
@@ -61,8 +62,8 @@ class Measure(ABC):
     def on(self, prepared: PreparedModel, index: int, tick: Tick, compute: Compute | None = None) -> BatchResult:
         """Compute the measure on batch `index`, which depends on no other batch.
 
-        tick: called after every forward pass (or what `ticks` counts), and `ticks` times in all: those that are left
-        when fewer passes do, and none for more. compute: in place of the measure's own.
+        tick: called exactly `ticks` times, once per forward pass (or whatever `ticks` counts). If fewer passes are
+        needed, the rest follow at the end; more are not counted. compute: used in place of the measure's own.
         """
         left = self.ticks
 

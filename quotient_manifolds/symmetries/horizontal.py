@@ -2,7 +2,8 @@
 
 If L(g w) = L(w) for every g of a group, then the charges of the gradient, <grad L(w), xi(w)> for all generators xi of
 the action, vanish (Noether). Each is compared with the sum of its absolute summands, so one gradient that is computed
-anyway verifies all symmetries.
+anyway tests all symmetries: a false one has a charge of 0 only by chance. `Geometry.failing` decides in float64 on what
+is in doubt here, and `Geometry.without` leaves it out.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _slope(symmetry: groups.Symmetry, point: Mapping[str, Tensor], grads: Mappin
     charge = symmetry.charge(point, grads)
     value, size = float(charge.value.norm()), float(charge.size.norm())
     if not value <= limit * size:
-        # The gradient of a bias that a softmax ignores is nothing but rounding: that of its weight shows of what.
+        # If a softmax ignores a bias, its gradient is rounding, which gives no scale: take the largest gradient in the
+        # same module, as of the weight.
         largest = {name: torch.full_like(grads[name], _largest(name, grads)) for name in symmetry.names}
         size = max(size, float(symmetry.charge(point, largest).size.norm()))
     return value / size if value else 0.0
