@@ -30,7 +30,7 @@ _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings t
 class Measure(ABC):
     """Define a measure by its settings; frozen, so that equal measures give equal numbers.
 
-    A new measure is a subclass in this room with a `name` and `compute`, a function of the loss in orthonormal
+    A new measure is a subclass in this folder with a `name` and `compute`, a function of the loss in orthonormal
     coordinates z, so that it works in every geometry. Settings of one name have one meaning in all measures, and are
     checked here: ValueError, in one sentence. progress(what, done, total), which is not a setting, is called while `of`
     runs.
