@@ -1,6 +1,6 @@
-"""Quotient manifolds of neural network symmetries, and sharpness that does not change along them.
+"""Quotient manifolds of neural network symmetries, and sharpness that is invariant under these symmetries.
 
-In docstrings [paper] is da Silva, Dangel, Oore, "Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian
+In docstrings, [paper] is da Silva, Dangel, Oore, "Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian
 Geometry Finds It", arXiv 2505.05409.
 """
 
@@ -67,15 +67,15 @@ __all__ = [
 
 
 _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "orbit", "callbacks")
-"""Where public names live, from the lowest to the highest, which imports the others; the last needs transformers."""
+"""Modules with public names, from the lowest to the highest, which imports the others; the last needs transformers."""
 
-if not TYPE_CHECKING:  # a type checker that saw it would believe every name
+if not TYPE_CHECKING:  # with it, a type checker would accept every name
 
     def __getattr__(name: str) -> object:
-        """Find a public name or a module of the package on first use, so that importing the package costs nothing.
+        """Import a public name or a module of the package on first use, so that importing the package is fast.
 
-        `quotient_manifolds.pymanopt` needs no import of its own this way. An AttributeError says where a name is that
-        the package itself does not have.
+        So `quotient_manifolds.pymanopt` needs no separate import. For a name that only a module defines, the
+        AttributeError says which.
         """
         if name not in __all__ and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")

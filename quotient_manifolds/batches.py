@@ -1,4 +1,4 @@
-"""Take a batch apart into its tensors and put it together again; no other module knows the types of containers."""
+"""Flatten a batch into its tensors and rebuild it; no other module depends on the types of containers."""
 
 from __future__ import annotations
 

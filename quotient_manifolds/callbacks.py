@@ -1,4 +1,4 @@
-"""Measure sharpness while Hugging Face's Trainer trains. Importing this takes transformers."""
+"""Measure sharpness during training with Hugging Face's Trainer. This module needs transformers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ __all__ = ["SAMTrainerMixin", "SharpnessCallback"]
 
 @final
 class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Measure worst-case sharpness before training and after every so many steps, into the trainer's own logs.
+    """Measure worst-case sharpness before training and after every `every` steps, and log it with the trainer.
 
         trainer.add_callback(SharpnessCallback(trainer, loss, batches, geometry="mix", radius=0.05, every=100))
 
-    trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
-    radius and options (steps, restarts, seed, ascent, progress): of `worst_case_sharpness`; batches are kept, and some
-    of the training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's,
-    unless given, and another one for each callback. `results` holds what was measured, by step.
+    trainer: a `transformers.Trainer`, whose logs receive the sharpness under `name`.
+    loss, batches, geometry, radius and options (steps, restarts, seed, ascent, progress): as for
+    `worst_case_sharpness`. Batches are kept in memory; a few of the training set suffice.
+    every: optimizer steps between measurements.
+    name: by default "sharpness_" and the geometry's name; it must differ between callbacks.
 
-    The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
-    first process alone; a run ends at the weights at which it ends without the callback. A measurement that fails is a
-    warning, and training goes on. ValueError for models that are spread over processes.
+    `results` holds the measurements by step. The model is measured in eval mode, in the trainer's precision and on its
+    device, by the first process alone. Training ends at the same weights as without the callback. If a measurement
+    fails, it warns and training goes on. Raises ValueError for models that are sharded over processes.
     """
 
     def __init__(
@@ -63,22 +64,22 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.results: dict[int, Result] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""
+        """Measure before the first step, also of a resumed run, unless the logs have this step already."""
         if not any(row.get("step") == state.global_step and self.name in row for row in state.log_history):
             self._measure(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Measure, if it is time to."""
+        """Measure after every `every` steps."""
         if state.global_step % self._every == 0:
             self._measure(state)
 
     def _measure(self, state: Any) -> None:
-        """Log sharpness, or warn of why it cannot be measured: whatever that is, a run is worth more."""
+        """Log sharpness, or warn why it cannot be measured; no error may end a training run."""
         if not state.is_world_process_zero:
             return
         try:
             found = self._measured()
-        except Exception as error:  # of the loss, too
+        except Exception as error:  # the user's loss may raise anything
             warnings.warn(f"sharpness after step {state.global_step}: {sentence(error)}", stacklevel=3)
             return
         self.results[state.global_step] = found
@@ -100,16 +101,16 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class SAMTrainerMixin:
-    """Train by sharpness-aware minimisation, `SAM`, in Hugging Face's Trainer: a base class to stand before it.
+    """Train by sharpness-aware minimization, `SAM`, in Hugging Face's Trainer; list this base class before Trainer.
 
         class SAMTrainer(qm.SAMTrainerMixin, transformers.Trainer): ...
 
         trainer = SAMTrainer(model, arguments, train_dataset=data, geometry="adaptive", radius=0.05)
 
-    geometry, radius: those of `SAM`; all other arguments are the trainer's. Each training step takes two forward and
-    backward passes, and the trainer's optimizer, schedule, clipping and scaling go on from the gradients of the second.
-    With gradient accumulation each micro-batch has a perturbation of its own. The loss that is logged is that at the
-    weights, before the perturbation. ValueError for models that are spread over processes.
+    geometry, radius: as for `SAM`; all other arguments are the trainer's. Each training step takes two forward and
+    backward passes. The trainer's optimizer, schedule, clipping and scaling use the gradients of the second. With
+    gradient accumulation, each micro-batch has its own perturbation. The logged loss is the loss at the unperturbed
+    weights. Raises ValueError for models that are sharded over processes.
     """
 
     def __init__(
@@ -121,14 +122,14 @@ class SAMTrainerMixin:
         self._sam: SAM | None = None
 
     def training_step(self, model: nn.Module, inputs: Any, *others: Any, **named: Any) -> Tensor:
-        """Compute the loss and, in the gradients, those at the perturbed weights, added to what was there."""
+        """Return the loss at the weights, and add the gradients at the perturbed weights to the existing gradients."""
         trainer: Any = self
         step: Any = super().training_step  # type: ignore[misc]
         own: nn.Module = trainer.accelerator.unwrap_model(trainer.model)
         base = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
         if self._sam is None or self._sam.base is not base:
             self._sam = SAM(base, own, **self._ball)
-        before = {p: p.grad for p in own.parameters() if p.grad is not None}  # of earlier micro-batches
+        before = {p: p.grad for p in own.parameters() if p.grad is not None}  # gradients of earlier micro-batches
         own.zero_grad()
         loss: Tensor = step(model, {**inputs}, *others, **named)
         with self._sam.perturbed():
@@ -140,7 +141,7 @@ class SAMTrainerMixin:
 
 
 def _check_whole(trainer: Any, instead: str) -> None:
-    """Raise ValueError where a trainer spreads its model over processes."""
+    """Raise ValueError if a trainer shards its model over processes."""
     spread = getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)
     if spread or is_sharded(trainer.model):
         raise ValueError(f"The model must be whole. Found a trainer that spreads this one over processes; {instead}")

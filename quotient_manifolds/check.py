@@ -1,4 +1,4 @@
-"""Check arguments, and report in one sentence what is expected."""
+"""Check arguments; errors state in one sentence what is expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs(what: str, package: str, extra: str) -> Iterator[None]:
-    """Say in an ImportError what is to be installed where an import, inside, fails."""
+    """Turn an ImportError inside the block into one that says which extra to install."""
     try:
         yield
     except ImportError as error:
@@ -18,7 +18,7 @@ def needs(what: str, package: str, extra: str) -> Iterator[None]:
 
 
 def meant(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:
-    """Return "; did you mean 'NAME'?" for the known name that is nearest to a word, "" if none is near.
+    """Return "; did you mean 'NAME'?" for the known name closest to a word, "" if none is similar.
 
     >>> meant("inw", ["inv", "mix"])
     "; did you mean 'inv'?"
@@ -31,7 +31,7 @@ def meant(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:
 
 
 def check_one_of(name: str, value: object, known: Iterable[object], besides: str = "") -> None:
-    """Raise ValueError unless a value is among the known ones; besides: what else may be given, in words."""
+    """Raise ValueError unless a value is among the known ones; besides: other possible values, in words."""
     known = list(known)
     if value not in known:
         listed = ", ".join(map(str, known)) + besides
@@ -45,7 +45,7 @@ def check_integer(name: str, value: object, least: int) -> None:
 
 
 def check_number(name: str, value: object, *, positive: bool = False) -> None:
-    """Raise ValueError unless a value is a finite number of at least 0, or above 0 if it has to be positive."""
+    """Raise ValueError unless a value is a finite number, at least 0, or above 0 if `positive`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf or (positive and value == 0):  # type: ignore[operator]
         wanted = "a positive finite number" if positive else "a finite number of at least 0"

@@ -1,4 +1,4 @@
-"""Declare the options of data once, for `DataSource`, for specs and for the command line.
+"""Declare the data options once, for `DataSource`, for specs and for the command line.
 
 This module does not import torch, so that the command line prints its help at once.
 """
@@ -17,16 +17,16 @@ SUFFIXES = (".jsonl", ".csv", ".tsv", PLAIN)
 COLUMNS = ("text", "text_pair", "label")
 CLASSIFICATION, CAUSAL = "classification", "causal"  # tasks: predict a label, or the next token
 
-Labels = Mapping[str, int]  # the class of each label, by how the label is written
+Labels = Mapping[str, int]  # the class of each label, by its text in the data
 
 
 @dataclass(frozen=True)
 class Option:
-    """Describe an option of data.
+    """Describe a data option.
 
-    kind: the least value of an integer, the choices of a word, or the types (key, value) of a mapping; None for others.
-    help, flag, metavar: for the command line, which offers the options with a help text. only: the format to which the
-    option applies, if not to both.
+    kind: the smallest value of an integer, the choices of a word, or the types (key, value) of a mapping; else None.
+    help, flag, metavar: for the command line, which offers the options that have a help text. only: the format to which
+    the option applies, if not to both.
     """
 
     kind: int | tuple[str, ...] | tuple[type, type] | None = None
@@ -67,4 +67,4 @@ OPTIONS: dict[str, Option] = {
     "mean": Option(only=ARRAYS),
     "std": Option(only=ARRAYS),
 }
-"""The options of data by name, in the order in which the command line lists them."""
+"""The data options by name, in the order in which the command line lists them."""

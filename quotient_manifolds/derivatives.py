@@ -1,4 +1,4 @@
-"""Ask what is being done to tensors by automatic differentiation, and compute on their values below all of it."""
+"""Query which derivatives of tensors are being taken, and compute on plain values beneath all transforms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _functorch = torch._C._functorch
 
 
 def _layers(x: Tensor) -> Iterator[Tensor]:
-    """Yield the tensor, then what each transform of `torch.func` wrapped, the plain tensor last."""
+    """Yield the tensor, then the tensor inside each wrapper of `torch.func`, the plain tensor last."""
     yield x
     while _functorch.is_functorch_wrapped_tensor(x):
         x = _functorch.get_unwrapped(x)
@@ -24,10 +24,10 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
 
 
 def differentiated(*tensors: Tensor | None) -> bool:
-    """Return whether a derivative in any of these may be taken, in reverse or in forward mode.
+    """Return whether a derivative with respect to any of the tensors may be taken, in reverse or in forward mode.
 
-    In graphs, of dual tensors, and at every level of the transforms of `torch.func`. A constant inside a transform may
-    count, too.
+    This covers graphs, dual tensors, and every level of the transforms of `torch.func`. A constant inside a transform
+    may count, too.
     """
     reverse, forward = torch.is_grad_enabled(), forward_ad._current_level >= 0
     for x in tensors:
@@ -46,44 +46,44 @@ def differentiated(*tensors: Tensor | None) -> bool:
 
 
 def transformed() -> bool:
-    """Return whether this runs inside a transform of `torch.func`."""
+    """Return whether the current code runs inside a transform of `torch.func`."""
     return _functorch.peek_interpreter_stack() is not None
 
 
 def in_no_graph(*tensors: Tensor | None) -> bool:
-    """Return whether nothing is differentiated, mapped or compiled here, so that code may look at values and write."""
+    """Return whether nothing is differentiated, mapped or compiled, so that code may read values and write in place."""
     return not torch.compiler.is_compiling() and not transformed() and not differentiated(*tensors)
 
 
 def has_values(x: Tensor) -> bool:
-    """Return whether Python code may look at single entries: not under `torch.func.vmap`."""
+    """Return whether Python code may read single entries, as it may not under `torch.func.vmap`."""
     return not any(map(_functorch.is_batchedtensor, _layers(x)))
 
 
 def values(x: Tensor) -> Tensor:
-    """Return the plain tensor below all transforms; those of `torch.func.vmap` have it in a shape of their own."""
+    """Return the plain tensor below all transforms; under `torch.func.vmap` its shape includes mapped dimensions."""
     while _functorch.is_functorch_wrapped_tensor(x):  # `_layers` without the cost of a generator
         x = _functorch.get_unwrapped(x)
     return x
 
 
 def primal(x: Tensor) -> Tensor:
-    """Return a tensor saved for forward mode without the tangent that is being propagated, but with those of others."""
+    """Return a tensor saved for forward mode without the tangent being propagated; other levels keep their tangents."""
     return x if _functorch.is_batchedtensor(x) else forward_ad.unpack_dual(x).primal
 
 
 def outer_derivatives() -> AbstractContextManager[Any]:
-    """Let outer transforms differentiate a `jvp` of a `torch.autograd.Function`, for which torch turns them off."""
+    """Let outer transforms differentiate the `jvp` of a `torch.autograd.Function`, in which torch disables them."""
     return cast("AbstractContextManager[Any]", forward_ad._set_fwd_grad_enabled(True))
 
 
 def on_values(refusal: str | None = None) -> Callable[[_Function], _Function]:
     """Let a function of tensors compute on their values, below every transform, and refuse its derivative.
 
-    Its tensors, and those it returns, have one batch dimension in common, the first, and entries of the batch do not
-    depend on each other: under `torch.func.vmap` all that is mapped becomes one batch. A derivative that reaches the
-    results, backward or forward, raises NotImplementedError with the sentence `refusal`; without one the results are
-    constants, and have the derivative 0.
+    The first dimension of all tensors, arguments and results, is a common batch, whose entries must be independent.
+    Under `torch.func.vmap`, the mapped dimension is joined with it. A derivative that reaches the results, backward or
+    forward, raises NotImplementedError with the sentence `refusal`. Without `refusal` the results are constants, with
+    derivative 0.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -109,7 +109,7 @@ def _detached(found: Any) -> Any:
 
 
 def one_batch(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
-    """Join what `torch.func.vmap` maps over and the first dimension of every tensor."""
+    """Join the dimension that `torch.func.vmap` maps over with the first dimension of every tensor."""
     joined = []
     for x, dim in zip(args, in_dims, strict=True):
         if isinstance(x, Tensor):
@@ -120,7 +120,7 @@ def one_batch(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...])
 
 
 def many_batches(info: Any, results: Any) -> tuple[Any, Any]:
-    """Undo `one_batch`, as the vmap of a `torch.autograd.Function` returns it."""
+    """Undo `one_batch`; return results and their mapped dimensions, as the vmap of a `torch.autograd.Function` must."""
     size = info.batch_size
     if isinstance(results, Tensor):
         return results.unflatten(0, (size, len(results) // max(size, 1))), 0

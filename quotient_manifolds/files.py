@@ -15,7 +15,7 @@ from pathlib import Path
 
 HIDDEN = ".unfinished-"  # prefix of the folder in which a file or a directory is written
 
-# A mistake in a program raises these, never a disk, so they are not turned into an OSError.
+# A mistake in a program raises these, a disk never does, so they are not turned into an OSError.
 DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
 
 
@@ -126,8 +126,8 @@ def check_new(directory: Path, *inputs: Path | str) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Yield an empty directory, which is moved to `path` when the block ends without an error, else removed.
 
-    Raises the errors of `check_new`. Write in it inside of `writing`; other work in the block, such as reading the
-    files again, keeps its own errors.
+    Raises the errors of `check_new`. Write files in it inside a `writing` block; other work, such as reading them
+    again, keeps its own errors.
     """
     check_new(path)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Factor small matrices in batches; nothing here knows of manifolds."""
+"""Factor small matrices in batches, independently of manifolds."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from quotient_manifolds.derivatives import differentiated, in_no_graph
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-"""What torch raises where a factorization fails, which its stubs do not export."""
+"""The error that torch raises if a factorization fails; torch's stubs do not export it."""
 
 _CONDITION, _ROUGH = 1e4, 30.0
-"""Up to which condition number a Gram matrix in float64, and in float32, serves for a frame in float32."""
+"""Largest condition numbers of a factor for which a Gram matrix in float64, or in float32, gives a float32 frame."""
 
 _CACHED, _LAUNCHED = 2**16, 2**24
-"""How many numbers are worked on at a time: half a megabyte in float64 on processors, whose caches hold that, and 128
-megabytes on accelerators, which many short kernels would keep waiting."""
+"""Numbers in a piece of work: half a megabyte in float64 on processors, to fit into caches, and 128 megabytes on
+accelerators, which are slow with many short kernels."""
 
 
 def full_precision(function: _Function) -> _Function:
-    """Run a function with autocast off, which is for networks: it would run algebra in half precision."""
+    """Run a function with autocast off, which would run linear algebra in half precision."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
         if not torch._C._is_any_autocast_enabled():
             return function(*args, **options)
-        with torch._C._DisableAutocast():  # that of every device
+        with torch._C._DisableAutocast():  # for every device
             return function(*args, **options)
 
     return cast(_Function, run)
@@ -50,9 +50,9 @@ class FullPrecision:
 
 
 class SingularFrame(NamedTuple):
-    """Hold the thin SVD G H^T = left diag(s) right^T, with the changes of basis that lead to it.
+    """Hold the thin SVD G H^T = left diag(s) right^T, with the changes of basis between factors and singular vectors.
 
-    `left = G @ to_left` and `G = left @ from_left` (so `from_left` is the inverse of `to_left`); `right` alike for H.
+    `left = G @ to_left` and `G = left @ from_left`, so `from_left` is the inverse of `to_left`; `right` likewise for H.
     """
 
     left: Tensor  # (..., n, h)
@@ -68,22 +68,22 @@ class SingularFrame(NamedTuple):
         return SingularFrame(*(part.to(dtype) for part in self))
 
     def balanced(self, sign: Tensor | float = 1.0) -> SingularFrame:
-        """Return the frame of the same product at (left s^(1/2), right s^(1/2)), or at that times a sign."""
+        """Return the frame of the same product at the factors sign * (left s^(1/2), right s^(1/2))."""
         root = self.s.sqrt()
         to, back = (sign * each.diag_embed() for each in (1 / root, root))
         return SingularFrame(self.left, self.right, self.s, to, to, back, back)
 
 
 def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
-    """Solve A X = B, or X A = B, by an LU factorization, with right derivatives of any order in both modes.
+    """Solve A X = B, or X A = B, by an LU factorization, with correct derivatives of any order in both modes.
 
-    Those of `torch.linalg.solve` are wrong where its derivative in forward mode is differentiated again (torch 2.13).
+    Derivatives of the forward-mode derivative of `torch.linalg.solve` are wrong (torch 2.13).
     """
     return torch.linalg.lu_solve(*torch.linalg.lu_factor(A), B, left=left)
 
 
 def length(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """Compute |x| over these dimensions; no square of an entry overflows or underflows. Its gradient at 0 is 0."""
+    """Compute |x| over the dimensions `dim`, without overflow or underflow of squares; its gradient at 0 is 0."""
     limits = torch.finfo(x.dtype)
     largest = torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=dim, keepdim=True).clamp(limits.tiny, limits.max)
     norm = largest * torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
@@ -91,14 +91,14 @@ def length(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tens
 
 
 def rank_floor(n: int, m: int) -> float:
-    """Return below which a singular value of G H^T, relative to the largest, is no more than rounding in float64."""
+    """Return the threshold below which a singular value of G H^T, relative to the largest, is float64 rounding."""
     return (n + m) * torch.finfo(torch.float64).eps
 
 
 def product_svd(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the thin SVD G H^T = left diag(s) right^T, of any rank and shape, without the n x m product.
 
-    QR is accurate column by column, so columns whose lengths differ do not disturb each other. The largest entry in
+    QR is accurate column by column, so columns of very different lengths do not reduce accuracy. The largest entry in
     every column of `left` is positive. Shapes: G (..., n, h), H (..., m, h); s has min(n, m, h) values, descending.
     """
     (Q_G, R_G), (Q_H, R_H) = torch.linalg.qr(G), torch.linalg.qr(H)
@@ -111,18 +111,19 @@ def product_svd(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def singular_frame(
     G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64, *, triangular: bool = False
 ) -> SingularFrame:
-    """Compute the thin SVD of G H^T from QR factors of G and H: the condition number of G^T G would be squared.
+    """Compute the thin SVD of G H^T from QR factors of G and H, as G^T G would square the condition number.
 
-    Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
-    the digits of its factors. Those below `rank_floor` are raised to it, so that weights stay finite and the result
-    depends on the orbit of (G, H) only; the largest entry in every column of `left` is positive. With `eps > 0` the
-    triangular factors are those of G^T G + eps I and H^T H + eps I (QR of G stacked on sqrt(eps) I); `left` and `right`
-    then have columns shorter than one. With `dtype` float32 all is as accurate as that takes: for well-conditioned
-    factors, Gram matrices in float64 are, in a third of the time; `left` and `right` are then rounded already.
-    triangular: G and H are upper triangular (..., h, h), in float64, and their own factors.
+    The frame is in float64 for any dtype of G and H, because the singular values of a product span twice as many digits
+    as its factors. Singular values below `rank_floor` are raised to it, so that weights stay finite and the result
+    depends only on the orbit of (G, H). The largest entry in every column of `left` is positive.
 
-    Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite:
-    see `pair_frame`.
+    With `eps > 0` the triangular factors belong to G^T G + eps I and H^T H + eps I (QR of G stacked on sqrt(eps) I);
+    `left` and `right` then have columns shorter than one. With `dtype` float32 the frame is only accurate to float32:
+    Gram matrices in float64 suffice for well-conditioned factors, in a third of the time, and `left` and `right` are
+    rounded. triangular: G and H are upper triangular (..., h, h), in float64, and serve as their own QR factors.
+
+    Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. For a singular factor the frame is not finite: see
+    `pair_frame`.
     """
     single = dtype == torch.float32 and not eps and in_no_graph(G, H)
     if triangular:
@@ -133,7 +134,7 @@ def singular_frame(
         (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
     U, s, Vh = torch.linalg.svd(apart(R_G @ R_H.mT))
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
-    # Signs of singular vectors are rounding's choice; a rule makes all of the frame a function of G H^T.
+    # Rounding determines the signs of singular vectors. A sign rule makes `left` and `right` functions of G H^T.
     if single:
         sign = torch.empty_like(U[..., :1, :])
         left = _product(G, to_left, sign)
@@ -158,22 +159,24 @@ def pair_frame(
     *,
     triangular: bool = False,
 ) -> tuple[SingularFrame, Tensor]:
-    """Compute `singular_frame` of a product of any rank, and which directions it lacks (..., h), bool.
+    """Compute `singular_frame` of a product of any rank, and a mask (..., h) of the directions that it lacks.
 
-    Let H have full rank and G not, as where G = 0. Of the orbit then the column span of H is left, and with a basis of
-    it that H gives, the product is left diag(s) right^T with some s_i = 0. In these directions the metric is that of
-    `mix`, which needs H alone for velocities of G: |xi_G|^2 = tr(H^T H xi_G^T xi_G), gradient g_G (H^T H)^-1. This is
-    the limit of `mix`, while `inv` (every t < 1) has the limit 0 and would stay for ever. There xi_H = 0: its limit
-    depends on how G comes to 0, and its gradient is 0. All of this commutes with the action of GL(h), which a
-    pseudo-inverse of G^T G does not; with the roles exchanged alike. What lacks in both factors stays as it is: all
-    gradients are 0 there. Where each factor lacks what only the other one has, no rule commutes with the action.
+    Let H have full rank and G lower rank, such as G = 0. The orbit still determines the column span of H. In a basis of
+    it, given by H, the product is left diag(s) right^T with some s_i = 0. In these directions the metric is the one of
+    `mix`, which needs only H for velocities of G: |xi_G|^2 = tr(H^T H xi_G^T xi_G), gradient g_G (H^T H)^-1. This is
+    the limit of `mix`. The limit of the gradient of `inv` (every t < 1) is 0, so training would never leave. In these
+    directions xi_H = 0: its limit depends on how G approaches 0, and the gradient in H is 0.
 
-    In the frame that is: s_i = 1, so that all metrics are one; left_i = 0; velocities of G are measured as `mix` does,
-    with to_left_i from H; those of H are not seen, to_right_i = 0.
+    The rule commutes with the action of GL(h), unlike a pseudo-inverse of G^T G, and also applies with G and H
+    exchanged. Directions missing in both factors do not change, because all gradients are 0 there. If each factor lacks
+    directions that only the other has, no rule commutes with the action.
 
-    Lacking is s_i <= floor s_1 (`rank_floor` at least), and what rounding entries by `unit` (the epsilon of G at least)
-    makes of 0: s_i <= 4 unit sum_j |G_j| |H_j| over columns. With `eps > 0` nothing lacks. In a graph the frame is that
-    of `singular_frame`, and what lacks is for the caller to refuse.
+    In the frame, s_i = 1, so that all metrics agree, and left_i = 0. Velocities of G are measured as in `mix`, with
+    to_left_i from H, and velocities of H are ignored, to_right_i = 0.
+
+    A direction is missing if s_i <= floor s_1 (floor at least `rank_floor`), or if s_i can result from rounding entries
+    by `unit` (at least the epsilon of G): s_i <= 4 unit sum_j |G_j| |H_j| over columns. With `eps > 0` no direction is.
+    In a graph this returns the frame of `singular_frame`, and the caller must refuse missing directions.
     """
     frame = singular_frame(G, H, eps, dtype, triangular=triangular)
     if eps:
@@ -214,7 +217,7 @@ def _lower_rank(G: Tensor, H: Tensor, floor: float, unit: float) -> tuple[Singul
 
 
 def _scaled_svd(R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute R = Q diag(sigma) Wh diag(lengths) from columns of length 1, sigma at rounding level made 0."""
+    """Compute R = Q diag(sigma) Wh diag(lengths) from columns of length 1; sigma at rounding level becomes 0."""
     lengths = torch.linalg.vector_norm(R, dim=-2, keepdim=True)
     lengths = torch.where(lengths > 0, lengths, 1.0)
     Q, sigma, Wh = torch.linalg.svd(R / lengths)
@@ -222,11 +225,11 @@ def _scaled_svd(R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def triangle(G: Tensor, rough: bool = False) -> Tensor:
-    """Compute the upper triangular R (..., h, h), R^T R = G^T G, in float64: by Cholesky where that is QR's to 1e-8.
+    """Compute the upper triangular R (..., h, h), R^T R = G^T G, in float64, by Cholesky if it agrees with QR to 1e-8.
 
-    Its error is that of rounding times the square of the condition number, the columns taken to length 1; so float64
-    and what is badly conditioned in a batch are left to QR. Nothing is differentiated. rough: to 1e-4, which in float32
-    takes a fifth of the time where factors are well-conditioned.
+    The error of Cholesky is rounding times the squared condition number of G with columns scaled to length 1. So QR is
+    used for float64 and for ill-conditioned members of a batch. No derivatives. rough: agree to 1e-4, which in float32
+    takes a fifth of the time for well-conditioned factors.
     """
     if G.dtype == torch.float64:
         return torch.linalg.qr(G, mode="r").R
@@ -244,10 +247,10 @@ def triangle(G: Tensor, rough: bool = False) -> Tensor:
 
 
 def _spectral_bound(a: Tensor) -> Tensor:
-    """Return a bound of the spectral norm of square matrices, which is 1 for the identity.
+    """Return an upper bound on the spectral norm of square matrices that is 1 for the identity.
 
-    The smaller of the Frobenius norm, which alone would call orthonormal columns ill-conditioned from some h on, and
-    the geometric mean of the norms 1 and inf.
+    It is the smaller of the Frobenius norm and the geometric mean of the 1-norm and the inf-norm. The Frobenius norm
+    alone would call orthonormal columns ill-conditioned for large h.
     """
     size = a.abs()
     mean = (size.sum(-1).amax(-1) * size.sum(-2).amax(-1)).sqrt()
@@ -255,7 +258,7 @@ def _spectral_bound(a: Tensor) -> Tensor:
 
 
 def _product(G: Tensor, basis: Tensor, sign: Tensor | None = None) -> Tensor:
-    """Compute G basis in float64, piece by piece, rounded to float32; times `_sign`, if that is to be written."""
+    """Compute G basis in float64, piece by piece, rounded to float32; with `sign`, write `_sign` there and apply it."""
     out = torch.empty(G.shape, dtype=torch.float32, device=G.device)
     signs = () if sign is None else _pieces(sign, of=G)
     for i, (x, on, part) in enumerate(zip(_pieces(G), _pieces(basis, of=G), _pieces(out), strict=True)):
@@ -265,7 +268,7 @@ def _product(G: Tensor, basis: Tensor, sign: Tensor | None = None) -> Tensor:
 
 
 def _pieces(x: Tensor, of: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return a batch of matrices, or what goes with a batch `of` them, in parts that are small in float64."""
+    """Split a batch of matrices, or of companions of the matrices `of`, into parts that are small in float64."""
     n, h = (x if of is None else of).shape[-2:]
     most = _CACHED if x.is_cpu else _LAUNCHED
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]).split(max(1, most // (n * h)))
@@ -284,10 +287,10 @@ def spectral_norm(a: Tensor) -> Tensor:
 
 
 def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
-    """Return the matrix; where its SVD is to be differentiated, with equal singular values moved apart by `gap`.
+    """Return the matrix; if its SVD may be differentiated, equal singular values are separated by `gap`.
 
-    The derivative of singular vectors divides by the differences of singular values. What is computed from a frame
-    does not depend on the choice of vectors at a tie and is smooth there, so the change costs no more than its size.
+    The derivative of singular vectors divides by differences of singular values. Functions of a frame are smooth at a
+    tie and do not depend on the choice of vectors, so the error is of the order of the perturbation.
     """
     if core.shape[-1] == 1 or not differentiated(core):
         return core

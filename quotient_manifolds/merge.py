@@ -26,8 +26,8 @@ from quotient_manifolds.messages import brief, shown
 
 __all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]
 
-SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
-TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have updates
+SUM_TOLERANCE = 1e-6  # for weights that must sum to 1
+TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # select modules with updates
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def merge_adapters(
     alone, so it is the same for an adapter written as (B Z^-1, Z A) with Z invertible; means of the factors are not.
     It is computed in float64, without forming B A. If the singular values at the cut are equal, it is not unique.
 
-    adapters: directories of peft, at least one.
-    weights: a number for each, 1/k by default. They are not normalized, as in peft's `add_weighted_adapter`: [1, 1]
-    adds, [1, -1] subtracts.
+    adapters: one or more peft directories.
+    weights: a number for each of the k adapters, by default 1/k. As in peft's `add_weighted_adapter` they are not
+    normalized: [1, 1] adds, [1, -1] subtracts.
     rank: by default the largest rank among the adapters in the module. It is at most the size of the module and the sum
     of the adapters' ranks. An adapter without an update for a module counts as 0 there, with a UserWarning.
 
@@ -115,8 +115,8 @@ def merge_adapters(
     `modules` has the relative error of each module, without rounding to the dtype; `save` writes the directory.
 
     Raises ValueError for adapters of different base models or tasks, types other than LoRA, DoRA, initializations that
-    change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a rank
-    below 1 or above the size of every module, and updates of modules that the base model does not have.
+    change the base (PiSSA, ...), non-finite numbers, incompatible shapes, a wrong number of weights, a rank below 1 or
+    above the size of every module, and updates of modules that the base model does not have.
     """
     if not isinstance(adapters, (list, tuple)) or not adapters:
         raise ValueError(

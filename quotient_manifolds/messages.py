@@ -1,4 +1,4 @@
-"""Report errors in one sentence, lay out tables of text, and report progress."""
+"""Report errors in one sentence, format tables of text, and report progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
 def sentence(error: BaseException) -> str:
     """Return an error's message on one line, its type if the message alone is unclear, and the user's line of code.
 
-    This is the innermost line of the traceback in the user's files, such as a line of a model or a loss.
+    That line is the innermost line of the traceback in the user's files, such as a line of a model or a loss.
     """
     text = shown(" ".join(str(error).split()))
     message = text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

@@ -20,11 +20,11 @@ def as_pymanopt(manifold: QuotientManifold, shape: int | tuple[int, ...]) -> Any
     """Return a `pymanopt.manifolds.manifold.Manifold` of the points of `shape`, one point at a time, in float64.
 
     A point is one array (`point_layout` 1), a representative of its orbit; tangent vectors are horizontal lifts.
-    `retraction` is the second-order geodesic, `exp` the exact one; `log`, `dist` and `pair_mean`, the middle of a
-    geodesic, exist where the manifold has logarithms, and exp(x, log(x, y)) lies on the orbit of y. Random points and
-    vectors come from torch's global generator.
+    `retraction` is the second-order geodesic, `exp` the exact one. `log`, `dist` and `pair_mean` (the midpoint of a
+    geodesic) exist if the manifold has logarithms; exp(x, log(x, y)) lies on the orbit of y. Random points and vectors
+    come from torch's global generator.
 
-    Raises ValueError for a shape that is not one point, and ImportError where pymanopt is not installed.
+    Raises ValueError unless `shape` is the shape of one point, and ImportError if pymanopt is not installed.
 
     >>> view = as_pymanopt(FixedRankQuotient(6, 4, "mix"), (10, 2))
     >>> view.dim, view.point_layout
@@ -46,9 +46,9 @@ def as_pymanopt(manifold: QuotientManifold, shape: int | tuple[int, ...]) -> Any
 
 
 class _View:
-    """Implement the methods of the view. It is mixed with pymanopt's abstract class only when one is asked for.
+    """Implement the methods of the view. `as_pymanopt` adds pymanopt's abstract class, which may not be installed.
 
-    Solvers ask many things at one point, and vectors move between two: the manifold keeps its last two spaces.
+    Solvers use one point several times and transport vectors between two, so the manifold caches its last two spaces.
     """
 
     def __init__(self, manifold: QuotientManifold, shape: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ class _View:
     def typical_dist(self) -> float:
         """Return |x|_x at a random point x: for `inv` sqrt(2 h), for `mix` sqrt(2) |G H^T|.
 
-        It bounds the steps of TrustRegions, unless `Delta_bar` is given: do that where points are of another size.
+        TrustRegions bounds its steps by it, unless `Delta_bar` is given; give it if points have another size.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -112,7 +112,7 @@ class _View:
         return _array(self._manifold.logmap(_tensor(point_a), _tensor(point_b)))
 
     def pair_mean(self, point_a: Array, point_b: Array) -> Array:
-        """Return the middle of the geodesic from a to the orbit of b, where the manifold has logarithms."""
+        """Return the midpoint of the geodesic from a to the orbit of b, if the manifold has logarithms."""
         return self.exp(point_a, self.log(point_a, point_b) / 2)
 
     def dist(self, point_a: Array, point_b: Array) -> float:
@@ -128,7 +128,7 @@ def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Return a float64 tensor; TypeError for what is no array of real numbers: an imaginary part would be dropped."""
+    """Return a float64 tensor. Raises TypeError for other than real arrays, whose imaginary part would be dropped."""
     if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in "fiu":
         found = getattr(array, "dtype", type(array).__name__)
         raise TypeError(f"points and vectors must be numpy arrays of real numbers. Found {found}")

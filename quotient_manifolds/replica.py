@@ -1,9 +1,9 @@
-"""Evaluate a model as a function of its parameters: what runs is a copy of its structure; the model is never touched.
+"""Evaluate a model as a function of its parameters, on a copy of its structure; the model itself is never changed.
 
-`torch.func.functional_call` swaps parameters on the user's own modules and puts them back afterwards. That goes wrong
-where a module is used twice, where an interrupt falls between the two, where two threads measure one model, and where
-the model writes its weights itself. A replica has none of these troubles: it is made for one evaluation, holds the
-tensors it is given and private copies of all others, and is thrown away.
+`torch.func.functional_call` swaps parameters on the user's own modules and restores them afterwards. That fails if a
+module is used twice, if an interrupt comes in between, if two threads measure one model, or if the model writes its own
+weights. A replica avoids these problems. It is made for one evaluation, with the given tensors and private copies of
+all others, and then discarded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _SWITCHES = threading.RLock()
 
 @contextmanager
 def attention_by_formula() -> Iterator[None]:
-    """Compute attention by its formula inside, one thread at a time.
+    """Compute attention by its formula inside the block, in one thread at a time.
 
-    The switch is one for the process: of two threads that turn it and back, one would leave it turned.
+    The switch is global to the process, so one of two concurrent threads could restore the wrong state.
     """
     with _SWITCHES, sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def unchanged(tensor: Tensor) -> Tensor:
-    """Return the tensor itself: the cast that casts nothing."""
+    """Return the tensor itself, as the identity cast."""
     return tensor
 
 
@@ -49,13 +49,13 @@ def replica(
 ) -> Module:
     """Return a copy of the model's structure that computes with `params` in place of the parameters of these names.
 
-    The copy holds the tensors of `params` themselves, so gradients reach them, in every place that the model keeps the
-    parameter in, tied or used twice. All other parameters and buffers are cloned, then cast. So whatever a forward pass
-    writes, in place or by a hook, it writes to the copy (or to `params`, which the caller must own). Names are those
-    of `model.named_parameters()`. buffers: likewise, in place of those of `model.named_buffers()`.
+    The copy holds the tensors of `params` themselves, wherever the model uses the parameter (tied or twice), so
+    gradients reach them. All other parameters and buffers are cloned, then cast. So a forward pass, or a hook, can only
+    write to the copy, or to `params`, which the caller must own. Names are from `model.named_parameters()`. buffers:
+    likewise, by names from `model.named_buffers()`.
 
-    Raises ValueError for a name that the model lacks, and for a model that does not copy: `copy.deepcopy` fails, as for
-    attributes that are locks or generators, or gives a model that keeps its old parameters, as scripted modules do.
+    Raises ValueError for a name that the model lacks, and for a model that cannot be copied. Then `copy.deepcopy`
+    fails (on locks or generators), or returns a model with the old parameters (of scripted modules).
     """
     own = dict(model.named_parameters())
     if unknown := [name for name in params if name not in own]:
@@ -76,15 +76,15 @@ def replica(
 
 
 def twin(model: Module) -> Module:
-    """Return a copy of the model, for others to keep: `copy.deepcopy`, also of tensors that autograd made.
+    """Return an independent copy of the model, as `copy.deepcopy`, but also of tensors that autograd made.
 
-    Raises ValueError for a model that does not copy.
+    Raises ValueError for a model that cannot be copied.
     """
     return _copied(model, {}, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 def differing_tensors(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that differ: in values or shape, or because one side has no such, as of buffers."""
+    """Return the names of tensors that differ in values or shape, or that only one side has (such as buffers)."""
     return [
         name
         for name in dict.fromkeys((*here, *there))
@@ -93,7 +93,7 @@ def differing_tensors(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, whatever their types; NaN is NaN."""
+    """Return whether two tensors hold the same numbers, in any dtype and layout; NaN equals NaN."""
     x, y = (each.detach().to_dense() if each.layout != torch.strided else each.detach() for each in (one, other))
     if x.shape != y.shape:
         return False
@@ -103,13 +103,13 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:
-    # Of ten hooks' dictionaries per module nearly all are empty: `deepcopy` copies them one by one, slowly.
+    # Most of the ten hook dictionaries of a module are empty, and `deepcopy` would copy each of them slowly.
     held = (each for module in model.modules() for each in vars(module).values())
     memo |= {id(each): type(each)() for each in held if type(each) in (dict, OrderedDict) and not each}
     try:
         with _PrivateTensors(cast):
             return copy.deepcopy(model, memo)
-    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
+    except Exception as error:  # an attribute may be anything, such as a lock, an open file or a Python module
         raise ValueError(
             f"A model must be copyable, for a copy of it is what changes. Found that copy.deepcopy of "
             f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}; keep such "
@@ -120,20 +120,20 @@ def _copied(model: Module, memo: dict[int, Any], cast: Cast) -> Module:
 def private_batch(batch: Any, cast: Cast = unchanged) -> Any:
     """Return the batch with every tensor that `mapped` finds in it cloned, then cast.
 
-    A model that writes to its inputs (`ReLU(inplace=True)` in front) then writes to a copy.
+    A model that writes to its inputs, such as one that begins with `ReLU(inplace=True)`, then writes to a copy.
     """
     return mapped(lambda tensor: cast(tensor.detach().clone()), batch)
 
 
 def _private(w: Tensor, cast: Cast) -> Tensor:
-    """Clone a parameter that no caller replaces; one of a special kind (quantised, say) is shared as it is."""
+    """Clone and cast a parameter that is not replaced; a parameter of a special class (quantized) is shared."""
     if type(w) is not nn.Parameter:
         return w
     return nn.Parameter(cast(w.detach().clone()), requires_grad=w.requires_grad)
 
 
 class TrueGradients(TorchFunctionMode):
-    """Give embeddings the derivative of their values, of which torch zeroes the row of the padding token."""
+    """Give embeddings their true gradient; torch would set the row of the padding token to zero."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -148,8 +148,8 @@ class TrueGradients(TorchFunctionMode):
 class _PrivateTensors(TorchFunctionMode):
     """Let `copy.deepcopy` clone tensors that are neither parameters nor buffers, also those that autograd made.
 
-    torch refuses to copy the latter, which old weight norm and pruning keep as attributes. A clone stays connected to
-    what it was computed from: so a loss that uses it is found to depend on the original model.
+    torch refuses to copy the latter, which old weight norm and pruning keep as attributes. A clone stays in the graph
+    of the original, which shows that a loss with such a tensor depends on the original model.
     """
 
     def __init__(self, cast: Cast) -> None:
@@ -168,9 +168,9 @@ class _PrivateTensors(TorchFunctionMode):
 
 
 def parameter_reached(value: Tensor, model: nn.Module) -> str | None:
-    """Return the name of a parameter of this very model that autograd would send gradients of `value` to; else None.
+    """Return the name of a parameter of this very model that gradients of `value` would reach; None if there is none.
 
-    A value computed from a replica reaches none. Walks the graph once.
+    A value computed by a replica reaches none. The graph is traversed once.
     """
     names = {id(w): name for name, w in model.named_parameters()}
     seen: set[Any] = set()
@@ -182,7 +182,7 @@ def parameter_reached(value: Tensor, model: nn.Module) -> str | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)  # of the nodes that accumulate gradients
+        leaf = getattr(node, "variable", None)  # only nodes that accumulate gradients have it
         if id(leaf) in names:
             return names[id(leaf)]
         waiting.extend(following for following, _ in node.next_functions)

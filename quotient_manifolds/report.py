@@ -1,4 +1,4 @@
-"""Hold tables that a terminal and a page show alike, and write a page as one HTML file that needs nothing else."""
+"""Hold tables for terminals and pages, and render a page as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quotient_manifolds.messages import text_table
 
 @dataclass(frozen=True)
 class Table:
-    """Hold cells by row, the first the heading of its row; the first columns, so many as `words`, are no numbers."""
+    """Hold a table of strings. The first cell is the heading of its row; the first `words` columns are not numbers."""
 
     name: str
     caption: str
@@ -25,9 +25,9 @@ class Table:
 
 
 def render(template: str, **content: Any) -> str:
-    """Return the page that a file of `templates` makes of its content, all text escaped.
+    """Render a template in the folder `templates` with the given content, all text escaped.
 
-    Raises ImportError without jinja2, and jinja2's error for content that the template lacks.
+    Raises ImportError without jinja2, and jinja2's error if the template uses a name that the content lacks.
     """
     with needs("A report", "jinja2", "plots"):
         import jinja2

@@ -34,7 +34,7 @@ COEFFICIENT_NAMES: dict[Kind, str] = {
     "pearson": "Pearson’s r",
 }
 
-ROUNDING = 1e-10  # A smaller part of a column after a fit on covariates is rounding.
+ROUNDING = 1e-10  # A residual of a column below this fraction, after a fit on covariates, counts as rounding.
 # With fewer models there are too few distinct resamples for an interval.
 FEWEST_MODELS = 5
 # With fewer models the standard deviation of tau under the null exceeds 0.16, which reports mention.
@@ -91,12 +91,12 @@ def correlation(
     of models: (t_xy - t_xz t_yz) / sqrt((1 - t_xz^2)(1 - t_yz^2)) for one covariate. It need not vanish if x and y
     depend on the covariates only. A category is one 0/1 column for each of its values but one.
 
-    A model with None or NaN in a column (a measurement that failed) is left out and counted. The coefficient is None if
+    A model with None or NaN in a column (a failed measurement) is left out and counted. The coefficient is None if
     x or y is constant, if the covariates determine one of them, or if no degree of freedom remains. The interval is
     None below five models. The p-value permutes x; with covariates, it permutes the residuals of the ranks of y and
     adds them to the fit again (Freedman and Lane, 1983).
 
-    Raises ValueError for different lengths, infinite values, and covariates of another kind than "kendall-b".
+    Raises ValueError for different lengths, infinite values, and covariates with a kind other than "kendall-b".
     """
     if kind not in COEFFICIENTS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, COEFFICIENTS))}. Found {kind!r}")

@@ -1,4 +1,4 @@
-"""Share exit codes, options, output and progress between commands.
+"""Define the exit codes, options, output and progress bars that commands share.
 
 No module of a command imports torch before the command runs, so that help is printed at once.
 """
@@ -63,7 +63,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Make a command of a function with click's options, under its name."""
+    """Turn a function with click's options into a command of the same name."""
     return click.command(epilog=EXIT_CODES)(function)
 
 
@@ -101,9 +101,9 @@ def count_option(flag: str, text: str, *, least: int = 1, **settings: Any) -> De
 
 
 def data_options(*names: str, **helps: str) -> Decorator:
-    """Return a decorator that adds options of data by name; `data_settings` returns the values given.
+    """Return a decorator that adds data options by name; `data_settings` returns their values.
 
-    helps: options with another help text, by name.
+    helps: data options with a different help text, by name.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def _data_option(name: str, option: Option) -> Decorator:
 
 
 def data_settings(context: click.Context | None = None) -> dict[str, Any]:
-    """Return the options of data that were given to the command, by their names in `DataSource`."""
+    """Return the data options that were given to the command, by their names in `DataSource`."""
     settings: dict[str, Any] = (context or click.get_current_context()).meta.setdefault("data_settings", {})
     return settings
 
@@ -226,12 +226,12 @@ def progress_bars() -> Iterator[Progress]:
 
 @contextmanager
 def step(progress: Progress, what: str) -> Iterator[None]:
-    """Report a task with a single part."""
+    """Report the start and the end of a task with a single part."""
     progress(what, 0, 1)
     yield
     progress(what, 1, 1)
 
 
 def command_line() -> str:
-    """Return the command that is being run, as it is typed in a shell."""
+    """Return the present command line, quoted for a shell."""
     return shlex.join(["quotient-manifolds", *sys.argv[1:]])

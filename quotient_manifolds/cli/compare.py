@@ -1,4 +1,4 @@
-"""Run every measure on every checkpoint of a spec, of one model or of the demo, into a store that survives a crash."""
+"""Measure the checkpoints of a spec, one model, or the models of the demo, into a store that survives a crash."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def compare(
       loss: package.module:function  # loss(model, batch); cross-entropy by default
       dtype: float32
 
-    Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
+    Only checkpoints, data and measures are required; paths are relative to SPEC. Measures: worst-case, average-case,
     legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries: euclidean, adaptive, inv, mix, or a
-    number t. Options of a measure and of its geometry are keys beside them.
+    number t. Options of a measure and of its geometry are further keys of its entry.
 
     OUT receives report.html, comparison.json, values.csv, and store.sqlite, to which every value is written as soon as
     it is computed. After an interruption, a crash or a change of SPEC, the same command measures only what is missing.
     Without --workers or --scheduler everything runs in this process. Values agree bit for bit between processes with
     the same number of threads; a worker has one, unless OMP_NUM_THREADS is set.
 
-    The exit code is 1 if a checkpoint or one of its measures failed; the others are measured nevertheless.
+    The exit code is 1 if a checkpoint or one of its measures failed; all others are measured.
     """
     from quotient_manifolds.compare import forecast, read_spec
 
@@ -128,13 +128,13 @@ def measure(
 ) -> None:
     """Measure the worst-case sharpness of MODEL on DATA.
 
-    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
+    MODEL is a Hugging Face directory, a peft adapter, or package.module:function, a function that returns a torch
     module. On every batch of DATA the loss is maximized within the radius, by an ascent along geodesics; the result is
     the mean increase over batches with its standard error. Every batch has equal weight, so examples in a smaller last
     batch count more.
 
-    This is `compare` for one model. `compare` has all measures and their options; OUT receives the same files, and the
-    same command resumes.
+    This is `compare` for one model. `compare` has all measures and their options. OUT receives the same files, and the
+    same command resumes an interrupted run.
     """
     from quotient_manifolds.compare import Spec
     from quotient_manifolds.load import Checkpoint, data_of
@@ -183,8 +183,8 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     They are trained once on scikit-learn's digits, and kept in OUT. OUT/report.html shows three results for the first
     two: a model's adaptive sharpness changes along its symmetry orbit although its function does not; all continuous
     symmetries are found; aligned models are connected by a path of low loss. Then all models are ranked by sharpness
-    and compared with the generalization gap, as `compare` does with OUT/zoo.yaml. Edit OUT/zoo.yaml and run `compare`
-    on it for further measures.
+    and compared with the generalization gap, as `compare` does with OUT/zoo.yaml. For further measures, edit
+    OUT/zoo.yaml and run `compare` on it.
     """
     from quotient_manifolds.compare import Comparison, comparison_page
     from quotient_manifolds.demo import one_thread, prepare, tell

@@ -37,11 +37,11 @@ def inspect(
 ) -> None:
     """Print the continuous symmetries of MODEL and verify each.
 
-    MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function,
+    MODEL is a Hugging Face directory (config.json and safetensors), a peft adapter, or package.module:function,
     a function that returns a torch module. In float64, the gradient of the output must be orthogonal to the orbit
     of each symmetry, though the summands of these products are not 0; random group elements must not change the
-    output. Also printed: how many parameters are redundant, and the singular values of G H^T in every pair. Inputs are
-    made from the model's configuration; a model without one needs --inputs.
+    output. The number of redundant parameters and the singular values of G H^T in every pair are also printed. Inputs
+    are made from the model's configuration; a model without one needs --inputs.
 
     With --certify, a small model of MODEL's class is created with random weights. The dimension of all parameters that
     compute its function is the number of parameters minus the rank of the Jacobian of all outputs, by linear algebra

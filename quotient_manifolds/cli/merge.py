@@ -24,9 +24,9 @@ from quotient_manifolds.files import check_new
 @click.option("--rank", type=int, help="Rank of the result.  [default: the largest of the adapters, in each module]")
 @common.quiet_option
 def merge(adapters: Sequence[str], target: Path, weights: Sequence[float], rank: int | None) -> None:
-    """Merge LoRA adapters of one base model into one adapter of peft, in the new directory OUT.
+    """Merge LoRA adapters of one base model into one peft adapter, in the new directory OUT.
 
-    Each ADAPTER is a directory of peft with safetensors weights. The result adds the weighted mean of the adapters'
+    Each ADAPTER is a peft directory with safetensors weights. The result adds the weighted mean of the adapters'
     updates to every weight of the base model, or the closest matrix of the given rank. It does not depend on how an
     adapter is factored. Full tensors, such as heads, must be in all adapters, and are averaged.
 

@@ -1,4 +1,4 @@
-"""Act on a model by its symmetries: write it at another point of its orbit, or measure its sharpness there."""
+"""Act on a model by its symmetries: write it at another point of its orbit, or measure its sharpness at such points."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def orbit(
 ) -> None:
     """Measure the sharpness of MODEL at random points of its symmetry orbit.
 
-    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function. A random group element, which
+    MODEL is a Hugging Face directory, a peft adapter, or package.module:function. A random group element, which
     changes no output, acts on it: on the pairs of each head by A = SCALE times a Gaussian matrix, on biases, gains and
     all others by random numbers. The loss is the mean squared distance of the output, on example inputs, from fixed
     Gaussian targets; it is computed in float32 and in float64. Inputs are made from the model's configuration; a model
@@ -66,7 +66,7 @@ def orbit(
     the value of the model itself. If a point cannot be measured, value and ratio are null and `failed` says why; the
     figure leaves it out.
 
-    The exit code is 1 if a point could not be measured; the others are measured nevertheless.
+    The exit code is 1 if a point could not be measured; all others are measured.
     """
     for file in filter(None, (out, figure)):
         check_file(file, model)

@@ -1,4 +1,4 @@
-"""Make a comparison of what a store knows: means over batches, gaps, correlations, failures."""
+"""Build a comparison from the values in a store: means over batches, gaps, correlations, failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kept = Mapping[str, tuple[Mapping[str, Any], float]]  # payload and seconds, by 
 def analyse(
     spec: Spec, jobs: Sequence[Job], failures: Sequence[Any], store: Store, *, command: str, progress: Progress
 ) -> Comparison:
-    """Compare all that the store knows of a spec's checkpoints; of those that were never loaded, that is nothing."""
+    """Compare the stored values of a spec's checkpoints; a checkpoint that was never loaded has none."""
     known = {job.checkpoint.name: store.recall(job.fingerprint) for job in jobs}
     identities = {name: Identity(**record) for name, record in known.items() if record is not None}
     tasks = {name: tasks_of(spec, identities[name]) if name in identities else [] for name in known}
@@ -52,7 +52,7 @@ def analyse(
 
 
 def _scores(tasks: Sequence[Task], kept: Kept) -> dict[str, Any]:
-    """Return loss and error over all examples of each split all of whose batches are known, and the gaps."""
+    """Return mean loss and error of each split whose batches are all computed, and the gaps between the splits."""
     scores: dict[str, Any] = {}
     for split in ("data", "test"):
         keys = [each.key for each in tasks if each.entry is None and each.split == split]
@@ -69,7 +69,7 @@ def _scores(tasks: Sequence[Task], kept: Kept) -> dict[str, Any]:
 
 
 def unmatched(names: Sequence[str], scores: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on checkpoints without scores and, where there are such, on scores of no checkpoint."""
+    """Return a sentence on checkpoints without scores; it also lists rows of scores that match no checkpoint."""
     lacking, others = [name for name in names if name not in scores], [name for name in scores if name not in names]
     more = f" Rows of scores that name no checkpoint: {listing(others)}." if others else ""
     said = f"Without a row of scores, so in no correlation with them: {listing(lacking)}.{more}"
@@ -77,7 +77,7 @@ def unmatched(names: Sequence[str], scores: Mapping[str, Any]) -> list[str]:
 
 
 def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], kept: Kept) -> Iterator[dict[str, Any]]:
-    """Yield means over batches, of measures that have all: the mean of some batches is another measure."""
+    """Yield means over batches of the measures that are known on all batches; other means are not comparable."""
     keys = {entry: [each.key for each in tasks if each.entry == entry] for entry in measures}
     known = [entry for entry, own in keys.items() if own and all(key in kept for key in own)]
     found = {entry: [BatchResult.from_dict(kept[key][0]) for key in keys[entry]] for entry in known}
@@ -100,7 +100,7 @@ def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], 
 
 
 def _nested(found: Mapping[MeasureEntry, list[BatchResult]]) -> dict[MeasureEntry, list[BatchResult]]:
-    """Return the same with worst cases that differ in their radius alone as `nested` has them, batch by batch."""
+    """Apply `nested`, batch by batch, to worst-case measures that differ only in their radius."""
     families = dict[str, list[MeasureEntry]]()
     for entry in found:
         if isinstance(entry.measure, WorstCase):
@@ -117,10 +117,10 @@ def _nested(found: Mapping[MeasureEntry, list[BatchResult]]) -> dict[MeasureEntr
 def _rankings(
     frame: pd.DataFrame, spec: Spec, targets: Sequence[str], store: Store, progress: Progress
 ) -> Iterator[dict[str, Any]]:
-    """Yield correlations over the models that have both values; of fewer than five models nothing is claimed.
+    """Yield correlations over the models that have both values; fewer than five models yield no correlation.
 
-    A partial one stays, undefined, if too few models have what it holds fixed. A score that no model has is left out.
-    What these columns gave before is found in the store: resampling takes seconds for a zoo.
+    A partial correlation is kept as undefined if too few models have the hyperparameter that it holds fixed. A score
+    that no model has is left out. Results for equal columns are cached in the store: resampling a zoo takes seconds.
     """
     wanted = [(label, target) for label in spec.labels for target in targets if target in frame]
     held = [name for name in spec.given if name in frame]
@@ -142,7 +142,7 @@ def _rankings(
 
 
 def _notes(identities: Mapping[str, Identity]) -> list[str]:
-    """Return what must be said beside the numbers of some checkpoints; what is said of several, once."""
+    """Return the notes on checkpoints; a note that several checkpoints share appears once."""
     found: dict[str, list[str]] = {}
     for name, identity in identities.items():
         for split, sentences in identity.notes.items():
@@ -152,7 +152,7 @@ def _notes(identities: Mapping[str, Identity]) -> list[str]:
 
 
 def _groups(tasks: Mapping[str, Sequence[Task]], kept: Kept) -> Iterator[str]:
-    """Yield a sentence for checkpoints that are quotiented by another group than most, in each geometry."""
+    """Yield a sentence, in each geometry, for checkpoints whose symmetry group differs from the most common one."""
     rows = [
         (each.entry.measure.geometry.name, kept[each.key][0].get("group"), name)
         for name, some in tasks.items()

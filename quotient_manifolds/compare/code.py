@@ -1,4 +1,4 @@
-"""Hash the code that numbers are made by: the user's modules by their source, installed packages by their version."""
+"""Hash the code that computes the values: the user's modules by source, installed packages by version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from quotient_manifolds.compare.identity import hashed
 from quotient_manifolds.messages import is_users
 
-OURS = __name__.partition(".")[0]  # which counts by VERSION and MEANING
+OURS = __name__.partition(".")[0]  # this package is identified by VERSION and MEANING instead
 BY_NAME = ("import_module", "__import__")
 BY_FILE = ("spec_from_file_location", "run_path", "run_module", "exec")
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -27,9 +27,10 @@ PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 @dataclass(frozen=True)
 class Source:
-    """Hold the hash of a module's file, the names of all that it may import, and of its functions in memory.
+    """Hold the hash of a module's file, the names of the modules that it may import, and the hash of its functions.
 
-    memory: "" unless they are others than the file's, as of a module that was imported before the file was edited.
+    memory: hash of its functions in memory, "" if all of them are in the file. They are not if the file was edited
+    after its import.
     """
 
     digest: str
@@ -37,24 +38,24 @@ class Source:
     memory: str = ""
 
 
-_IMPORTED: dict[str, tuple[object, Source]] = {}  # by module: its import, and its file as it was first seen after it
+_IMPORTED: dict[str, tuple[object, Source]] = {}  # by module: its import, and its source when first seen afterwards
 
 
 def code_on_disk(references: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the source files of modules, or of functions, and of all that they import, by name of module.
+    """Return hashes, by module name, of the source files of modules (or of functions' modules) and of their imports.
 
-    Modules are the user's unless they are installed, Python's or this package's. Of installed ones, the keys hold name
-    and version. What an import names is followed wherever it stands in a file; where its name is computed, it may be
-    every module below the folder that the file is found from. Nothing is imported.
+    Only the user's modules are hashed: not installed ones, Python's or this package's. For an installed package, the
+    key holds name and version. Imports are followed wherever they stand in a file. If the name of an import is
+    computed, every module below the folder from which the file is imported counts. Nothing is imported.
     """
     return _followed([each.partition(":")[0] for each in references], _read)
 
 
 def code_imported(references: Iterable[str], classes: Iterable[type]) -> dict[str, str]:
-    """Return what `code_on_disk` does for modules as this process has imported them: of what numbers are made by.
+    """Return the hashes of `code_on_disk`, for modules as this process has imported them.
 
-    references: the user's functions, as package.module:function, or modules. classes: of the objects that they made. Of
-    what has no file, as in a notebook, the code in memory is hashed, with whatever it names there.
+    references: the user's functions, as package.module:function, or modules. classes: the classes of the objects that
+    these functions made. For code without a file, as in a notebook, the code in memory and all that it names is hashed.
     """
     split = [each.partition(":") for each in references]
     objects = [(module, name, getattr(sys.modules.get(module), name, None)) for module, _, name in split]
@@ -68,7 +69,7 @@ def code_imported(references: Iterable[str], classes: Iterable[type]) -> dict[st
 
 
 def edited(code: Mapping[str, str], before: Mapping[str, str]) -> str | None:
-    """Return the name of a module whose source is another than before; None if there is none."""
+    """Return the name of a module whose source has changed; None if none has."""
     return next((name for name, digest in before.items() if code.get(name, digest) != digest), None)
 
 
@@ -106,7 +107,7 @@ def _file(name: str) -> Path | None:
 
 
 def _spec(name: str) -> Any:
-    """Return how a module was imported, or would be; None if it cannot. Its parents are not imported."""
+    """Return the import spec of a module; None if it cannot be imported. Its parent packages are not imported."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     above = name.rpartition(".")[0]
@@ -116,16 +117,16 @@ def _spec(name: str) -> Any:
         parent = _spec(above)
         places = None if parent is None else parent.submodule_search_locations
         return PathFinder.find_spec(name, places) if places else None
-    except (ImportError, ValueError, AttributeError):  # of finders of other packages
+    except (ImportError, ValueError, AttributeError):  # finders of other packages raise these
         return None
 
 
 def _as_imported(name: str, file: Path) -> Source:
-    """Return the source of a module as it was when this process first saw it, until it is imported anew."""
+    """Return the source of a module as this process first saw it; a new import reads it again."""
     module = sys.modules.get(name)
     if module is None:
         return _read(name, file)
-    imported = getattr(module, "__spec__", None) or module  # a new one for each import, also by importlib.reload
+    imported = getattr(module, "__spec__", None) or module  # each import makes a new spec, also importlib.reload
     if name not in _IMPORTED or _IMPORTED[name][0] is not imported:
         source = _read(name, file)
         _IMPORTED[name] = imported, Source(source.digest, source.imports, _other_functions(module, file))
@@ -138,13 +139,13 @@ def _read(name: str, file: Path) -> Source:
     root = Path(os.path.abspath(file)).parents[len(package.split(".")) if package else 0]
     try:
         imports = tuple(dict.fromkeys(_imports(ast.parse(content), package, root)))
-    except (SyntaxError, ValueError, RecursionError):  # as of a compiled module
+    except (SyntaxError, ValueError, RecursionError):  # a compiled module, for example
         imports = ()
     return Source(hashlib.sha256(content).hexdigest(), imports)
 
 
 def _imports(tree: ast.Module, package: str, root: Path) -> Iterator[str]:
-    """Yield the names of all modules that a file may import, and of some that are none."""
+    """Yield the names of all modules that a file may import; some of the names may not be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
@@ -163,7 +164,7 @@ def _imports(tree: ast.Module, package: str, root: Path) -> Iterator[str]:
 def _absolute(name: str, package: str) -> str:
     try:
         return importlib.util.resolve_name(name, package)
-    except ImportError:  # beyond the package
+    except ImportError:  # the relative name leads out of the package
         return name.lstrip(".")
 
 
@@ -179,7 +180,7 @@ def _below(root: Path) -> Iterator[str]:
 
 
 def _version(package: str) -> str:
-    """Return the version of an installed package, without the build: a CPU's and a GPU's are one."""
+    """Return the version of an installed package without its build tag, so that CPU and GPU builds are equal."""
     try:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:  # a distribution may have another name
@@ -196,7 +197,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def _other_functions(module: ModuleType, file: Path) -> str:
-    """Return a hash of a module's functions, "" if all of them are in its file as it is now."""
+    """Return a hash of a module's functions; "" if the present file contains all of them."""
     codes = [each for each in _codes(vars(module), module.__name__, []) if each.co_filename == str(file)]
     own = [_text(each) for each in codes]
     try:
@@ -225,18 +226,18 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _text(code: CodeType) -> str:
-    """Return what code does: also of equal code elsewhere in a file, or in another process."""
+    """Return a text that is equal for equal code, wherever it is in a file and in whichever process."""
     constants = [_text(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
     return repr((code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
 
 
 def _plain(value: Any) -> str:
-    """Return a constant as text, with sets in order."""
+    """Return a constant as text, with sets sorted."""
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _all_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and all that is nested in it."""
+    """Yield a code object and all code objects nested in it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -244,7 +245,7 @@ def _all_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _described(value: Any, module: str) -> tuple[str, list[str]]:
-    """Return the hash of a function or a class of a module without a file, and the names of modules that it uses."""
+    """Return the hash of a function or class from a module without a file, and the names of the modules it uses."""
     texts, modules, seen, waiting = list[str](), list[str](), list[Any](), [value]
     while waiting:
         each = waiting.pop()
@@ -262,7 +263,7 @@ def _described(value: Any, module: str) -> tuple[str, list[str]]:
 
 
 def _made_of(value: Any, module: str) -> tuple[str, str, list[Any]]:
-    """Return the text of a value in memory, the module that it belongs to, and what it holds or names in its module."""
+    """Return the text of a value in memory, its module, and the objects that it holds or names in that module."""
     if isinstance(value, FunctionType):
         space, owner = value.__globals__, str(value.__globals__.get("__name__"))
         names = sorted({name for code in _all_codes(value.__code__) for name in code.co_names})

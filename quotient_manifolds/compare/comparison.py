@@ -1,4 +1,4 @@
-"""Hold what a comparison has found, in five tables."""
+"""Hold the results of a comparison in five tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from quotient_manifolds.sharpness.ascent import KEPT
 from quotient_manifolds.sharpness.result import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Correlation, Kind, tau_deviation
 
-FORMAT = 3  # of comparison.json
-NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if there is none at all
+FORMAT = 3  # the version of comparison.json
+NUMBERS = {  # columns of numbers, by table: missing numbers are NaN, also if a whole column is missing
     "measures": ("radius",),
     "values": ("mean", "standard_error", "batches", "seconds", "reach", "relative_gap", "promise_kept"),
     "rankings": ("value", "low", "high", "p_value", "p_holm"),
@@ -32,24 +32,25 @@ TABLES = ("measures", "scores", *COLUMNS)
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Hold what a comparison has found; `save` and `load` are inverse to each other.
+    """Hold the results of a comparison; `save` and `load` are inverse to each other.
 
-    - measures, by label: `measure`, `geometry`, `radius` (NaN: none), `family` (the label without the radius), all
-      settings of the geometry as `geometry.NAME`, and all others as `settings.NAME`.
+    - measures, by label: `measure`, `geometry`, `radius` (NaN: none), `family` (the label without the radius), the
+      settings of the geometry as `geometry.NAME`, and all other settings as `settings.NAME`.
     - scores, by checkpoint: a column for each score.
     - values, a row for each measure of a checkpoint that is known on all batches: `checkpoint`, `label`, `mean` over
-      batches, its `standard_error` (NaN for one batch of what is not random), how many `batches`, the `seconds` they
-      took, `reach` (the largest relative speed of truncated geodesics), `beyond_reach` (on some batch that is where
-      they may be far from the exact ones), `relative_gap` (the share of the increase that one more step of the ascent
-      promises), `promise_kept` (the smallest increase over radius times gradient norm), `not_converged` (one of these
-      two says that the maximum may be larger), `rounded` (the loss changes by so little that rounding may decide).
+      batches, its `standard_error` (NaN for a deterministic measure on one batch), the number of `batches`, the
+      `seconds` they took, `reach` (the largest relative speed of truncated geodesics), `beyond_reach` (whether, on some
+      batch, truncated geodesics may be far from exact ones), `relative_gap` (the share of the increase that one more
+      step of the ascent promises), `promise_kept` (the smallest increase over radius times gradient norm),
+      `not_converged` (by one of these two, the maximum may be larger), `rounded` (the loss changes so little that
+      rounding may dominate).
     - rankings, a row for each correlation of a `measure` with a score (`against`): `given` (the hyperparameter held
-      fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind: partial
-      correlations are a kind of their own.
+      fixed, "" for none), the fields of `Correlation`, and `p_holm`, the p-value corrected by Holm's method over all
+      correlations of its kind. Partial correlations are a kind of their own.
     - failures: `checkpoint`, `what` could not be measured ("": anything), and the `message`.
 
-    notes: sentences that must stand beside the numbers, such as how many texts were cut. command: what makes it anew.
-    measured_now: how many values on a batch were measured by the call that made it; not saved.
+    notes: caveats to the numbers, such as how many texts were truncated. command: the command that repeats the
+    comparison. measured_now: the number of values (measure and batch) that the call itself measured; not saved.
     """
 
     spec: str
@@ -70,21 +71,21 @@ class Comparison:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Return how many values (a measure of a checkpoint) are known, and how many there could be."""
+        """Return the number of known values (a measure of a checkpoint), and the number of all values."""
         return len(self.values), len(self.scores) * len(self.measures)
 
     def frame(self, column: str = "mean") -> pd.DataFrame:
-        """Return a row for each checkpoint: its scores, then a column of `values` by measure; NaN: not known."""
+        """Return a row for each checkpoint: its scores, then one column of `values` for each measure; NaN: unknown."""
         wide = self.values.pivot(index="checkpoint", columns="label", values=column)
         return self.scores.join(wide.reindex(index=self.scores.index, columns=pd.Index(self.labels)))
 
     def ranking(self, kind: Kind = "kendall-b") -> pd.DataFrame:
-        """Return the correlations of one kind that hold nothing fixed."""
+        """Return the correlations of one kind, without partial correlations."""
         return self.rankings[(self.rankings["kind"] == kind) & (self.rankings["given"] == "")]
 
     @property
     def asked(self) -> pd.DataFrame:
-        """Return the rows of `rankings` that answer the question: Kendall's, with fixed what was to be held fixed."""
+        """Return the rows of `rankings` that decide: Kendall's partial coefficients, or the plain ones without them."""
         kendall = self.rankings[self.rankings["kind"] == "kendall-b"]
         partial = kendall[kendall["given"] != ""]
         return partial if len(partial) else kendall
@@ -112,13 +113,13 @@ class Comparison:
         return said
 
     def failure_groups(self) -> list[tuple[str, str, str]]:
-        """Return checkpoints, what failed on them ("": all), and why; what failed for one reason is put together."""
+        """Return checkpoints, what failed on them ("": all), and why; failures with one reason form one group."""
         by_checkpoint = self.failures.groupby(["checkpoint", "message"], sort=False)["what"].agg("; ".join)
         groups = by_checkpoint.reset_index().groupby(["what", "message"], sort=False)["checkpoint"].agg(list)
         return [(listing(names), what, why) for (what, why), names in groups.items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON, of which `from_dict` makes the same again."""
+        """Return the comparison as plain JSON; `from_dict` is the inverse."""
         record = {"format": FORMAT, "spec": self.spec, "version": self.version, "command": self.command}
         frames = {name: getattr(self, name) for name in TABLES}
         tables = {
@@ -133,7 +134,7 @@ class Comparison:
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
-        """Read comparison.json, or that of a directory. Raises ValueError for anything else."""
+        """Read comparison.json, given by its path or its directory. Raises ValueError for any other file."""
         file = Path(path) / "comparison.json" if Path(path).is_dir() else Path(path)
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
@@ -142,7 +143,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Comparison:
-        """Return the comparison of which comparison.json holds `record`. Raises ValueError for another format."""
+        """Return the comparison from `record`, the content of comparison.json. Raises ValueError for another format."""
         if record.get("format") != FORMAT:
             raise ValueError(f"A comparison must be of format {FORMAT}. Found {record.get('format')!r}; compare again")
         tables = {name: _table(name, **record[name]) for name in TABLES}
@@ -150,19 +151,19 @@ class Comparison:
 
 
 def listing(names: Sequence[str], most: int = 3) -> str:
-    """Return the names in one line, the first of them where they are many."""
+    """Return the names in one line; only the first `most`, and a count, if there are more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def table(name: str, rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """Return the rows as a table of a comparison, which has its columns also where there is no row."""
+    """Return the rows as a table of a comparison; it has all columns even without rows."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
     return frame.astype(dict.fromkeys(NUMBERS.get(name, ()), "float64"))
 
 
 def _table(table: str, name: str | None, index: list[Any], columns: list[str], data: list[list[Any]]) -> pd.DataFrame:
-    """Return what `to_dict` wrote: columns of numbers are float64, flags bool, all others as pandas takes them."""
-    kind = object if table == "measures" else None  # whole numbers stay whole beside settings that are not there
+    """Return a table from `to_dict`: numbers as float64, flags as bool, other columns as pandas infers them."""
+    kind = object if table == "measures" else None  # integers stay integers in columns with missing settings
     cells = [[math.nan if cell is None else cell for cell in row] for row in data]
     names = None if name is None else pd.Index(index, name=name)
     frame = pd.DataFrame(cells, index=names, columns=columns, dtype=kind)

@@ -1,4 +1,4 @@
-"""Tell what decides a number: the code, the model with what it computes, the batch, and files before they are read."""
+"""Hash everything that determines a value: code, model and its outputs, batch, and files before they are read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from quotient_manifolds.symmetries.verify import jittered
 
 @dataclass(frozen=True)
 class Identity:
-    """Hold what decides the numbers of a checkpoint, and what must be said beside them (notes, by split).
+    """Hold hashes of everything that determines the values of a checkpoint, and the notes on them by split.
 
-    code: that computes them, by `code_imported`; model: its hash; batches: by split, for each batch its hash and what
-    the model computes of it.
+    code: hashes from `code_imported`. model: its hash. batches: by split, for each batch its hash and the text of
+    `computed`.
     """
 
     code: Mapping[str, str]
@@ -37,10 +37,10 @@ class Identity:
 
 
 def model_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
+    """Return the SHA-256 of a model's printed modules, the names of its frozen parameters, and its whole state.
 
-    The classes of its modules with what they print of themselves; name, shape, dtype and bytes of its whole state. Its
-    code counts beside it, and what else it holds `computed` tells.
+    The state is name, shape, dtype and bytes of every parameter and buffer. Code is hashed separately, and `computed`
+    covers anything else that changes the outputs.
     """
     frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -48,12 +48,12 @@ def model_hash(model: nn.Module) -> str:
 
 
 def computed(model: nn.Module, evaluate: Evaluate, loss: Loss, batch: Any) -> str:
-    """Return numbers that tell models apart which hold alike weights and yet compute different things, as text.
+    """Return numbers, as text, that differ between models with equal weights but different outputs.
 
-    Whatever decides that: a file that code reads, a tensor that is no buffer, a hook. evaluate(model, batch) in
-    float64, at the weights and 1 % beside them, which shows what these hide, as a head of zeros does; and as a measure
-    computes them, loss and norm of its gradient. Where they cannot be computed, "nothing": the measures say what is
-    wrong. More digits may depend on the machine.
+    Such models may differ in a file that the code reads, a tensor that is not a buffer, or a hook. The numbers are
+    evaluate(model, batch) in float64, at the weights and at a 1 % perturbation (a head of zeros hides differences), and
+    the loss and its gradient norm as measures compute them. "nothing" stands for numbers that cannot be computed; the
+    measures report why. Digits are few, as more may depend on the machine.
     """
 
     def outputs() -> str:
@@ -73,14 +73,14 @@ def computed(model: nn.Module, evaluate: Evaluate, loss: Loss, batch: Any) -> st
 
 
 def _alike(work: Callable[[], str]) -> str:
-    """Return what `work` returns, "nothing" if it raises; what is random draws alike, by one thread in one order."""
+    """Return work(), or "nothing" if it raises; a fixed seed and a single thread make it reproducible."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(), data_checks(ALL_CHECKS):
             torch.manual_seed(0)
             return work()
-    except Exception:  # the model is the user's
+    except Exception:  # the user's model may raise anything
         return "nothing"
     finally:
         torch.set_num_threads(threads)
@@ -95,16 +95,16 @@ def batch_hash(batch: Any) -> str:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder, not below, in the order of their names; none if there is no folder."""
+    """Return the files directly in a folder, sorted by name; an empty list if the folder does not exist."""
     return sorted(each for each in folder.iterdir() if each.is_file()) if folder.is_dir() else []
 
 
 def files_fingerprint(path: Path | None, listed: Callable[[Path], list[Path]] = files_in) -> str:
-    """Return the SHA-256 of name, size, times of change and inode of a checkpoint's files: as before if none changed.
+    """Return the SHA-256 of path, size, mtime, ctime and inode of a checkpoint's files; unchanged if no file changed.
 
-    The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot. Those of a file
-    are also all beside it that begin with its stem; of a directory, the files in it, and in that of the base model if
-    it is an adapter's. listed: `files_in`, or one that remembers folders in which many checkpoints lie.
+    Copies and archives may set the modification time (mtime), but not the change time of the inode (ctime). For a file,
+    all files beside it whose names begin with its stem count, too. For a directory, its files count, and for an adapter
+    also the files of the base model. listed: `files_in`, or a cached version for folders with many checkpoints.
     """
     if path is None:
         return "no files"
@@ -121,7 +121,7 @@ def hashed(texts: Iterable[str], tensors: Mapping[str, Tensor] | None = None) ->
     """Return the SHA-256 of texts and of tensors with their names."""
     digest = hashlib.sha256()
     for text in texts:
-        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # names of files need not be text
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # file names may not be valid text
     for name, tensor in (tensors or {}).items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

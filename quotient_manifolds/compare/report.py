@@ -19,7 +19,7 @@ from quotient_manifolds.statistics import FEWEST_MODELS, Correlation
 RECORD, VALUES, PAGE = REPORTS = ("comparison.json", "values.csv", "report.html")
 
 SIGNIFICANT = 0.05
-"""Below it, a p-value corrected by Holm's method counts as a finding."""
+"""A p-value below this level, after correction by Holm's method, counts as a finding."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -31,7 +31,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def summary_tables(comparison: Comparison) -> list[Table]:
-    """Return what a terminal shows: how values spread over the checkpoints, and how measures rank them."""
+    """Return the tables for a terminal: the spread of values over the checkpoints, and the correlations with scores."""
     values = comparison.frame()[comparison.labels]
     columns = {"Computed": values.count(), "Smallest": values.min(), "Median": values.median(), "Largest": values.max()}
     rows = [[label, *map(_number, row)] for label, row in pd.DataFrame(columns).iterrows()]
@@ -40,10 +40,10 @@ def summary_tables(comparison: Comparison) -> list[Table]:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return what may be concluded on whether measures predict the first score they are correlated with.
+    """Return the conclusion, in words, on whether measures predict the first score that they are correlated with.
 
-    From p-values corrected by Holm's method, of the partial coefficients if the spec holds something fixed: a measure
-    correlates if all of its coefficients are significant, and the weakest one is quoted. Of one model, its values.
+    It uses p-values corrected by Holm's method, of the partial coefficients if the spec holds hyperparameters fixed. A
+    measure correlates if all its coefficients are significant; the weakest is quoted. One model yields its values.
     """
     models, rows = len(comparison.scores), comparison.asked
     if models == 1:
@@ -85,7 +85,7 @@ def conclusion(comparison: Comparison) -> str:
 def _weakest(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the least significant coefficient of each measure, the most significant of these first.
 
-    With its `size` and its `level`, the corrected p-value, infinite for a coefficient that is not defined.
+    Adds columns `size` (its absolute value) and `level` (the corrected p-value, infinite if it is undefined).
     """
     rows = rows.assign(size=rows["value"].abs().round(9), level=rows["p_holm"].fillna(math.inf))
     ordered = rows.sort_values(["level", "size"], ascending=[False, True], kind="stable")
@@ -107,7 +107,7 @@ def _values_in_words(comparison: Comparison) -> str:
 
 
 def _coefficient(row: pd.Series) -> str:
-    """Return a coefficient as a sentence quotes it, with its interval and what is held fixed."""
+    """Return a coefficient in words, with its interval and the hyperparameter held fixed."""
     interval = "" if pd.isna(row["low"]) else f" [{_signed(row['low'])}, {_signed(row['high'])}]"
     return f"{'partial ' * bool(row['given'])}tau {_signed(row['value'])}{interval}{_held(row['given'])}"
 
@@ -123,9 +123,9 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 def comparison_page(
     comparison: Comparison, *, title: str | None = None, lead: str | None = None, chapters: Sequence[Any] = ()
 ) -> str:
-    """Return the page of a comparison: what failed, the ranking and figures; all else is folded at the end.
+    """Return the page of a comparison: failures, ranking and figures; all else is folded at the end.
 
-    chapters: of the demonstration, shown first, under `lead`; without them the conclusion leads.
+    chapters: of the demonstration, shown first, under `lead`; by default, the conclusion is shown first.
     """
     known, cells = comparison.known
     caption = "What could not be measured; the next run tries again"
@@ -145,7 +145,7 @@ def comparison_page(
         notes=comparison.notes,
         cautions=comparison.cautions,
         ranking=_ranking_table(rankings) if len(rankings) else None,
-        resamples=rankings["resamples"].max(),  # one that is undefined has none
+        resamples=rankings["resamples"].max(),  # an undefined correlation has no resamples
         confidence=f"{next(iter(rankings['confidence']), 0.0):.0%}",
         scatter={target: _scatter(comparison, target) for target in rankings["against"].unique()},
         all_values=_value_table(comparison),
@@ -155,7 +155,7 @@ def comparison_page(
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
-    """Return value, bootstrap interval, p-value and the corrected one of each correlation."""
+    """Return value, bootstrap interval, p-value and corrected p-value of each correlation."""
     rows: list[list[str]] = []
     for _, row in rankings.iterrows():
         p_values = [_number(row[name]) for name in ("p_value", "p_holm")]
@@ -176,7 +176,7 @@ def _tau_table(comparison: Comparison) -> Table:
 
 
 def _scatter(comparison: Comparison, target: str) -> str:
-    """Return figures of the score against each measure of which any value is known, as <img> elements."""
+    """Return figures of the score against each measure with a known value, as <img> elements."""
     means, errors = comparison.frame(), comparison.frame("standard_error")
     ranking = comparison.ranking().query("against == @target")
     rows = ranking.astype(object).where(ranking.notna(), None).to_dict("records")
@@ -199,7 +199,7 @@ def _value_table(comparison: Comparison) -> Table:
 
 
 def _number(value: Any) -> str:
-    """Return four digits of a number, a text as it is, and nothing for NaN."""
+    """Return a number with four digits, a text unchanged, and "" for NaN."""
     return value if isinstance(value, str) else "" if pd.isna(value) else f"{value:.4g}".replace("-", "−")
 
 
@@ -209,7 +209,7 @@ def _value(mean: float, error: float) -> str:
 
 
 def _interval(row: Mapping[str, Any] | pd.Series) -> str:
-    """Return the interval of a correlation; nothing where it has none."""
+    """Return the interval of a correlation; "" if it has none."""
     return "" if pd.isna(row["low"]) else f"{_signed(row['low'])} to {_signed(row['high'])}"
 
 

@@ -42,18 +42,18 @@ from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.sharpness.suggest import suggested
 from quotient_manifolds.version import MEANING, VERSION
 
-# What a tick is taken to need: a product with the Hessian two passes, and an eigenvalue 40 products, or many more.
+# Passes that a tick is estimated to need: a product with the Hessian takes two, an eigenvalue 40 products or many more.
 PASSES: dict[type[Measure], int] = {HessianTrace: 2, TopEigenvalue: 80}
 SCORES = "loss and error"
 Measured = tuple[int, list[dict[str, str]]]  # what `measure_checkpoint` returns
-_SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
+_SILENT = logging.CRITICAL + 1  # Dask logs a connection that closes during Ctrl-C as critical, with a traceback
 _SETTINGS = {
-    "distributed.scheduler.allowed-failures": 2,  # workers that may die over a checkpoint, but one
-    # Dask gives up a worker for good that is not there so long after it died: also one that is just being started for
-    # the second time. Here dead workers are always started again.
+    "distributed.scheduler.allowed-failures": 2,  # a checkpoint fails when one more worker than this has died over it
+    # Dask gives up a dead worker that is not back after this time, even one that is just being restarted a second time.
+    # Here dead workers are always restarted.
     "distributed.deploy.lost-worker-timeout": "365 days",
 }
-# A terminal sends Ctrl-C to the workers too; they are to be ended by the process that started them, without a word.
+# A terminal sends Ctrl-C to the workers, too. They ignore it, because the process that started them ends them quietly.
 _DEAF_TO_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
@@ -67,23 +67,24 @@ def run_comparison(
     progress: Progress | None = None,
     command: str | None = None,
 ) -> Comparison:
-    """Measure every checkpoint of a spec that is not measured yet, and return what was found.
+    """Measure the checkpoints of a spec, except for values that are stored already, and return the comparison.
 
-    out: the directory that receives store.sqlite (every value as it is finished), report.html, comparison.json (which
-    `Comparison.load` reads) and values.csv (a row for each measure of each checkpoint); None: nothing is written. Call
-    it again after an interruption, a crash or a change of the spec, and only what is missing is measured. What fails
-    does not stop the rest: `Comparison.failures` says what and why.
+    spec: a `Spec`, or the path of a YAML file.
+    out: the directory that receives store.sqlite (every value as soon as it is computed), report.html, comparison.json
+    (for `Comparison.load`) and values.csv (a row for each measure of each checkpoint). None: nothing is written. After
+    an interruption, a crash or a change of the spec, the same call measures only missing values.
+    workers: the number of processes to start on this machine. Each measures one checkpoint at a time, on CUDA on its
+    own device. They import the main module, so a script that gives `workers` needs `if __name__ == "__main__":`.
+    scheduler: the address of a Dask cluster, whose workers must have the checkpoints, the data and `out` under the same
+    paths. Without `workers` and `scheduler`, everything runs in this process and Dask is not needed.
+    progress: called with the current activity, the number of finished parts, and their total.
+    command: the command that the report quotes for repeating the comparison.
 
-    spec: a `Spec`, or the path of a YAML file. workers: measure in so many processes on this machine, a checkpoint at a
-    time in each (on CUDA each has a device of its own); scheduler: on the workers of the Dask cluster with this
-    address, which must see the checkpoints, the data and `out` under the same paths; neither: in this process, which
-    needs no Dask. Values are the same bit for bit, given the same number of torch's threads: a worker has one, or as
-    many as OMP_NUM_THREADS says. Started processes import the main module, so a script that gives `workers` needs
-    `if __name__ == "__main__":`. progress is called with what is being done, how much of it is finished, and the total.
-    command: what the report says to redo it by.
+    Values agree bit for bit between processes with the same number of torch threads; a worker has one, or
+    OMP_NUM_THREADS. A failure does not stop the other tasks; `Comparison.failures` lists them with reasons.
 
-    Raises ValueError, in one sentence, for a spec that is wrong and workers that cannot be had; `StoreError` for a
-    store that cannot be used, or that another process measures into.
+    Raises ValueError, in one sentence, for an invalid spec or unavailable workers; `StoreError` for a store that cannot
+    be used, or that another process measures into.
     """
     wanted, device = spec if isinstance(spec, Spec) else read_spec(spec), str(device)
     progress = progress or (lambda what, done, total: None)
@@ -116,10 +117,10 @@ def run_comparison(
 
 
 def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tuple[str, ...]]:
-    """Return the spec with a radius wherever one is to be suggested, and a sentence on each of those.
+    """Return the spec with all suggested radii filled in, and a sentence on each of them.
 
-    It is suggested on the first checkpoint and its first batch, once: a store keeps it for all runs. Raises ValueError
-    where that checkpoint cannot be measured.
+    A radius is suggested once, on the first batch of the first checkpoint; a store keeps it for all runs. Raises
+    ValueError if that checkpoint cannot be measured.
     """
     first, measures, said = spec.checkpoints[0], list[MeasureEntry](), list[str]()
     code = code_on_disk(spec.code_of(first))
@@ -150,7 +151,7 @@ def with_radii(spec: Spec, device: str, store: Store | None) -> tuple[Spec, tupl
 
 
 def jobs_of(spec: Spec, device: str) -> list[Job]:
-    """Return a job for each checkpoint, with a fingerprint that says, without loading, that all is as it was."""
+    """Return a job for each checkpoint; its fingerprint shows, without loading, whether anything has changed."""
     data = [None if split is None else split.fingerprint() for split in (spec.data, spec.test)]
     settings, listed = (VERSION, MEANING, spec.dtype, spec.loss, *data), cache(files_in)
     codes = cache(code_on_disk)
@@ -163,7 +164,7 @@ def jobs_of(spec: Spec, device: str) -> list[Job]:
 
 
 def _left(job: Job, store: Store) -> bool:
-    """Return whether anything of a checkpoint may be left to measure."""
+    """Return whether a checkpoint may have tasks without a stored value."""
     record = store.recall(job.fingerprint)
     if record is None or job.spec.calls_functions:
         return True
@@ -174,10 +175,10 @@ def _left(job: Job, store: Store) -> bool:
 def _measure_on(
     client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool
 ) -> dict[str, Measured]:
-    """Measure a checkpoint on each worker at a time, each into the store; return values added and failures by name.
+    """Measure one checkpoint at a time on each worker, into the store; return values added and failures by name.
 
-    Where a worker dies, Dask gives its checkpoint to another, which finds in the store what was finished. Raises
-    OSError where the scheduler is gone.
+    If a worker dies, Dask gives its checkpoint to another worker, which reuses the stored values. Raises OSError if the
+    scheduler is gone.
     """
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     waiting, running, made = list(reversed(jobs)), dict[Any, str](), dict[str, Measured]()
@@ -195,7 +196,7 @@ def _measure_on(
             continue
         name = running.pop(future)
         try:
-            made[name] = future.result()  # waits for another worker to find it again where this one died just now
+            made[name] = future.result()  # if the worker has just died, this waits until another has recomputed it
         except Exception as error:
             if type(error).__name__ != "KilledWorker":
                 raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.") from error
@@ -219,16 +220,16 @@ def _work(job: Job, store: str, local: bool) -> Measured:
 def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator[Any]:
     """Start `workers` processes on this machine, or join the cluster at `scheduler`; yield its client.
 
-    A process computes with one thread, or as many as OMP_NUM_THREADS says. They end with this process, however it ends.
-    Raises ValueError for workers that cannot be had, OSError where no scheduler answers, ImportError without Dask.
+    Each process computes with one thread, or with OMP_NUM_THREADS. The processes end with this one, however it ends.
+    Raises ValueError for more workers than GPUs, OSError if no scheduler answers, ImportError without Dask.
     """
     with needs("Measuring by several workers", "dask.distributed", "distributed"):
         import dask
         from distributed import Client, LocalCluster
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"workers must have a GPU each. Found {devices} for {workers}; give {devices} workers")
-    for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
-        logging.getLogger(name).setLevel(_SILENT)  # that a worker or scheduler died is said in words of ours
+    for name in ("distributed", "distributed.client"):  # Dask sets a separate level for the second
+        logging.getLogger(name).setLevel(_SILENT)  # our own messages report that a worker or the scheduler died
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(_SETTINGS))
         address: Any = scheduler
@@ -243,11 +244,11 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Say what there is to measure, and about how long it takes.
+    """Hold the number of tasks of a comparison, and an estimate of the time they take.
 
-    measures, by label, with a row for the scores, which are not timed: `tasks` (a checkpoint and a batch), how many are
-    `left`, the `passes` that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left
-    (NaN: could not be timed); empty if the first checkpoint does not load. notes and failures: sentences.
+    measures, by label, and a row for the scores, which are not timed: the number of `tasks` (a checkpoint and a batch),
+    the number `left`, the estimated `passes` (forward and backward) per task, the `seconds` per pass, and the `time`
+    left (NaN: could not be timed). Empty if the first checkpoint does not load. notes and failures: sentences.
     """
 
     measures: pd.DataFrame
@@ -256,11 +257,11 @@ class Forecast:
 
 
 def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") -> Forecast:
-    """Count the tasks of a comparison, finished (those in out/store.sqlite) and left, and time the first checkpoint.
+    """Count the tasks of a comparison, finished (in out/store.sqlite) and left, and time the first checkpoint.
 
-    On its first batch one pass is timed in every geometry, whose symmetries are verified there, as they will be for
-    every other. One that was never loaded is taken to have as many batches as the first. Nothing is measured, nor kept
-    but a radius that is suggested, where there is a store.
+    One pass on its first batch is timed in every geometry, after verification of the symmetries. A checkpoint that was
+    never loaded is assumed to have as many batches as the first. Nothing is measured. Only suggested radii are stored,
+    if there is a store.
     """
     place = Path(out) / "store.sqlite"
     with ExitStack() as stack:
@@ -292,12 +293,12 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
 
 
 def _seconds(loaded: Loaded, entry: MeasureEntry) -> float:
-    """Time a pass in the geometry of a measure: the third, for the first pay for set-up."""
+    """Return the time of a pass in the geometry of a measure: the third pass, as the first ones include set-up."""
     if isinstance(prepared := loaded.prepared(entry), str):
         raise ValueError(prepared)
     objective, start = replace(prepared.objective(0), start=None), 0.0
     with autograd_available():
         for _ in range(3):
             start = time.perf_counter()
-            objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
+            objective.value_and_gradient(objective.zero())  # a GPU may finish one backward pass during the next
     return time.perf_counter() - start

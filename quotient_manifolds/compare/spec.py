@@ -1,4 +1,4 @@
-"""Describe a comparison by Python objects: checkpoints, data, measures, scores."""
+"""Describe a comparison with Python objects: checkpoints, data, measures, scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
 }
-LIBRARIES = ("torch", "transformers", "peft")  # by which models are made and run
+LIBRARIES = ("torch", "transformers", "peft")  # their versions may change values
 GAPS = ("error_gap", "loss_gap")
 _OF_THE_RUN = ("geometry", "radius", "progress")  # fields of a measure that are not its options
 Scores = dict[str, float | str | None]
@@ -44,10 +44,10 @@ Scores = dict[str, float | str | None]
 
 @dataclass(frozen=True)
 class MeasureEntry:
-    """Say how tables call a measure.
+    """Hold a measure, and derive the label that tables use for it.
 
-    suggested: the radius is not chosen, and that of `measure` stands in for the one that `run_comparison` suggests on
-    the first checkpoint, by the rule of `suggest_radius`, and takes for all.
+    suggested: the radius of `measure` is a placeholder. `run_comparison` suggests one on the first checkpoint, by the
+    rule of `suggest_radius`, and uses it for all checkpoints.
     """
 
     measure: Measure
@@ -55,14 +55,14 @@ class MeasureEntry:
 
     @property
     def label(self) -> str:
-        """Return name, geometry, radius, and every option that is not as it is by default."""
+        """Return the name, geometry and radius, and every option that differs from its default."""
         return self.family if self.radius is None else f"{self.family}, radius {self.radius}".removesuffix(".0")
 
     @property
     def family(self) -> str:
         """Return the label without the radius."""
         geometry = self.measure.geometry
-        eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
+        eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the only option that the geometry's name omits
         own = {each.name: each for each in fields(self.measure) if each.name not in _OF_THE_RUN}
         changed = [name for name, each in own.items() if getattr(self.measure, name) != each.default]
         chosen = [("eps", eps, 0.0), *((name, self.measure.settings[name], None) for name in changed)]
@@ -71,17 +71,17 @@ class MeasureEntry:
 
     @property
     def radius(self) -> float | None:
-        """Return the radius of the ball; None where the measure has none."""
+        """Return the radius of the ball; None if the measure has none or it is to be suggested."""
         return None if self.suggested else getattr(self.measure, "radius", None)
 
     @property
     def setting(self) -> str:
-        """Return what two measures must agree in to be measured on one `PreparedModel`."""
+        """Return a key; measures with equal keys are computed on one `PreparedModel`."""
         return repr(self.measure.geometry)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
+        """Return all settings by column: `geometry.NAME` for settings of the geometry, `settings.NAME` for others."""
         geometry = self.measure.geometry
         return {
             "measure": self.measure.name,
@@ -100,10 +100,10 @@ def measures_of(
     *,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
-    """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
+    """Yield a measure for each geometry and each size.
 
-    kind: a key of `MEASURES`. options: of the measure and of its geometries. Raises ValueError or TypeError for what
-    does not go together. A worst case without a radius gets the one that is suggested.
+    kind: a key of `MEASURES`. sizes: values by name, radius or sigma. options: of the measure and of its geometries.
+    Raises ValueError or TypeError for incompatible arguments. A worst case without a radius gets a suggested one.
     """
     made = MEASURES[kind]
     names = {each.name for each in fields(made)} - {"progress"}
@@ -143,17 +143,22 @@ def check_scores(scores: Mapping[str, Scores], where: str = "scores") -> None:
 
 @dataclass(frozen=True)
 class Spec:
-    """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
+    """Describe a comparison, from Python objects or, by `read_spec`, from a file.
 
-    checkpoints: as `find_checkpoints` returns them, or a single `Checkpoint` in a list. data: what measures are
-    computed on. measures: such as `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what the gaps are taken to.
-    scores: by name of checkpoint, numbers or text by name of score. against: scores the measures are correlated with;
-    if none is named, the gaps, or without test data every number that varies. given: hyperparameters held fixed in
-    partial correlations. loss: package.module:function, a function loss(model, batch); None: cross-entropy, of the next
-    token for a causal language model. dtype: "float32" or "float64". name: what the report calls it; path: the file
-    that it was read from.
+    checkpoints: as `find_checkpoints` returns them, or a single `Checkpoint` in a list.
+    data: the data that measures are computed on.
+    measures: such as `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`.
+    test: data for the gaps, test minus `data`, in loss and error.
+    scores: by checkpoint name, numbers or text by score name.
+    against: the scores that measures are correlated with; by default the gaps, or without test data every number that
+    varies.
+    given: hyperparameters held fixed in partial correlations.
+    loss: package.module:function, a function loss(model, batch); None: cross-entropy, of the next token for a causal
+    language model.
+    dtype: "float32" or "float64".
+    name: its name in the report. path: the file that it was read from.
 
-    Raises ValueError or TypeError for names that are given twice or not known, and settings that mean nothing.
+    Raises ValueError or TypeError for duplicate or unknown names, and for invalid settings.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -182,7 +187,7 @@ class Spec:
         check_scores(self.scores)
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
         measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
-        if self.loss is not None:  # errors are those of cross-entropy, which has labels
+        if self.loss is not None:  # only cross-entropy has labels, and so an error rate
             measured = [name for name in measured if "error" not in name]
         if taken := [name for name in listed if name in (*measured, *self.labels)]:
             raise ValueError(f"scores must not have names that are measured. Found {taken[0]}; rename it")
@@ -196,25 +201,25 @@ class Spec:
 
     @property
     def labels(self) -> list[str]:
-        """Return how tables call the measures."""
+        """Return the labels of the measures in tables."""
         return [each.label for each in self.measures]
 
     @property
     def calls_functions(self) -> bool:
-        """Return whether a function of the user's decides what a number is: nobody knows what it reads."""
+        """Return whether values depend on a function of the user's, which may read files that are not tracked."""
         return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
     def loss_of(self) -> Loss:
-        """Return the loss that measures are computed on, one object as long as its module is imported once."""
+        """Return the loss function; the same object on each call, unless its module is imported again."""
         if self.loss is None:
             return next_token_cross_entropy if self.data.task == CAUSAL else cross_entropy
         loss: Loss = load_object(self.loss, "a function loss(model, batch) that returns a scalar")
         return loss
 
     def code_of(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Return the functions that compute the numbers of a checkpoint, and the packages that do.
+        """Return the functions and packages that compute the values of a checkpoint.
 
-        Those that make batches do not belong to them: batches count by what they hold.
+        Functions that make batches are not included, because batches are hashed by content.
         """
         loader = () if checkpoint.loader == HUGGING_FACE else (checkpoint.loader,)
         return (*loader, *filter(None, [self.loss]), *LIBRARIES)

@@ -1,4 +1,4 @@
-"""Read a comparison from a YAML file, and say in a sentence with the key what is wrong with it."""
+"""Read a comparison from a YAML file; errors are one sentence that names the key."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Made = TypeVar("Made")
 
 
 def read_spec(path: str | Path) -> Spec:
-    """Read the comparison that a YAML file describes; its paths are relative to the file.
+    """Read the comparison that a YAML file describes; paths in it are relative to the file.
 
-    Raises ValueError, one sentence with the key, for unknown keys, values of a wrong kind, settings that do not belong
-    together, patterns that match nothing, data and scores that are not there or not readable, and names of no score.
+    Raises ValueError, one sentence with the key, for unknown keys, values of the wrong type, incompatible settings,
+    patterns that match nothing, missing or unreadable data and scores, and unknown names of scores.
     """
     path = Path(path)
     base = path.resolve().parent
     if str(base) not in sys.path:
-        sys.path.insert(0, str(base))  # modules beside a spec are found wherever the command is given
+        sys.path.insert(0, str(base))  # modules beside a spec are found from any working directory
 
     def about(key: str, make: Callable[..., Made], *arguments: Any) -> Made:
         try:
             return make(*arguments)
-        except (ValueError, TypeError, SystemExit) as error:  # which a module may raise while it is imported
+        except (ValueError, TypeError, SystemExit) as error:  # the import of a module may raise SystemExit
             said = sentence(error) if isinstance(error, SystemExit) else error
             raise ValueError(": ".join(filter(None, (str(path), key, str(said))))) from error
 
@@ -49,7 +49,7 @@ def read_spec(path: str | Path) -> Spec:
     found = about("", _checked, "checkpoints", top["checkpoints"], ("paths", "loader"), ())
     patterns, loader = _listed(found.get("paths", [])), str(found.get("loader", "huggingface"))
     for key, reference in (("loss", top.get("loss")), ("checkpoints", loader if ":" in loader else None)):
-        if reference is not None:  # found now, not once for every checkpoint
+        if reference is not None:  # fails here once, not for every checkpoint
             about(key, load_object, str(reference), "a function")
     checkpoints = about("checkpoints", find_checkpoints, patterns, loader, base)
     settings: dict[str, Any] = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
@@ -75,11 +75,11 @@ def _content(path: Path) -> Any:
 
 
 def _checked(place: str, section: Any, keys: Collection[str], needed: Collection[str]) -> Mapping[str, Any]:
-    """Return the section, once it has no unknown key, and all that are needed."""
+    """Return the section. Raises ValueError for unknown or missing keys."""
     if not isinstance(section, dict):
         raise ValueError(f"{place or 'a spec'} must have the keys {', '.join(keys)}. Found {brief(section)}")
     above = f"{place}." if place else ""
-    for key in section:  # before those that are missing: a key that is misspelt is missing too
+    for key in section:  # checked before missing keys, because a misspelled key is missing, too
         if key not in keys:
             near = meant(key, keys) or "."
             raise ValueError(f"unknown key '{above}{key}'{near} The keys here: {', '.join(keys)}")
@@ -94,12 +94,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _numbers(value: Any) -> list[Any]:
-    """Return one or several values as a list, whole numbers as floats: 1 and 1.0 are one radius."""
+    """Return one or several values as a list, integers as floats: 1 and 1.0 are the same radius."""
     return [float(each) if type(each) is int else each for each in _listed(value)]
 
 
 def _measures(section: Any) -> list[MeasureEntry]:
-    """Return the measures that a section asks for, in each of its geometries and at each of its sizes."""
+    """Return the measures of a section, one for each of its geometries and sizes."""
     if not isinstance(section, dict):
         raise ValueError(f"a measure must be a mapping with the keys measure and geometry. Found {brief(section)}")
     given = dict(section)
@@ -110,7 +110,7 @@ def _measures(section: Any) -> list[MeasureEntry]:
 
 
 def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
-    """Return the data, once its files and labels have been looked at: what fails for all checkpoints is said once."""
+    """Return the data of a section. Its files and labels are checked here, so that their errors are reported once."""
     settings = dict(_checked(key, {"path": section} if isinstance(section, str) else section, DATA_KEYS, ("path",)))
     if "tokenizer" in settings:
         settings["tokenizer"] = base / expanded(settings["tokenizer"])
@@ -124,16 +124,16 @@ def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
 
 
 def read_scores(path: Path) -> Mapping[str, Scores]:
-    """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
+    """Read the rows of a CSV file, by its column `checkpoint`; in other columns, empty cells, NA and null become None.
 
-    Raises ValueError for a file that cannot be read so, that lacks a name or has it twice, and for infinite numbers.
+    Raises ValueError for an unreadable file, a missing or duplicate name, and infinite numbers.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
             header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
             frame = pd.read_csv(path, dtype={NAME: str}, index_col=False)
-            # A checkpoint may be called 007, or nan.
+            # Names are read as text, because a checkpoint may be called 007, or nan.
             text = pd.read_csv(path, dtype=str, index_col=False, keep_default_na=False)
     except (OSError, ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} must be readable as CSV: {' '.join(str(error).split())}") from error

@@ -1,4 +1,4 @@
-"""Keep what is measured: one SQLite file that survives crashes, kills and full disks."""
+"""Store measured values in one SQLite file that survives crashes, kills and full disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-FORMAT = 0x716D7A04  # "qmz" and the number of the format, in the file's header: tells a store from other SQLite files
+FORMAT = 0x716D7A04  # "qmz" and the format number, in the file's header: it identifies a store
 PATIENCE = 60.0  # seconds to wait for another process's transaction
 
 TABLES = (
@@ -21,37 +21,37 @@ TABLES = (
     "CREATE TABLE memory (fingerprint TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
     f"PRAGMA user_version = {FORMAT}",
 )
-AMONG = "IN (SELECT value FROM json_each(?))"  # keys travel as one JSON list: a query has room for few parameters
+AMONG = "IN (SELECT value FROM json_each(?))"  # one JSON list of keys, because SQLite limits the number of parameters
 
 
 class StoreError(OSError):
-    """Say that a store cannot be opened, read or written, in one sentence on what to do; what was finished is kept."""
+    """Report, in one sentence with advice, that a store cannot be opened, read or written; stored values are kept."""
 
 
 def task_key(deciding: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hexadecimal, of the canonical JSON of everything that decides a value.
+    """Return the SHA-256, in hexadecimal, of the canonical JSON of everything that determines a value.
 
-    The order of keys does not matter. Raises ValueError or TypeError for what is not plain JSON, infinite and undefined
-    numbers included.
+    The order of keys does not matter. Raises ValueError or TypeError for anything but plain JSON, also for infinity and
+    NaN.
     """
     text = json.dumps(deciding, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Store:
-    """Keep values in one file.
+    """Store values by key in one file.
 
-    A value is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did not
-    never happened. The first value of a key stays for good. alone: make the file (and its folder) if there is none, and
-    be its only owner until `close`, by a lock that the operating system drops when the process ends, however it ends.
-    Otherwise the file is there, to be read, or to be written for the process that owns it.
+    A value is on disk when `finish` returns: a completed transaction survives a loss of power, an incomplete one leaves
+    no trace. The first value of a key is never replaced. alone: create the file (and its folder) if necessary, and own
+    it exclusively until `close`. The operating system releases the lock when the process ends, however it ends.
+    Otherwise the file must exist; it is read, or written on behalf of the process that owns it.
 
-    Raises StoreError for a file that is no store, of another format, damaged, in a place that cannot be written, on a
-    full disk, or that another process owns; what was finished before is kept.
+    Raises StoreError for a file that is not a store, has another format, is damaged, cannot be written, is on a full
+    disk, or is owned by another process; stored values are kept.
     """
 
     def __init__(self, path: str | Path, *, alone: bool = True) -> None:
-        self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for links in a circle
+        self.path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for circular links
         if not alone and not self.path.exists():
             raise StoreError(f"A store must exist to be read. Found none at {self.path}")
         with ExitStack() as stack:
@@ -70,40 +70,40 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file, and let another process own it."""
+        """Close the file and release the lock."""
         self._open.close()
 
     def finished(self, keys: Iterable[str]) -> set[str]:
-        """Return those of the keys that have a value."""
+        """Return the keys that have a value."""
         return {key for (key,) in self._rows(f"SELECT key FROM results WHERE key {AMONG}", [json.dumps(list(keys))])}
 
     def values(self, keys: Iterable[str]) -> dict[str, tuple[dict[str, Any], float]]:
-        """Return payload and seconds by key, of those of the keys that have a value; floats bit for bit."""
+        """Return payload and seconds for each key that has a value; floats are exact bit for bit."""
         rows = self._rows(f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [json.dumps(list(keys))])
         return {key: (json.loads(payload), seconds) for key, payload, seconds in rows}
 
     def finish(
         self, key: str, checkpoint: str, measure: str, batch: int, payload: Mapping[str, Any], seconds: float
     ) -> bool:
-        """Keep a value for good: it is on disk when this returns.
+        """Store a value permanently; it is on disk on return. Return False if the key already had one, which stays.
 
-        checkpoint, measure, batch: names for readers. False: the key had a value already, which stays. Raises
-        ValueError for a payload with a number that is not finite: that is a failure.
+        checkpoint, measure, batch: descriptions for readers of the file. Raises ValueError for a payload with a
+        non-finite number, which counts as a failure.
         """
         try:
             text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"Numbers must be finite to be kept. Found one that is not ({error})") from error
         insert = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)"
-        with self._sentences():  # a transaction of its own, as every statement is
+        with self._sentences():  # in autocommit mode, each statement is one transaction
             return self._connection.execute(insert, [key, checkpoint, measure, batch, text, seconds]).rowcount == 1
 
     def remember(self, fingerprint: str, value: Any) -> None:
-        """Keep plain JSON under a fingerprint, in place of what was there: what only a loaded model tells."""
+        """Store plain JSON under a fingerprint, replacing any earlier value; for facts that need a loaded model."""
         self._rows("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
 
     def recall(self, fingerprint: str) -> Any:
-        """Return what `remember` kept under this fingerprint; None if nothing."""
+        """Return the value that `remember` stored under this fingerprint; None if there is none."""
         found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
         return json.loads(found[0][0]) if found else None
 
@@ -112,10 +112,10 @@ class Store:
             return self._connection.execute(sql, parameters).fetchall()
 
     def _prepare(self, make: bool) -> None:
-        """Make the tables, if wanted and there are none, or check that the file has them."""
+        """Create the tables if `make` and the file is empty, else check that the file has them."""
         execute = self._connection.execute
-        # A rollback journal and full synchronisation. (A write-ahead log needs shared memory, which a reader on another
-        # host does not have.) The journal is emptied, not deleted: no folder need be synchronised.
+        # A rollback journal with full synchronization is used, because a write-ahead log needs shared memory, which a
+        # reader on another host lacks. The journal is emptied, not deleted, so that no folder needs synchronization.
         execute("PRAGMA synchronous = FULL")
         (version,) = execute("PRAGMA user_version").fetchone()
         if make and not version and not any(execute("SELECT 1 FROM sqlite_master")):
@@ -123,7 +123,7 @@ class Store:
                 execute(statement)
         elif version != FORMAT:
             raise StoreError(f"{self.path} must be a store of this version. Found another file: give another place")
-        # Damage is found before hours are spent on measuring, in milliseconds.
+        # This check takes milliseconds and finds damage before hours of measuring.
         if make and execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("database disk image is malformed")
         execute("PRAGMA journal_mode = TRUNCATE")
@@ -133,17 +133,17 @@ class Store:
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # a mistake in the program, such as a closed store: not about the file
+            raise  # a defect of the program, such as use of a closed store, not of the file
         except sqlite3.Error as error:
             kept = "What was finished before is kept: see to it, or give another place, and run again."
             raise StoreError(f"The store {self.path} cannot be used: {error}. {kept}") from error
 
 
 def _only_owner(path: Path) -> Any:
-    """Take the lock beside a store; a second process is told at once that there is a first."""
+    """Take the lock beside a store; raise StoreError at once if another process holds it."""
     from filelock import FileLock, Timeout
 
-    # A lock that is a mere marker would outlive its process.
+    # A soft lock, which is only a marker file, would outlive its process.
     lock = FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Measure one checkpoint: load it, hash what decides its numbers, and compute what is not in the store yet."""
+"""Measure one checkpoint: load it, hash everything that determines its values, and compute the missing ones."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from quotient_manifolds.sharpness.measure import counted
 from quotient_manifolds.version import MEANING, VERSION
 
 Made = TypeVar("Made")
-_ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
+_ONE_AT_A_TIME = threading.Lock()  # threads of a process share its random states and its thread count
 
 
 @dataclass(frozen=True)
 class Task:
-    """Ask for one measure on one batch, or (entry None) for loss and error there; key: of all that decides the value.
+    """Describe the computation of one measure, or (entry None) of loss and error, on one batch.
 
-    split: "data" or "test", whose batch it is.
+    key: the hash of everything that determines the value. split: the batch is from "data" or "test".
     """
 
     key: str
@@ -50,15 +50,16 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Return how tables and progress call what is measured."""
+        """Return the name of the task in tables and progress bars."""
         return f"loss and error on {self.split}" if self.entry is None else self.entry.label
 
 
 @dataclass(frozen=True)
 class Job:
-    """Ask for all that a spec wants of one checkpoint; fingerprint: of its files and data, before they were read.
+    """Describe all tasks of a spec on one checkpoint. fingerprint: of its files and data, before they are read.
 
-    What is written meanwhile makes another, and is loaded by the next run. code: by `code_on_disk`, when the run began.
+    A file that changes later has another fingerprint, so the next run loads it again. code: hashes from `code_on_disk`
+    at the start of the run.
     """
 
     spec: Spec
@@ -70,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Hold a checkpoint on its device, with its batches by split; known: what was found of it, for all measures."""
+    """Hold a checkpoint on its device, with its batches by split. known: its symmetries, shared by all measures."""
 
     model: nn.Module
     batches: Mapping[str, Sequence[Any]]
@@ -79,16 +80,16 @@ class Loaded:
     known: KnownSymmetries = field(default_factory=KnownSymmetries)
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
-        """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured.
+        """Return the model, checked on all batches (some may fail), or an error message if none can be measured.
 
-        Each value is kept before the next is computed, so symmetries are verified on all batches before the first.
+        Symmetries are verified on all batches before the first value, because each value is stored at once.
         """
         loss, geometry = self.spec.loss_of(), entry.measure.geometry
         batches, known = self.batches["data"], self.known
         return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known).verified())
 
     def value(self, task: Task, prepared: PreparedModel | str | None, progress: Progress | None) -> dict[str, Any]:
-        """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""
+        """Compute the value of a task. Raises ValueError for a model that could not be prepared."""
         if isinstance(prepared, str):
             raise ValueError(prepared)
         if task.entry is None or prepared is None:
@@ -99,7 +100,7 @@ class Loaded:
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute the mean loss over the labels that count, their number, and the error, if the loss is cross-entropy.
 
-        A loss of the user's counts every batch the same.
+        With a loss of the user's, every batch has equal weight.
         """
         model, batch = replica(self.model, {}), private_batch(self.batches[split][index])
         with torch.no_grad():
@@ -116,7 +117,7 @@ def attempt(work: Callable[[], Made]) -> Made | str:
         return work()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the model is the user's
+    except BaseException as error:  # the user's model may raise anything
         return sentence(error)
 
 
@@ -127,7 +128,7 @@ def load(job: Job) -> Loaded:
     """
     spec = job.spec
     beside = os.getcwd() if spec.path is None else str(spec.path.resolve().parent)
-    sys.path.extend(each for each in (os.getcwd(), beside) if each not in sys.path)  # functions of the user's
+    sys.path.extend(each for each in (os.getcwd(), beside) if each not in sys.path)  # to find the user's functions
     model = load_checkpoint(job.checkpoint)
     dtype, device = getattr(torch, spec.dtype), torch.device(job.device)
 
@@ -149,7 +150,7 @@ def load(job: Job) -> Loaded:
     }
     notes = {split: tuple(getattr(found, "notes", ())) for split, found in made.items()}
     held = {type(each) for each in (*model.modules(), *tree_leaves(batches))}
-    code = code_imported(spec.code_of(job.checkpoint), held)  # now, for a forward pass may import, too
+    code = code_imported(spec.code_of(job.checkpoint), held)  # only now, because a forward pass may import modules, too
     if (name := edited(code, job.code)) is not None:
         raise ValueError(
             f"Code must be imported as it is in its files when a run begins. Found that {name} was edited after it was "
@@ -159,17 +160,17 @@ def load(job: Job) -> Loaded:
 
 
 def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> tuple[int, list[dict[str, str]]]:
-    """Measure what has no value in the store yet, and keep each value there before the next.
+    """Compute the values that the store lacks, and store each of them at once.
 
-    Returns how many values were added, and the failures as rows of `Comparison.failures`. Where a checkpoint cannot be
-    loaded, that is its failure; whatever the user's code raises, the rest goes on. What failed alike on several batches
-    is one failure.
+    Returns the number of values added, and the failures as rows of `Comparison.failures`. A checkpoint that cannot be
+    loaded is one failure. After an error in the user's code, the other tasks go on. Equal failures on several batches
+    are listed as one.
     """
     name, measured, failed = job.checkpoint.name, 0, dict[tuple[str, str], list[str]]()
     with _ONE_AT_A_TIME:
         loaded = attempt(partial(load, job))
         if isinstance(loaded, str):
-            if job.spec.calls_functions:  # files do not tell whether it is the model that it was
+            if job.spec.calls_functions:  # files do not show whether the model is the same
                 store.remember(job.fingerprint, None)
             return 0, [{"checkpoint": name, "what": "", "message": loaded}]
         store.remember(job.fingerprint, asdict(loaded.identity))
@@ -177,7 +178,7 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
         finished = store.finished(each.key for each in tasks)
         left = (each for each in tasks if each.key not in finished)
         for _, alike in groupby(left, key=lambda each: None if each.entry is None else each.entry.setting):
-            prepared: PreparedModel | str | None = None  # or what is wrong, found once
+            prepared: PreparedModel | str | None = None  # or an error message, computed once
             for task in alike:
                 start = time.perf_counter()
                 if task.entry is not None and prepared is None:
@@ -188,7 +189,7 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
                     if isinstance(found, str):
                         raise ValueError(found)
                     measured += store.finish(task.key, name, task.label, task.batch, found, seconds)
-                except ValueError as error:  # also of a number that is not finite
+                except ValueError as error:  # `finish` raises it for non-finite numbers
                     failed.setdefault((task.label, str(error)), []).append(str(task.batch))
     return measured, [
         {"checkpoint": name, "what": f"{label}, batch {', '.join(batches)}", "message": message}
@@ -197,7 +198,7 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
 
 
 def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
-    """Return what there is to measure, ordered so that tasks of one setting follow each other."""
+    """Return all tasks, ordered so that tasks with equal settings follow each other."""
     settings = list(dict.fromkeys(each.setting for each in spec.measures))
 
     def task(split: str, index: int, entry: MeasureEntry | None) -> Task:

@@ -63,7 +63,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
         measures.append(WorstCase(geometry, radius, steps=STEPS))
     ratios: dict[str, list[float]] = {each.geometry.name: [] for each in measures}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SharpnessWarning)  # so few steps are enough for ratios
+        warnings.simplefilter("ignore", SharpnessWarning)  # ratios need few steps
         for row in along_orbit(model, symmetries, measures, cross_entropy, batch, SCALES, known=known):
             if row["failed"]:
                 raise ValueError(row["failed"])
@@ -86,7 +86,7 @@ def orbit_chapter(model: nn.Module, batch: dict[str, Tensor]) -> Chapter:
 @one_thread()
 def certificate_chapter(model: nn.Module) -> Chapter:
     """Compare the dimension of the symmetries with the dimension of all parameters that compute the same function."""
-    # Two blocks: the query of the last block is of one token, and the query of the first is constant.
+    # Two blocks are needed: the last block has a query of one token only, and the query of the first is constant.
     certificate = certify(model, blocks=2)
     rows = [[name, meaning(name), str(size)] for name, size in certificate.found.families.items()]
     columns = ["Symmetry", "What may change", "Dimensions"]

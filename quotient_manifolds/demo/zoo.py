@@ -146,7 +146,7 @@ def run_jobs(
 
 
 def make_once(directory: Path, origin: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    """Write a directory atomically by calling `make` with an empty folder, unless it is there with the same origin.
+    """Write a directory atomically by calling `make` with an empty folder, unless it exists with the same origin.
 
     origin: a description in JSON of everything that the content depends on.
     """
@@ -173,7 +173,7 @@ def _train_into(recipe: TrainingRecipe, data: Path, architecture: Mapping[str, A
 def one_thread() -> Iterator[None]:
     """Run torch on one CPU thread.
 
-    More threads give small tensors little, slow them up to tenfold if the cores are busy, and change the rounding.
+    More threads hardly speed up small tensors, are up to ten times slower on busy cores, and change the rounding.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

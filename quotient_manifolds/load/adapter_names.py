@@ -1,4 +1,4 @@
-"""Map names in a peft directory: of tensors in the file, and of modules in the settings.
+"""Map the names in a peft directory: names of tensors in the file, and names of modules in the settings.
 
 Regular expressions that come with an adapter are never given to `re`, which may take exponential time.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from quotient_manifolds.messages import brief
 
-PREFIX = "base_model.model."  # of all names in an adapter's file
-# A tensor of an update is named MODULE.lora_..., and so on; a full tensor may be named MODULE.base_layer..., and so on.
+PREFIX = "base_model.model."  # prefix of all names in an adapter's file
+# Tensors of an update have names such as MODULE.lora_..., and full tensors may have names such as MODULE.base_layer....
 UPDATES = ("lora_", "ia3_", "hada_", "lokr_")
 FULL = ("base_layer", "modules_to_save", "original_module", "token_adapter")
 
@@ -60,8 +60,8 @@ def current_names(names: Iterable[str], rename: Callable[[str], str]) -> dict[st
 def target_modules(setting: Any, modules: Collection[str], names: Iterable[str]) -> list[str] | str:
     """Return a value of target_modules for which peft selects exactly `modules` among all `names`.
 
-    It is the given setting if possible, else the list of modules, else an expression, if a module's name is also the
-    end of another name.
+    It is the given setting if possible, else the list of modules. If the name of a module is also the end of another
+    name, it is a regular expression.
     """
     names = set(names)
     wanted = names & set(modules)

@@ -1,4 +1,4 @@
-"""Read directories of peft: put an adapter on the base model that it names, and check that every tensor is loaded."""
+"""Read peft directories: attach an adapter to its base model, and check that every tensor is loaded."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def load_directory(path: Path) -> nn.Module:
 
 
 def load_adapter(path: Path) -> nn.Module:
-    """Return the peft model in a directory, in eval mode, every parameter read from the base or from the adapter.
+    """Return the peft model in a directory, in eval mode, with every parameter read from the base or the adapter.
 
     The adapter is not merged. Its parameters and the modules saved with it (a head) require gradients, the base does
     not. The base is the local directory that adapter_config.json names: an absolute path, or one relative to the
     working directory, the adapter's directory or its parent.
 
-    Raises ValueError if there is no such base, if a parameter is in neither, or if the model has no place for one of
-    the adapter; ImportError without peft.
+    Raises ValueError if the base is missing, if neither has a parameter of the model, or if the model lacks a parameter
+    of the adapter; ImportError without peft.
     """
     settings, saved = read_adapter(path)
     base = base_directory(path, settings)
@@ -239,7 +239,7 @@ def resize_vocabulary(network: Any, tensors: Mapping[str, Tensor]) -> list[str]:
 def _explicit(
     settings: Mapping[str, Any], tensors: Mapping[str, Tensor], network: nn.Module, where: str
 ) -> dict[str, Any]:
-    """Return the settings with the names of modules and the ranks that the tensors have, in place of expressions."""
+    """Return the settings with regular expressions replaced by the names and ranks of the modules in the tensors."""
     names = [name for name, _ in network.named_modules() if name]
     parameters = _target_parameters(settings, network)
     modules = {split_name(name)[0] for name in tensors if is_update(name)} - set(parameters.values())
@@ -293,7 +293,7 @@ def _ranks_and_alphas(
 
 
 def _feedforward_modules(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> list[str]:
-    """Return the modules whose inputs IA3 scales: their vectors are rows; of modules with scaled outputs, columns."""
+    """Return the modules whose inputs IA3 scales: their vectors are rows; vectors that scale outputs are columns."""
     setting = settings.get("feedforward_modules") or []
     if not isinstance(setting, str):
         return [str(key) for key in setting]

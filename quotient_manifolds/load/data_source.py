@@ -95,7 +95,7 @@ class DataSource:
         return ARRAYS if Path(self.path).suffix.lower() == ".npz" else TEXT
 
     def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
-        """Return batches for `cross_entropy`, in a list with `notes`, such as the number of texts that were cut.
+        """Return batches for `cross_entropy`, in a list with `notes`, such as the number of truncated texts.
 
         A batch is a dict of keywords and "labels" if the model's forward has the keyword input_ids or pixel_values, or
         if it is a Hugging Face model that passes keywords on; else a pair (inputs, labels).
@@ -184,7 +184,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class BatchFunction:
-    """Take the batches that a function package.module:function without arguments returns, for models of any kind.
+    """Provide the batches that package.module:function, a function without arguments, returns, for any model.
 
     task: "causal" for models that predict the next token. The function is called in every run, because nothing shows
     whether its result has changed.

@@ -27,7 +27,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 OWN_CODE = "build such a model in a function and give package.module:function"
 
-MANY = 10_000  # Any configuration may have as many classes or layers, and more only if the weights do.
+MANY = 10_000  # A configuration may have this many classes or layers, and more only if its weights have as many.
 
 _LOCK = threading.RLock()
 
@@ -100,7 +100,7 @@ def _checked_class(path: Path, architecture: str | None, settings: Mapping[str, 
 
 
 def renaming(network: Any) -> Callable[[str], str]:
-    """Return the function from names of parameters in earlier versions of transformers to those in a network."""
+    """Return the function from parameter names in earlier versions of transformers to names in a network."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:  # before version 5
@@ -329,7 +329,7 @@ def opened(file: Path) -> Iterator[Any]:
             yield weights
     except ValueError:
         raise
-    except Exception as error:  # safetensors' own type, or an OSError
+    except Exception as error:  # safetensors raises its own type, or an OSError
         raise ValueError(f"{file} does not load: {first_line(error)}") from error
 
 

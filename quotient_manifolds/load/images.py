@@ -39,7 +39,7 @@ def normalization(
         return None
     if isinstance(mean, str) and mean in PRESETS and std is None:
         mean, std = PRESETS[mean]
-    with suppress(TypeError, ValueError, RuntimeError):  # torch.tensor raises these for values that are no numbers
+    with suppress(TypeError, ValueError, RuntimeError):  # torch.tensor raises these unless the values are numbers
         first, second = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
         if len(first) == len(second) > 0 and bool((second > 0).all()):
             return first, second
@@ -60,7 +60,7 @@ def read_labels(path: Path) -> list[int]:
 def read_images(path: Path, count: int) -> NDArray[Any]:
     """Return the array `images` of a .npz file, uint8 or floating point, as (N, channels, height, width), N = count.
 
-    It may also be stored as (N, height, width, channels) or (N, height, width). Raises ValueError for other arrays.
+    The file may also have (N, height, width, channels) or (N, height, width). Raises ValueError for other arrays.
     """
     images = _array(path, "images")
     images = images[:, None] if images.ndim == 3 else images
@@ -76,13 +76,13 @@ def read_images(path: Path, count: int) -> NDArray[Any]:
 
 
 def prepare(images: NDArray[Any], normalize: Normalization | None, homes: Sequence[Path], path: Path) -> Tensor:
-    """Return images (N, channels, height, width) as a model takes them, float32.
+    """Return images (N, channels, height, width) as the float32 input of a model.
 
     With a normalization, 8-bit values are divided by 255, and all values become (x - mean) / std. Without, 8-bit values
     are given to the image processor in one of the directories `homes`, and others are unchanged.
 
     Raises ValueError for 8-bit values without normalization or processor, for values in 0 ... 1 that a processor would
-    normalize, and for floating point values outside of the range of pixels, see `check_pixels`.
+    normalize, and for floating-point values outside the range of pixels, see `check_pixels`.
     """
     is_8_bit = images.dtype == np.uint8
     values = torch.from_numpy(np.ascontiguousarray(images)).float()
@@ -165,7 +165,7 @@ def _black_and_white(processor: Any, shape: tuple[int, ...]) -> tuple[Tensor, Te
     """
     for channels in dict.fromkeys((shape[1], *CHANNELS)):
         images = [np.full((channels, *shape[2:]), value, np.uint8) for value in (0, 255)]
-        with suppress(Exception):  # transformers raises many types for a number of channels that it does not take
+        with suppress(Exception):  # transformers raises many types for unsupported numbers of channels
             pixels = processor(images, input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
             if pixels.ndim == 4 and pixels.shape[1] == shape[1]:
                 return pixels.amin((0, 2, 3), keepdim=True), pixels.amax((0, 2, 3), keepdim=True)

@@ -82,8 +82,8 @@ class LoraAdapter:
 def read_lora(path: Path) -> LoraAdapter:
     """Return the LoRA adapter in a peft directory, with the scale of each update as peft computes it.
 
-    Raises ValueError for anything but plain LoRA, a factor without its partner, shapes that do not fit, and numbers
-    that are not finite.
+    Raises ValueError for anything but plain LoRA, a factor without its partner, incompatible shapes, and non-finite
+    numbers.
     """
     if not (path / SETTINGS).is_file():
         raise ValueError(f"No adapter at {path}: expected a directory with {SETTINGS} and {WEIGHTS}")

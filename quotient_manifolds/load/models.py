@@ -91,7 +91,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
 def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
     """Load the model of a checkpoint, in eval mode, in its stored dtype but at least in float32.
 
-    Raises ValueError that names the file, ImportError if an optional package is missing.
+    Raises ValueError, naming the file, and ImportError if an optional package is missing.
     """
     if checkpoint.loader != HUGGING_FACE:
         model = _call_module(checkpoint.loader, *([] if checkpoint.path is None else [checkpoint.path]))
@@ -105,10 +105,10 @@ def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
 
 
 def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
-    """Return the symmetries that package.module:function declares of the model, checked against its parameters.
+    """Return the symmetries that package.module:function declares for the model, checked against its parameters.
 
-    `verify_symmetries` checks whether they hold. Raises ValueError if there is no such function, if it raises or
-    returns another type, and if a pair reads a parameter, or a shape of it, that the model does not have.
+    `verify_symmetries` checks whether they hold. Raises ValueError if the function is missing, raises, or returns
+    another type, and if a pair needs a parameter, or a shape of it, that the model does not have.
     """
     declared = call_object(reference, "a function of the model that returns its Symmetries", model)
     if not isinstance(declared, Symmetries):

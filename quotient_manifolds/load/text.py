@@ -29,7 +29,7 @@ class LabeledText:
     text: str
     text_pair: str | None
     label: int | str
-    line: int = field(default=0, compare=False, repr=False)  # in the file that it was read from
+    line: int = field(default=0, compare=False, repr=False)  # line number in the file
 
 
 def read_examples(
@@ -37,9 +37,9 @@ def read_examples(
 ) -> Iterator[LabeledText]:
     """Yield the examples of a .jsonl, .csv, .tsv (without quotes) or .txt file lazily, in order.
 
-    columns: names of text, text_pair and label in the file. needed: columns that must be there, besides those in
-    `columns`. Raises ValueError, naming the file and the line, for no examples, a column that is missing or there
-    twice, a text that is no string, and an empty one that has a label.
+    columns: names of text, text_pair and label in the file. needed: columns that the file must have, besides those in
+    `columns`. Raises ValueError, naming the file and the line, if there are no examples, a column is missing or
+    duplicate, a text is not a string, or a labeled text is empty.
     """
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
     required = [column for column in COLUMNS if column in (*needed, *(columns or {}))]
@@ -59,7 +59,7 @@ def read_examples(
         text, pair = (record.get(names[column]) for column in COLUMNS[:2])
         if not isinstance(text, str) or not isinstance(pair, str | None):
             raise ValueError(f"{where}: text and text_pair must be strings. Found {brief(text)} and {brief(pair)}")
-        if "label" in needed and not text.strip():  # in causal data it does no harm, for it has no token to predict
+        if "label" in needed and not text.strip():  # causal data may have empty texts, which have no token to predict
             raise ValueError(f"{where}: the text must not be empty. Found {text!r}; leave out the line")
         yield LabeledText(text, pair, record.get(names["label"], ""), line)
     if not line:
@@ -67,7 +67,7 @@ def read_examples(
 
 
 def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the content by column of each line of a file; of a .txt file, each line that is not blank.
+    """Yield the number of each line of a file, and its content by column. Blank lines of .txt and .jsonl are skipped.
 
     Raises ValueError if a table has one of `columns` twice.
     """
@@ -103,7 +103,7 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
 
 @final
 class Batches(list[Any]):
-    """List batches in order; notes: sentences that belong beside any number measured on them."""
+    """List batches in order; notes: caveats to any number measured on them, as sentences."""
 
     def __init__(self, batches: Sequence[Any], notes: Sequence[str] = ()) -> None:
         super().__init__(batches)

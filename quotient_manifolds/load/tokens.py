@@ -14,12 +14,12 @@ from quotient_manifolds.load.text import LabeledText, chunked, drawn, read_examp
 from quotient_manifolds.messages import brief, first_line
 from quotient_manifolds.symmetries.example_inputs import without_adapters
 
-MAX_LENGTH = 128  # default; models with fewer positions have their own
+MAX_LENGTH = 128  # the default, or the number of positions of the model if smaller
 NOTABLE = 0.1  # A larger share of unknown tokens is reported.
 MOST_UNKNOWN = 0.5  # Beyond this share, the vocabulary is another model's, or it lacks the script of the text.
-LETTERS = 32  # A token has fewer on average, so a prefix of a long text with as many per token is enough.
+LETTERS = 32  # A token has fewer letters on average, so a prefix of a long text with 32 letters per token is enough.
 
-CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # transformers' classes that predict the next token end like this
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")  # endings of the transformers classes that predict the next token
 
 Row = tuple[list[int], bool]  # tokens, and whether the text was cut
 
@@ -28,8 +28,8 @@ Row = tuple[list[int], bool]  # tokens, and whether the text was cut
 class TextEncoder:
     """Tokenize texts into input_ids and other keywords (rows, tokens), cut at `max_length`, padded to the longest.
 
-    It counts texts that were cut, tokens, and tokens that the tokenizer does not know, over all calls. home: directory
-    of the tokenizer. config: the model's configuration, for its numbers of positions and tokens.
+    It counts truncated texts, tokens, and tokens that the tokenizer does not know, over all calls. home: directory of
+    the tokenizer. config: the model's configuration, for its numbers of positions and tokens.
     """
 
     def __init__(self, home: Path, config: Any, max_length: int | None, *, pairs: bool = False) -> None:
@@ -39,7 +39,7 @@ class TextEncoder:
         bounds = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
         numbers = [bound for bound in (self.tokenizer.model_max_length, *bounds) if isinstance(bound, (int, float))]
         longest = int(min((bound for bound in numbers if bound >= 1), default=MAX_LENGTH))
-        least = self.tokenizer.num_special_tokens_to_add(pair=pairs) + 1 + pairs  # one token of each text
+        least = self.tokenizer.num_special_tokens_to_add(pair=pairs) + 1 + pairs  # each text has at least one token
         self.max_length = min(MAX_LENGTH, longest) if max_length is None else max_length
         if not least <= self.max_length <= longest:
             raise ValueError(
@@ -48,7 +48,7 @@ class TextEncoder:
         self.truncated = self.tokens = self.unknown = 0
 
     def __call__(self, chunk: Sequence[LabeledText]) -> dict[str, Tensor]:
-        """Return the tokens of the texts, or pairs of texts, by keyword of the model."""
+        """Return the tokens of the texts, or pairs of texts, by keyword argument of the model."""
         if self.tokenizer.pad_token is None and len(chunk) > 1:
             raise ValueError(f"The tokenizer in {self.home} has no padding token; use batches of size 1")
         texts = [each.text for each in chunk]
@@ -75,7 +75,7 @@ class TextEncoder:
             )
 
     def notes(self, examples: int) -> list[str]:
-        """Return notes on so many texts: how many were cut, and the share of unknown tokens.
+        """Return notes on the `examples` texts: how many were cut, and the share of unknown tokens.
 
         Raises ValueError if most tokens are unknown.
         """
@@ -145,7 +145,7 @@ def causal_batches(
     encoder.check_vocabulary([ids for ids, _ in rows])
     tokenizer = encoder.tokenizer
     tokenizer.padding_side = "right"  # padding on the left would change the positions
-    if tokenizer.pad_token is None:  # any token will do, for it is masked and never predicted
+    if tokenizer.pad_token is None:  # any token will do, because padding is masked and never predicted
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     collate = transformers_library().DataCollatorForSeq2Seq(tokenizer)  # pads labels, too
     chosen = [rows[row] for row in drawn(len(rows), most, seed)]

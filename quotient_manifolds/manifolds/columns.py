@@ -1,6 +1,6 @@
-"""Represent quotients that are the fixed-rank one column by column: pairs of numbers, pairs of complex vectors.
+"""Represent quotients that reduce to the fixed-rank quotient with h = 1: pairs of numbers, pairs of complex vectors.
 
-A point of them is, in another shape, one or several real pairs (G, H) of one column; metric and geodesics are the same.
+Reshaped, a point is one or several real pairs (G, H) of one column; metric and geodesics are the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 class _ColumnSpace(HorizontalSpace, abc.ABC):
-    """Hold a space of real pairs of one column, whose points and coordinates are these in another shape.
+    """Hold the horizontal space of real pairs of one column; points and coordinates are reshaped to and from them.
 
-    `_there` may raise the precision; results have that of what was given.
+    `_there` may raise the precision; results have the precision of the arguments.
     """
 
     def __init__(self, real: FixedRankSpace, dtype: torch.dtype) -> None:
@@ -32,12 +32,12 @@ class _ColumnSpace(HorizontalSpace, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def _there(x: Tensor) -> Tensor:
-        """Return a point or vector as one of the real pairs, (..., rows, 1)."""
+        """Return a point or vector in the form of the real pairs, (..., rows, 1)."""
 
     @staticmethod
     @abc.abstractmethod
     def _back(x: Tensor) -> Tensor:
-        """Return what `_there` was given."""
+        """Return a real pair in the form of this quotient; the inverse of `_there`."""
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
@@ -68,10 +68,10 @@ class DiagonalQuotient(QuotientManifold):
 
     - `inv`: sum_i eta_u zeta_u / u^2 + eta_v zeta_v / v^2,
     - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2,
-    - a number t: sum_i |u v|^2t (eta_u zeta_u / u^2 + eta_v zeta_v / v^2), of which they are t = 0 and t = 1.
+    - a number t: sum_i |u v|^2t (eta_u zeta_u / u^2 + eta_v zeta_v / v^2), with `inv` at t = 0 and `mix` at t = 1.
 
-    Coordinate by coordinate they are those of `FixedRankQuotient` for n = m = h = 1. Horizontal for all: eta_u / u =
-    eta_v / v. The geodesics and the logarithm are closed forms, and so is the distance,
+    In each coordinate these are the metrics of `FixedRankQuotient` for n = m = h = 1. For all of them, horizontal means
+    eta_u / u = eta_v / v. Geodesics and logarithm have closed forms, and so does the distance,
     | |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2 over the coordinates.
     `balance` gives (sqrt|beta|, sign(beta) sqrt|beta|). Examples use `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
 
@@ -111,7 +111,8 @@ class DiagonalQuotient(QuotientManifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1.
 
-        b x with b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
+        It is b x with b = ((beta_y / beta_x)^t - 1) / 2t, or b = log(beta_y / beta_x) / 2 if t = 0. Raises ValueError
+        if signs differ.
 
         >>> DiagonalQuotient("mix").logmap(x, 2 * x)
         tensor([[ 1.5000,  3.0000],
@@ -158,7 +159,7 @@ class DiagonalSpace(_ColumnSpace):
         t, b = self._real._t, self._back(self._real.vector(self._there(z))) / self.point
         if t == 0:
             return (self.point * b.exp()).to(z.dtype), torch.ones(b.shape[:-2], dtype=z.dtype, device=z.device)
-        # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
+        # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a separate geodesic, and ends at 0.
         floor = torch.finfo(z.dtype).eps ** 0.5
         change = 2 * t * b
         reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
@@ -171,12 +172,12 @@ class RotaryQuotient(QuotientManifold):
     r"""Represent pairs of complex vectors g, k (n and m entries) up to (g / z, k conj(z)), z != 0: only g k^H matters.
 
     Points have shape (..., n + m, 2), g stacked on k, real and imaginary parts in the two columns. The rotations that a
-    rotary embedding puts between a query and a key commute with these z alone; a frequency plane of a head is one point
+    rotary embedding puts between a query and a key commute only with these z; a frequency plane of a head is one point
     of the batch. Metrics: |k|^(2t) |g|^(2t - 2) Re eta_g^H zeta_g + |g|^(2t) |k|^(2t - 2) Re eta_k^H zeta_k with |.|
-    the Euclidean norm of all real and imaginary parts, t = 0 for `inv` and t = 1 for `mix`. They are those of
-    `FixedRankQuotient` for h = 1 on R^2n x R^2m, of which phases are isometries: geodesics are the same, and one more
-    direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and |k|^2 + eps in place of the
-    squares, invariant under phases only.
+    the Euclidean norm of all real and imaginary parts, t = 0 for `inv` and t = 1 for `mix`. These are the metrics of
+    `FixedRankQuotient` for h = 1 on R^2n x R^2m. Phases are isometries, so geodesics are the same, and (i g, i k) is
+    one more vertical direction. `eps > 0` is the paper's relaxation: |g|^2 + eps and |k|^2 + eps replace the squares,
+    and the metric is invariant under phases only.
 
     `balance` gives the representative with |g| = |k|, whose entry of g of largest magnitude is real and positive. The
     dimension of the quotient is 2 (n + m) - 2. The examples of the methods use `manifold = RotaryQuotient(1, 1)`
@@ -243,9 +244,9 @@ class RotaryQuotient(QuotientManifold):
 
 @final
 class RotarySpace(_ColumnSpace):
-    """Represent the horizontal space of the real pair (2n + 2m, 1), less the phase direction i (g, k).
+    """Represent the horizontal space of the real pair (2n + 2m, 1) without the phase direction i (g, k).
 
-    The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection takes it away.
+    The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection removes it.
     """
 
     def __init__(self, real: FixedRankSpace, n: int) -> None:
@@ -269,7 +270,7 @@ class RotarySpace(_ColumnSpace):
     def from_balanced(self, z: Tensor) -> Tensor:
         g = torch.complex(self.point[..., : self._n, 0], self.point[..., : self._n, 1])
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))
-        # The real pair's frame has a sign of its own, that of the largest of all real and imaginary parts.
+        # The frame of the real pair has another sign rule: the largest of all real and imaginary parts is positive.
         turn = torch.sgn(peak) * self._real._frame.to_left.sign()[..., 0]
         return torch.view_as_real(torch.complex(z[..., 0], z[..., 1]) * turn).to(z.dtype)
 

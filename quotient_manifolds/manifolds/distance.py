@@ -13,7 +13,7 @@ from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 
 
 class Logarithmic(Protocol):
-    """Describe what a distance is differentiated by: all that is asked of a `QuotientManifold`."""
+    """Describe the methods of a `QuotientManifold` that the derivative of a distance needs."""
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return log_x(y), by values."""
@@ -34,8 +34,8 @@ class Logarithmic(Protocol):
 class Distance(torch.autograd.Function):
     r"""Compute dist(x, y)^power, and log_x(y), a constant, by values; power is 1 or 2. Shapes (batch, *shape).
 
-    By the first variation of length, d dist = -(<log_x y, dx>_x + <log_y x, dy>_y) / dist. Where dist is 0 both
-    logarithms are, and so is the derivative. What differentiates this again differentiates the logarithms.
+    By the first variation of length, d dist = -(<log_x y, dx>_x + <log_y x, dy>_y) / dist. If dist is 0, so are both
+    logarithms and the derivative. Second derivatives differentiate the logarithms.
     """
 
     @staticmethod

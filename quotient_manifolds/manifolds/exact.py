@@ -1,8 +1,8 @@
 """Compute exact geodesics of the pair (G, H): closed forms of `inv` and of one column, and an ODE for all others.
 
-The way to the ends of the others is rest turn + basis bend, as that of second order with z in place of its rest, z -
-basis inside. Here turn and bend, all h x h, come from an ODE (`integrate`), which z enters by `inside`, left^T z, and
-by the Gram matrix of the rest: n and m do not matter.
+For all others the displacement is rest turn + basis bend, with rest = z - basis inside and inside = left^T z. The
+second-order displacement has the same form, with z in place of rest. Here the h x h matrices turn and bend come from an
+ODE (`integrate`). It depends on z only through `inside` and the Gram matrix of rest, so its size does not involve n, m.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from quotient_manifolds.manifolds.runge_kutta import FLOOR, follow, invert
 from quotient_manifolds.manifolds.second_order import Both, Pairing, cores, plus, slope, split, times
 
 _CACHED = 2**16
-"""How many numbers of a state are worked on at a time: half a megabyte."""
+"""Numbers of a state that are processed at a time: half a megabyte."""
 _LENGTHS = 1e8
-"""How much longer squared lengths of columns may be than those that products tell, free of rounding, to 1e-8."""
+"""Largest ratio of squared column lengths whose products, with float64 rounding, are accurate to 1e-8."""
 _CONDITION = 1e5
-"""Up to which condition number of Gram matrices their inverses serve: errors stay below those of a step."""
+"""Largest condition number of Gram matrices whose inverses are used; the errors stay below the error of a step."""
 _RANGE = 16.0
-"""Caps the exponent 2 |t|, so that squared radii stay far from overflow."""
+"""Bounds the exponent 2 |t|, so that squared radii stay far from overflow."""
 
 
 def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
@@ -55,22 +55,22 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
 
 
 def rank_one(t: float, left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Compute the geodesic of t != 0 from unit vectors left, right with velocities a, b: both ends, and the time.
+    r"""Compute the geodesic of t != 0 from unit vectors left, right with velocities a, b: ends of both, and the time.
 
     With G = r u, H = q w (u, w of length 1), s = r q and p = log(r / q), the metric is
 
         s^2t ((ds / s)^2 / 2 + dp^2 / 2 + |du|^2 + |dw|^2).
 
-    Horizontal is dp = 0, and p stays. With theta the arc length on the product of both spheres and rho = s^t, that is
-    (drho^2 + rho^2 dphi^2) / 2 t^2 for phi = sqrt(2) t theta: a flat cone, on which geodesics are straight lines. From
-    rho = 1, with growth g = t s' / s and turn b = sqrt(2) t theta', the line is rho e^(i phi) = 1 + g tau + i b tau. So
-    at time tau the product has grown by |1 + g tau + i b tau|^(1/t), and u and w have gone theta = phi / (sqrt(2) t),
-    each its constant share of it.
+    Horizontal means dp = 0, so p is constant. With theta the arc length on the product of both spheres and rho = s^t,
+    the metric is (drho^2 + rho^2 dphi^2) / 2 t^2 for phi = sqrt(2) t theta: a flat cone, on which geodesics are
+    straight lines. From rho = 1, with growth g = t s' / s and turn b = sqrt(2) t theta', the line is rho e^(i phi) = 1
+    + g tau + i b tau. So at time tau the product has grown by |1 + g tau + i b tau|^(1/t). The arc is theta = phi /
+    (sqrt(2) t), of which u and w cover constant shares.
 
-    Followed to time 1 or to where the product has changed by the factor `FLOOR` or its inverse, whichever is first.
-    What rounding left of a vertical part moves along the orbit: it must not bend a line that ends in the apex.
-    Derivatives of any order in all arguments are finite, those of a stopped geodesic are taken at its end at fixed
-    time. In float64, nothing is integrated. Shapes: left, a (..., n, 1), right, b (..., m, 1), time (...).
+    The geodesic is followed to time 1, or until the product has changed by the factor `FLOOR` or its inverse. A
+    vertical part left by rounding acts along the orbit, and must not bend a line that ends in the apex. Derivatives of
+    any order in all arguments are finite; for a stopped geodesic they are taken at its end at fixed time. Everything is
+    in float64, in closed form. Shapes: left, a (..., n, 1), right, b (..., m, 1), time (...).
     """
     left, right, a, b = (x.double() for x in (left, right, a, b))
     radial = [(x * v).sum(-2, keepdim=True) for x, v in ((left, a), (right, b))]  # r' / r and q' / q
@@ -131,12 +131,12 @@ def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Tensor, Tensor]:
-    """Compute by how much the exact geodesic of metric t moves the point, and the time reached. (...)
+    """Compute the displacement of the point along the exact geodesic of metric t, and the time reached (...).
 
     s: the singular values in float64. With `relaxed`, left and right are not orthonormal.
     """
     inside = cores(at.basis, z)
-    # No difference of Gram matrices: what rounding left would turn aside a geodesic straight to the end of its domain.
+    # A difference of Gram matrices would leave rounding, which deflects a geodesic straight to the end of its domain.
     rest = split(plus(torch.cat(z, dim=-2), at.basis, -inside, mine=True), z)
     unit, back, M = (x.double() for x in (at.unit, at.back, inside))
     products = unit.mT * cores(rest, rest).double() * unit
@@ -153,11 +153,12 @@ def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Te
 
 
 def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Return a basis that makes columns of these products with each other orthonormal, its inverse, and if they are.
+    """Return a basis that makes columns with these products orthonormal, its inverse, and if no column is too short.
 
-    Where columns are short beside the whole velocity, rounding is what they are made of: they may get any length then.
-    The basis takes no part in differentiation: no geodesic depends on it, and so a velocity of 0 has a gradient.
-    Without it, columns in the span of left would spoil the solver's errors. along: the other part of the velocity.
+    Columns that are short compared to the whole velocity consist of rounding and may have any length in the basis.
+    Geodesics do not depend on the basis, so it is constant in differentiation, and a velocity of 0 has a gradient.
+    Without it, columns in the span of left would spoil the solver's error estimates. along: the other part of the
+    velocity.
     """
     if not all_finite(products):
         raise GeodesicError("a geodesic must start with a velocity of finite length. Found NaN or infinity in it")
@@ -170,13 +171,13 @@ def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]
 
 
 def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both | None, relaxed: bool) -> Tensor:
-    """Compute the Gram matrix of left and rest basis, of which `lower` is known; to the last digit if rest is given."""
+    """Compute the Gram matrix of left and rest basis; its last block is `lower`, less its rounding if rest is given."""
     left: Both = at.basis[0].double(), at.basis[1].double()
     own = cores(left, left) if relaxed else torch.eye(M.shape[-1], dtype=M.dtype, device=M.device).expand_as(lower)
     across = (M - own @ M) @ basis
     if rest is not None:
         columns = split(times((rest[0].double(), rest[1].double()), basis.expand_as(lower)), left)
-        # rounding alone: the derivative is that of what is mended
+        # The exact products replace the values and correct rounding; derivatives are still of the first formula.
         across = across + (cores(left, columns) - across).detach()
         lower = lower + (cores(columns, columns) - lower).detach()
     rows = torch.cat([own.expand_as(lower), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
@@ -186,26 +187,25 @@ def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both
 def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxed: bool) -> tuple[Tensor, Tensor]:
     """Follow the exact geodesic to time 1 by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
 
-    Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns, left first, and c
-    (2h, h), and n and m do not matter. Returns c at the end, and the time <= 1 that was reached.
+    All terms multiply (left, a) from the right. So G(t) = B c(t), with B a basis of their columns, left first, and
+    c (2h, h); the cost does not depend on n and m. Returns c at the end, and the time <= 1 that was reached.
 
-    Hamilton's equations of the kinetic energy: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is
-    the gradient of the energy at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H). Momenta are kept as
-    velocities in units of the first, which the weights s^2t of the start turn into momenta, so that all of a state is
-    about 1. An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or
-    whose largest grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when.
-    With `relaxed` the Gram matrices are those of left and right plus the constants that make them the identity at time
-    0.
+    The system is Hamilton's equations of the kinetic energy. With momenta P_G = xi_G W_G (likewise for H), G' = P_G
+    W_G^-1 and P_G' is the gradient of the energy at fixed velocity; for `mix`, P_G' = G (xi_H^T xi_H). Momenta are
+    stored as velocities in units of the initial speed, so that the entries of a state are about 1; the initial weights
+    s^2t convert them. An entry of the batch is stopped, at the end of its domain, if its smallest Gram eigenvalue falls
+    to the square root of machine precision, or its largest grows to the inverse; `reached` is the time of the stop.
+    With `relaxed`, constants are added to the Gram matrices that make them the identity at time 0.
 
-    Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases,
-    that of G first; gram (..., 2, k, k), that of the last k columns of each basis, the others being orthonormal to them
-    and to each other: None for 0, 2h for what is relaxed.
+    Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of G and H in their bases; gram (..., 2, k, k), the
+    Gram matrices of the last k columns of each basis, whose other columns are orthonormal and orthogonal to them.
+    None stands for k = 0; the relaxed metric has k = 2h.
     """
     h = s.shape[-1]
     given = [s[..., None, None, :], velocity, *(() if gram is None else (gram,))]
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in given))
     flat = (x.double().expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in given)
-    # Entries do not depend on each other, and what a step works on should stay in a cache.
+    # Entries are independent, so the batch is split into pieces whose steps fit into a cache.
     pieces = zip(*(x.split(max(1, _CACHED // (8 * h * h))) for x in flat), strict=True)
     ends = (_integrate(t, relaxed, s[:, 0, 0], *rest) for s, *rest in pieces)
     c, reached = (torch.cat(parts) for parts in zip(*ends, strict=True))
@@ -216,7 +216,7 @@ def _integrate(
     t: float, relaxed: bool, s: Tensor, velocity: Tensor, gram: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     s = s / s[..., :1]  # a change of the unit of energy
-    # Of a batch some curves hardly move; without units of their own their momenta would drown in the tolerance.
+    # Some curves of a batch hardly move. Without separate units, their momenta would be below the tolerance.
     speed = velocity.detach().abs().amax((-3, -2, -1), keepdim=True)
     speed = torch.where(speed > 0, speed, 1.0)
     here = torch.eye(*velocity.shape[-2:], dtype=s.dtype, device=s.device).expand_as(velocity)
@@ -230,13 +230,13 @@ def _integrate(
 
 
 def _parts(state: Tensor, h: int) -> tuple[Tensor, Tensor]:
-    """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
+    """Return c and the velocity that represents the momentum, (batch, 2, 2h, h) each."""
     c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
     return c, v
 
 
 class _System:
-    """Hold Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
+    """Hold Hamilton's equations of a batch, with constants of each geodesic; a dimension of size 2 is for G and H."""
 
     def __init__(self, t: float, relaxed: bool, s: Tensor, speed: Tensor, gram: Tensor | None) -> None:
         self.t, self.s, self.speed, self.gram, self.relaxed = t, s, speed, gram, relaxed
@@ -244,7 +244,7 @@ class _System:
         self.kinetic = _Mix if t == 1 else _Mean
 
     def of(self, rows: Tensor) -> _System:
-        """Return the same for some entries of the batch, which are in order."""
+        """Return the equations of some entries of the batch, in order."""
         if len(rows) == len(self.s):
             return self
         gram = None if self.gram is None else self.gram[rows]
@@ -263,7 +263,7 @@ class _System:
         c, v = _parts(state, self.s.shape[-1])
         gram = self._gram(c)
         inverse, condition, within = invert(gram)
-        within = within.all(-1)  # those of G and of H
+        within = within.all(-1)  # both for G and for H
         if bool(within.all()):
             return self._motion(c, v, gram, inverse, condition)
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -272,8 +272,8 @@ class _System:
         return torch.where(within[:, None], self._motion(c, v, gram, inverse, condition), torch.nan)
 
     def _motion(self, c: Tensor, v: Tensor, gram: Tensor, inverse: Tensor, condition: Tensor) -> Tensor:
-        # Velocities from momenta. Positions and momenta rather than accelerations: these hold W^-1 twice, and blow up
-        # long before the curve does where a singular value nears 0.
+        # Velocities are computed from momenta. Accelerations would contain W^-1 twice, and blow up long before the
+        # curve does if a singular value approaches 0.
         kinetic = self.kinetic(self.t, self.s, self.weight, gram, inverse)
         d = v @ kinetic.from_momentum
         bad = (condition.amax(-1) > _CONDITION)[:, None, None, None]
@@ -290,7 +290,7 @@ class _System:
         return (self._products(v, d) * self.weight).diagonal(dim1=-2, dim2=-1).sum((-2, -1))
 
     def _gram(self, c: Tensor) -> Tensor:
-        """Compute the Gram matrices of both factors, relaxed ones where the metric is."""
+        """Compute the Gram matrices of both factors, relaxed if the metric is."""
         if not self.relaxed or self.gram is None:
             return self._products(c, c)
         h = self.s.shape[-1]
@@ -307,8 +307,8 @@ class _System:
 class _Mix:
     """Hold W_G = S H^T H S in the frame: velocities from momenta, and forces.
 
-    Momenta are v weight, given as v. The force is what multiplies G from the right in the gradient of
-    tr(W_G N_G + W_H N_H) / 2; for H alike. gram: those of G and of H, shape (batch, 2, h, h), with their inverses.
+    Momenta are v weight, given as v. The gradient of tr(W_G N_G + W_H N_H) / 2 in G is G times the force; likewise for
+    H. gram, inverse: the Gram matrices of G and of H, (batch, 2, h, h), and their inverses.
     """
 
     def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
@@ -317,7 +317,7 @@ class _Mix:
         self.from_momentum = (weight.mT / self._outer) * inverse.flip(1)
 
     def velocity(self, v: Tensor) -> Tensor:
-        # Unlike products with an inverse, to the last digits also where momenta are far from the largest p W^-1.
+        # Unlike a product with the inverse, a solve is accurate also if p W^-1 is far below its bound |p| |W^-1|.
         return solve(self._gram, v * (self._weight / self._s), left=False) / self._s
 
     def force(self, N: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Represent the pair (G, H) of full column rank under the general linear group GL(h), and find logarithms by shooting.
 
-Where the geodesic with velocity z ends, the vector to the nearest representative of y (orthogonal Procrustes, at the
-balanced points) is what is missing, up to the square of its length. It is carried back to x by the rotations between
-the singular frames of both points, and added to z. For near points this is a contraction. The accelerated step
-[Anderson 1965; Walker and Ni 2011] goes where a linear model of the last steps has no miss, in a third of the steps.
+The miss of a velocity z is the vector from the end of its geodesic to the nearest representative of y (orthogonal
+Procrustes, at the balanced points), accurate up to the square of its length. It is carried back to x by the rotations
+between the singular frames of both points, and added to z. For near points this is a contraction. The accelerated step
+[Anderson 1965; Walker and Ni 2011] is the zero of a linear model of the last steps, and needs a third of the steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 MAX_STEPS = 60
 WINDOW = 8
-"""How many of the last steps the accelerated one takes into account."""
+"""Number of the last steps that the accelerated step uses."""
 LONGEST = 1.0
-"""Relative speed of the longest step: further away the difference of two points says little of the way."""
+"""Relative speed of the longest step, because the difference of distant points is a poor search direction."""
 SETTLED = 1e-10
-"""Length of a step, relative to z, at which z is found."""
+"""Length of a step, relative to z, at which the search has converged."""
 TOLERANCE = 1e-9
-"""How near, relative to the product at y, the end of a geodesic has to come."""
+"""Largest distance of the end of a geodesic from y, relative to the product at y."""
 
 
 @final
@@ -43,14 +43,15 @@ class FixedRankQuotient(QuotientManifold):
       matrices W_G = (G^T G)^{-1} #_t H^T H and W_H = (H^T H)^{-1} #_t G^T G, which transform under A as both ends do.
       t = 0 is `inv`, t = 1 is `mix`, t = 1/2 the Euclidean metric at the balanced representative.
 
-    `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
-    rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
+    `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It allows
+    rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps all of GL(h).
 
-    Where rank(G H^T) < h, as at the start B = 0 of LoRA, x is no point, but training may begin there or pass (`at`). In
-    directions that G lacks the metric is that of `mix`, which needs H alone, |xi_G|^2 = tr(H^T H xi_G^T xi_G): the
-    gradient there is g_G (H^T H)^-1, the limit of `mix` (that of `inv` is 0, and would stay for ever), and 0 in H.
-    Second-order geodesics are straight lines, and exact ones a `GeodesicError`. Alike for H. What both lack never
-    moves. All of this is equivariant unless G lacks a direction that only H has and H one that only G has.
+    If rank(G H^T) < h, as at the start B = 0 of LoRA, x is not a point of the manifold, but training may begin at x or
+    pass it (`at`). In directions missing in G the metric is the one of `mix`, which needs only H, |xi_G|^2 = tr(H^T H
+    xi_G^T xi_G). The gradient there is g_G (H^T H)^-1, the limit of `mix`, and 0 in H. (The limit of `inv` is 0, so
+    training would never leave.) Second-order geodesics are straight lines, and exact ones raise `GeodesicError`. The
+    same holds for H. Directions missing in both never change. The rule is equivariant unless G lacks a direction that
+    only H has and H one that only G has.
 
     `balance` gives (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: both Gram matrices are S, and the largest
     entry in every column of L is positive.
@@ -114,10 +115,10 @@ class FixedRankQuotient(QuotientManifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
 
-        Found by shooting, for a whole batch at once: the shortest geodesic if the points are near. In `inv`, where a
-        length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the norm of G H^T away, searches with h > 1
-        begin to fail. In float64. Raises `GeodesicError` if no geodesic is found, and NotImplementedError where a
-        derivative of it is taken: `dist` has one. (..., n + m, h)
+        It is found by shooting, in float64, for a whole batch at once; for near points it is the shortest geodesic.
+        Searches with h > 1 begin to fail at distances of about 1.6 in `inv` (G may turn by 90 degrees), and of about
+        the norm of G H^T in `mix`. Raises `GeodesicError` if no geodesic is found, and NotImplementedError if it is
+        differentiated; `dist` has derivatives. Shape (..., n + m, h).
 
         >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
         tensor([[1.3863],
@@ -167,7 +168,7 @@ NO_DERIVATIVE = (
 
 @on_values(NO_DERIVATIVE)
 def _known(x: Tensor, y: Tensor, log: Tensor) -> Tensor:
-    """Return log_x(y), found before."""
+    """Return log_x(y), computed before."""
     return log.clone()
 
 
@@ -183,7 +184,7 @@ def _turned_back(n: int, t: float, x: Tensor, y: Tensor, log: Tensor) -> Tensor:
     def curve(time: Tensor) -> Tensor:
         return space.follow(time * z, "exact")[0]
 
-    # The transpose of the transpose of the derivative: torch has no forward mode inside forward mode.
+    # The derivative is computed by transposing twice, because torch has no forward mode inside forward mode.
     end, time = curve(z.new_ones(())), z.new_ones(())
     velocity = grad(lambda w: vjp(curve, time)[1](w)[0])(torch.zeros_like(end))
     here, there = (singular_frame(p[:, :n], p[:, n:]) for p in (end, y))
@@ -198,7 +199,7 @@ def logarithms(n: int, t: float, x: Tensor, y: Tensor) -> Tensor:
     """Find horizontal vectors at x whose exact geodesics end on the orbits of y. Shapes (batch, n + m, h).
 
     A geodesic stays in the span of the columns of both points (it is fixed by an isometry, the reflection through that
-    span), so the search runs in at most 2h + 2h rows. Raises GeodesicError where it does not settle.
+    span), so the search runs in at most 2h + 2h rows. Raises GeodesicError if it does not converge.
     """
     here, there = (singular_frame(p[:, :n].double(), p[:, n:].double()) for p in (x, y))
     bases = common_span(here.left, there.left), common_span(here.right, there.right)
@@ -235,7 +236,7 @@ def _shoot(space: FixedRankSpace, n: int, t: float, x: Tensor, y: Tensor) -> Ten
 
 
 def _aim(n: int, t: float, end: Tensor, here: SingularFrame, there: SingularFrame) -> tuple[Tensor, Tensor]:
-    """Return the miss at `end`, relative to y, and what is to be added to z at x."""
+    """Return the miss at `end`, relative to y, and the step to add to z at x."""
     now = singular_frame(end[:, :n], end[:, n:])
     miss = product_gap(now.left * now.s[:, None, :], now.right, there.left * there.s[:, None, :], there.right)
     relative = (nearest(now, there) - balanced(now)) / now.s.sqrt()[:, None, :]
@@ -243,20 +244,20 @@ def _aim(n: int, t: float, end: Tensor, here: SingularFrame, there: SingularFram
     speed = torch.stack([torch.linalg.matrix_norm(v, 2) for v in velocities]).amax(0)
     weight = (now.s**t / (speed / LONGEST).clamp_min(1.0)[:, None])[:, None, :]
     turns = [polar(now.left.mT @ here.left), polar(now.right.mT @ here.right)]
-    # inv acts on the columns of G as left does, mix as H does: there a change of xi_G H^T is carried as it is.
+    # In `inv`, columns of G are rotated like left. In `mix` they are rotated like H, which carries xi_G H^T unchanged.
     turns = turns if t < 0.5 else turns[::-1]
     step = torch.cat([v * weight @ turn for v, turn in zip(velocities, turns, strict=True)], dim=-2)
     return miss / torch.linalg.vector_norm(there.s, dim=-1), step
 
 
 def _acceleration(past: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Compute by how much the next z differs from the last one plus its step: least squares in differences."""
+    """Compute the difference of the last z plus its step and the next z, by least squares in differences."""
     if len(past) == 1:
         return torch.zeros_like(past[0][0])
     z, steps = (torch.stack(column, dim=-1).flatten(-3, -2) for column in zip(*past, strict=True))
     change_z, change = z.diff(dim=-1), steps.diff(dim=-1)
     size = torch.linalg.vector_norm(change, dim=-2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    weights = torch.linalg.pinv(change / size, rtol=1e-10) @ steps[..., -1:]  # directions below are rounding's
+    weights = torch.linalg.pinv(change / size, rtol=1e-10) @ steps[..., -1:]  # smaller directions are rounding
     return ((change_z + change) / size @ weights)[..., 0].unflatten(-1, past[0][0].shape[-2:])
 
 
@@ -266,7 +267,7 @@ def balanced(frame: SingularFrame) -> Tensor:
 
 
 def nearest(here: SingularFrame, there: SingularFrame) -> Tensor:
-    """Return the rotation of the balanced representative of `there` that is nearest to that of `here`."""
+    """Rotate the balanced representative of `there` to be nearest to the balanced representative of `here`."""
     P, R = balanced(here), balanced(there)
     return R @ polar(R.mT @ P)
 

@@ -37,15 +37,15 @@ FASTEST = 1.0
 """The relative speed up to which an optimizer's step follows the second-order geodesic."""
 
 _FAR = 32
-"""Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
+"""Largest power of 2 (up or down) of coordinates whose squares and inverses are in the range of single precision."""
 
 
 class _Coordinates(NamedTuple):
-    """Hold what takes vectors to coordinates and back, for G and H alike (..., 2, h, h).
+    """Hold the maps from vectors to coordinates and back, for both G and H (..., 2, h, h).
 
     z = (left a, right b) with the velocities xi_G to_left = left a and xi_H to_right = right b relative to the frame.
-    A vertical y moves entry (i, j) of left^T z_G by alpha_i y_ij and entry (j, i) of right^T z_H by -beta_j y_ij: a
-    projection takes away the direction (cos, -sin) in the plane of the two entries.
+    A vertical y changes entry (i, j) of left^T z_G by alpha_i y_ij and entry (j, i) of right^T z_H by -beta_j y_ij. The
+    projection removes the direction (cos, -sin) in the plane of the two entries.
     """
 
     basis: Both  # orthonormal columns with the spans of G and H
@@ -78,9 +78,9 @@ class _Coordinates(NamedTuple):
 
 
 def _of_lower_rank(x: Tensor, lost: Tensor) -> Tensor | None:
-    """Return which pairs of a batch have lost a singular value (..., 1, 1); None if none has.
+    """Return a mask (..., 1, 1) of the pairs of a batch with a missing direction; None if there is none.
 
-    Raises ValueError if one has, and the point is differentiated or mapped.
+    Raises ValueError if there is one and the point is differentiated or mapped.
     """
     if not some(lost):
         return None
@@ -120,9 +120,9 @@ class FixedRankSpace(HorizontalSpace):
     ) -> None:
         super().__init__(x.to(dtype))
         self._t, self._relaxed = t, eps > 0
-        # Everything is derived in float64 and rounded once, at the end. A representative may be as badly balanced as it
-        # likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
-        # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
+        # Everything is derived in float64 and rounded once, at the end. The frame of a badly balanced representative is
+        # ill-conditioned, but the products of z with it are not. In single precision Gram matrices may be used; a point
+        # in double precision is factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
         self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
         if frame is None:
@@ -147,9 +147,9 @@ class FixedRankSpace(HorizontalSpace):
         return plus(z, self._coordinates.basis, -self._vertical(self._inside(z)))
 
     def _retract(self, xi: Tensor) -> Tensor:
-        """Follow the second-order geodesic, no faster than at relative speed 1; at a lower rank the straight line.
+        """Follow the second-order geodesic, at relative speed 1 at most; at a lower rank, follow the straight line.
 
-        Near lower rank relative speeds have no bound, nor has the parabola; a shorter step is as invariant.
+        Near lower rank, relative speeds and the parabola are unbounded; a shorter step is still invariant.
         """
         # Where that is slow enough, the formula of the base class by fewer copies of tall matrices.
         require_vector(self.point, xi)
@@ -193,9 +193,9 @@ class FixedRankSpace(HorizontalSpace):
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
 
-        c -> A c takes the orbit to itself. For square pairs in `mix` no geodesic ends before t = 1 while this is below
-        1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
-        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
+        It is invariant on the orbit, by c -> A c. For square pairs in `mix`, no geodesic ends before t = 1 if it is
+        below 1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line
+        with relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
         """
         speed = self._speed(z)
         return speed if self._lower is None else torch.where(self._lower[..., 0, 0], torch.inf, speed)
@@ -220,8 +220,8 @@ class FixedRankSpace(HorizontalSpace):
         if self._relaxed or (self._t != 0 and self.point.shape[-1] > 1):  # no closed form
             way, reached = exact.expand(self._pairing(), self._s, self._t, self._turned(z), self._relaxed)
             return self.point + way, reached
-        # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
-        # goes back to the representative, however badly balanced that is.
+        # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices. The last line
+        # returns to the representative, which may be badly balanced.
         a, b = self._split(times(self._split(z), self._coordinates.relative))
         if self._t == 0:
             left, right = exact.inv_exponential(frame.left, a), exact.inv_exponential(frame.right, b)
@@ -253,7 +253,7 @@ class FixedRankSpace(HorizontalSpace):
                 of_factors = [part.shape[-2] for part in egrad] == [part.shape[-2] for part in parts]
                 grad = [part.to(z.dtype) for part in egrad] if of_factors else self._split(join_rows(egrad, z))
                 v = adjoint(pairing, parts, step, (grad[0], grad[1]))
-                if self._coordinates.turns is None:  # `project` of what is known by its products with the basis already
+                if self._coordinates.turns is None:  # `project`, by the known products with the basis
                     into.copy_(
                         plus(v.tall, self._coordinates.basis, v.core - self._vertical(v.inside + v.core), mine=True)
                     )
@@ -266,7 +266,7 @@ class FixedRankSpace(HorizontalSpace):
         return pull_back
 
     def _turned(self, z: Tensor) -> Both:
-        """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
+        """Return z in the singular frame and its units, as coordinates of the relaxed metric are in another basis."""
         z = z if self._size is None else z / self._size.to(z)
         return self._split(z if self._coordinates.turns is None else times(self._split(z), self._coordinates.turns))
 

@@ -1,4 +1,4 @@
-"""Define the horizontal space at a point: the one tangent space that everything else is built on."""
+"""Define the horizontal space at a point: the tangent space that everything else is built on."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """
 
     def from_balanced(self, z: Tensor) -> Tensor:
-        """Turn coordinates at the balanced representative of the point into those here, of the same quotient vector.
+        """Convert coordinates at the balanced representative to coordinates here, of the same quotient vector.
 
         >>> bool((space.from_balanced(torch.ones(2, 2)) == 1).all())
         True
@@ -105,14 +105,14 @@ class HorizontalSpace(FullPrecision, abc.ABC):
 
     @abc.abstractmethod
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the end of the exact geodesic, and the time in (0, 1] at which it is there, shape (...,)."""
+        """Compute the end of the exact geodesic, and the time in (0, 1] that was reached, shape (...,)."""
 
     @abc.abstractmethod
     def relative_speed(self, z: Tensor) -> Tensor:
-        """Compute how fast the point changes at the start of the geodesic with velocity z, relative to itself. (...,)
+        """Compute the initial speed of the geodesic with velocity z, relative to the point. Shape (...,).
 
-        An invariant of the orbit, in float64. Where it is small, a Taylor polynomial is near the geodesic at t = 1: of
-        degree 1 up to its square, of degree 2 up to its cube.
+        It is an invariant of the orbit, in float64. If it is small, Taylor polynomials are near the geodesic at t = 1:
+        degree 1 up to its square, degree 2 up to its cube.
 
         >>> space.relative_speed(space.coordinates(torch.tensor([[0.1, -0.6], [0.4, -2.4]])))
         tensor(0.3000, dtype=torch.float64)
@@ -189,7 +189,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def proju(self, eta: Tensor) -> Tensor:
         """Project a tangent vector horizontally.
 
-        Twice: the second pass takes away what rounding left of the vertical part at a badly conditioned representative.
+        It projects twice: the second pass removes the vertical part that rounding left at an ill-conditioned point.
 
         >>> space.proju(torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
@@ -240,7 +240,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         return y
 
     def _retract(self, xi: Tensor) -> Tensor:
-        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast."""
+        """Compute the end of an optimizer's step: along the second-order geodesic, shortened if that is too fast."""
         return self.geodesic(xi)
 
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Make quotient manifolds of horizontal spaces, with what geoopt asks of a manifold."""
+"""Build quotient manifolds from horizontal spaces, with the interface of geoopt's manifolds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quotient_manifolds.manifolds.horizontal import (
 )
 
 REMEMBERED = 2
-"""An optimizer's step asks for its start a few times, then for its end, which is where the next step starts."""
+"""Number of cached spaces, for the start and the end of an optimizer's step; the next step starts at the end."""
 
 Answer = tuple[bool, str | None]
 """Whether a check is passed, and the reason if not."""
@@ -65,7 +65,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         return {**vars(self), "_recent": ()}  # copies and pickles begin empty
 
     def _key(self) -> tuple[Any, ...]:
-        """Return what two manifolds of one class must share to be equal."""
+        """Return a key that is equal for equal manifolds of one class."""
         return tuple(self.t if name == "metric" else getattr(self, name) for name in self.settings)
 
     def extra_repr(self) -> str:
@@ -160,7 +160,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         return gap <= (64 * torch.finfo(x.dtype).eps if rtol is None else rtol) * size
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return x itself: what is no point has no point that is nearest along orbits.
+        """Return x itself, as a tensor off the manifold has no nearest point along orbits.
 
         >>> torch.equal(manifold.projx(x), x)
         True

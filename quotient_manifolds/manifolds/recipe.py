@@ -26,7 +26,7 @@ MetricFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 VARIES = math.sqrt(torch.finfo(torch.float32).eps)
-"""The relative change of a metric under an action that counts: functions may hold constants in single precision."""
+"""The smallest relative change of a metric that counts, as functions may hold constants in single precision."""
 STEP = 1e-2
 """Of the difference by which that is seen: its error is of third order, and what rounding leaves is divided by it."""
 
@@ -127,8 +127,8 @@ class Recipe(QuotientManifold):
     def _change(self, x: Tensor) -> float:
         """Return d/ds <dA eta, dA eta>_{A x} / <eta, eta>_x at A = identity + s K, s = 0, by a difference, at a point.
 
-        K and eta are random, and K moves neither x nor the identity by more than their lengths: units do not count. It
-        is 0 for an invariant metric. Not by nested `jvp`, which torch gets wrong for some solves.
+        K and eta are random, and K changes neither x nor the identity by more than their lengths, in any units. It is 0
+        for an invariant metric. Nested `jvp` is not used, because torch's is wrong for some solves.
         """
         identity, algebra = self._group(x)
         draw = torch.Generator().manual_seed(0)
@@ -212,7 +212,7 @@ class Recipe(QuotientManifold):
         return None if self._invariant or not x.numel() or not len(self._algebra) else self._variation(x)
 
     def _variation(self, x: Tensor) -> str | None:
-        """Return what is wrong with the metric if a random action changes it; what is found once is not tried again."""
+        """Return an error message if a random action changes the metric; the first result is kept."""
         with suppress(RuntimeError, NotImplementedError):  # functions that have no such derivatives are not tried
             change = self._change(x.detach().double().reshape(-1, *self.shape)[0])
             if abs(change) > VARIES:

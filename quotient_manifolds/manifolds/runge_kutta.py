@@ -1,4 +1,4 @@
-"""Solve ordinary differential equations over a batch, each entry by steps of its own, differentiable in the start.
+"""Solve ordinary differential equations over a batch, with separate step sizes, differentiably in the initial state.
 
 The explicit Runge-Kutta method of order 8 with errors of orders 5 and 3 by Dormand and Prince, with the coefficients of
 `scipy.integrate.DOP853`. SciPy's own solver is not differentiable; torchdiffeq takes one step size for a whole batch,
@@ -21,12 +21,12 @@ from quotient_manifolds.manifolds.horizontal import GeodesicError
 
 MAX_STEPS = 1_000
 TOLERANCE = 1e-10
-"""Error of one step, relative and absolute: states should be scaled to entries about 1."""
+"""Tolerance of a step, relative and absolute; the entries of states should be about 1."""
 RESOLUTION = 1e-14
-"""Steps below this, on a way of length 1, are lost in rounding: the curve is at the end of its domain."""
+"""Steps below this size, of a unit time, are lost in rounding: the curve is at the end of its domain."""
 
 ENERGY_TOLERANCE = 1e-6
-"""By how much, relative to itself, the energy of a geodesic may change: that tells whether it was followed well."""
+"""Largest relative change of the energy of a geodesic, which shows whether it was followed accurately."""
 FLOOR = math.sqrt(torch.finfo(torch.float64).eps)
 """Where a geodesic is stopped: an eigenvalue, relative to the start, falls to this or grows to its inverse."""
 
@@ -35,7 +35,7 @@ Motion = Callable[[Tensor], Tensor]
 
 
 class System(Protocol):
-    """Hold the equations y' = f(y) of a batch of curves, no entry of which depends on the others."""
+    """Hold the equations y' = f(y) of a batch of independent curves."""
 
     def of(self, rows: Tensor) -> System:
         """Return the equations of some entries of the batch, in order."""
@@ -53,13 +53,13 @@ class System(Protocol):
 def follow(
     system: Callable[..., System], start: Tensor, given: tuple[Tensor | None, ...], cures: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """Follow y' = f(y) from `start` (batch, d), float64, to time 1 or to where an entry leaves the domain of f.
+    """Follow y' = f(y) from `start` (batch, d), float64, to time 1 or until an entry leaves the domain of f.
 
-    Returns the last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain.
-    system(*given) is made of tensors (batch, ...) alone. Steps are found on values; where a derivative is taken, the
-    accepted ones are then taken again, their sizes and the times constants of differentiation: no rejected step, and no
-    choice of a size, is differentiated. Raises GeodesicError, which ends in the first of the `cures`, where a curve
-    needs too many steps, and in the second where the energy at its end is another.
+    Returns the last states (batch, d) and their times (batch,): 1, or the end of the domain. system(*given) depends
+    only on tensors (batch, ...). Steps are chosen on values. If a derivative is taken, the accepted steps are repeated
+    with constant sizes and times, so that no rejected step and no choice of a size is differentiated.
+    Raises GeodesicError with the first of the `cures` if a curve needs too many steps, and with the second if the
+    energy at its end differs.
     """
     again = differentiated(start, *given)
     end, reached, sizes = _followed(system, cures, again, start, *given)

@@ -9,11 +9,11 @@ the first term from differentiating W_G xi_G in time, the second from the gradie
 column span of G because the energy depends on G through its Gram matrix alone. [paper, Eq. 11, 12] are t = 0 and 1.
 
 In the singular frame W_G is diagonal, and dW_G an entrywise product (`Slope`). There the step xi_G - Gamma_G / 2 is
-z_G turn_G + left bend_G with turn affine in z, bend quadratic, both h x h: of products with tall matrices, which is
-what takes time, only these two are left. For H alike.
+z_G turn_G + left bend_G with turn affine in z, bend quadratic, both h x h. Products with tall matrices take most of the
+time, and only these two remain. The same holds for H.
 
-What is tall is one tensor (..., n + m, h), the rows of G first, or the two factors apart (`Both`); what is h x h is
-held for both factors in one tensor (..., 2, h, h), G first.
+Tall matrices are one tensor (..., n + m, h), the rows of G first, or two factors (`Both`). h x h matrices of both
+factors are in one tensor (..., 2, h, h), G first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def times(x: Both, on: Tensor) -> Tensor:
 
 
 def plus(x: Tensor, a: Both, on: Tensor, *, mine: bool = False) -> Tensor:
-    """Compute x + (a_G on_G stacked on a_H on_H); in x, where that is `mine` and nothing is to be differentiated."""
+    """Compute x + (a_G on_G stacked on a_H on_H), in place if x is `mine` and nothing is differentiated."""
     if not in_no_graph(x, *a, on) or not _one_batch((x, *a), on):
         return x + times(a, on)
     x = x if mine else x.clone(memory_format=torch.contiguous_format)
@@ -67,7 +67,7 @@ def _one_batch(tall: tuple[Tensor, ...], on: Tensor) -> bool:
 
 
 class Slope(NamedTuple):
-    """Say how the weights of the metric change with the Gram matrices: dW_G = own * V_G + other * V_H, entry by entry.
+    """Hold the derivative of the metric's weights in the Gram matrices: dW_G = own * V_G + other * V_H, entrywise.
 
     W_G = (G^T G)^-1 #_t H^T H in the frame, where it is diag(s^2t), and V = a^T left + left^T a, alike for H.
     """
@@ -133,7 +133,7 @@ class Step(NamedTuple):
     square: Tensor  # z_G^T z_G, z_H^T z_H
 
     def way(self, at: Pairing, z: Both) -> Tensor:
-        """Compute by how much the point moves."""
+        """Compute the displacement of the point."""
         return plus(times(z, self.turn), at.basis, self.bend, mine=True)
 
 
@@ -147,7 +147,7 @@ class Adjoint(NamedTuple):
 
 def expand(at: Pairing, z: Both) -> Step:
     """Prepare the step xi - Gamma(xi, xi) / 2 of one z: all of it that is h x h."""
-    # z enters by its products with left, right and itself alone: all that follows is h x h, however tall G and H are.
+    # Turn and bend depend only on products of z with left, right and itself, so all matrices below are h x h.
     inside = cores(at.basis, z)
     M = inside * at.unit  # left^T a: the velocity within the span of the point, and M + M^T that of its Gram matrix
     turn = at.unit.mT * at.back - at.along.change(M + M.mT) @ at.back

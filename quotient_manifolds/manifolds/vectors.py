@@ -17,9 +17,9 @@ from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 @final
 class _VectorSpace(HorizontalSpace):
-    """Hold coordinates z = eta / size, of which the part along a unit vector, the `line`, is vertical.
+    """Hold coordinates z = eta / size; the part along a unit vector, the `line`, is vertical.
 
-    Geodesics are straight, or great circles about 0 where it is `curved`.
+    Geodesics are straight lines, or great circles about 0 if the space is `curved`.
     """
 
     def __init__(self, x: Tensor, size: Tensor, line: Tensor, *, curved: bool) -> None:
@@ -69,9 +69,9 @@ class _VectorQuotient(QuotientManifold, abc.ABC):
 class ScaleQuotient(_VectorQuotient):
     r"""Represent nonzero vectors w, up to a w for a > 0: only w / |w| matters, a point of the sphere S^{d-1}.
 
-    Points have shape (..., d) with d >= 2: weights in front of a normalisation without epsilon, e.g. all weights into
-    one unit of batch normalisation. The metric is <eta, zeta> / |w|^2 and horizontal vectors are orthogonal to w, so
-    the geodesics are great circles at constant |w|, traversed for ever. The dimension of the quotient is d - 1.
+    Points have shape (..., d) with d >= 2: weights in front of a normalization without epsilon, e.g. all weights into
+    one unit of batch normalization. The metric is <eta, zeta> / |w|^2 and horizontal vectors are orthogonal to w, so
+    the geodesics are great circles at constant |w|, defined for all times. The dimension of the quotient is d - 1.
 
     >>> manifold, w = ScaleQuotient(), torch.tensor([3.0, 4.0])
     >>> manifold.same_orbit(w, manifold.action(torch.tensor(7.0), w))
@@ -98,8 +98,8 @@ class ScaleQuotient(_VectorQuotient):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1.
 
-        Its norm, the angle, is 2 atan2(|u - v|, |u + v|) for the directions u and v: accurate where it is small, and
-        the cosine is not. Raises ValueError for opposite directions: every half circle is a shortest path then.
+        Its norm, the angle, is 2 atan2(|u - v|, |u + v|) for the directions u and v; unlike the cosine, this is
+        accurate for small angles. Raises ValueError for opposite directions, as every half circle is a shortest path.
 
         >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
         tensor([0., 2.])
@@ -124,9 +124,9 @@ class ScaleQuotient(_VectorQuotient):
 class TranslationQuotient(_VectorQuotient):
     r"""Represent vectors b, up to b + c (1, ..., 1) for c in R: only b - mean(b) matters.
 
-    Points have shape (..., d) with d >= 2: the biases of a softmax, which does not see a common shift. The metric is
-    the Euclidean one, horizontal vectors have mean 0 and the geodesics are straight lines. The dimension of the
-    quotient is d - 1.
+    Points have shape (..., d) with d >= 2: the biases of a softmax, which is invariant under a common shift. The metric
+    is Euclidean, horizontal vectors have mean 0 and the geodesics are straight lines. The dimension of the quotient is
+    d - 1.
 
     >>> manifold, b = TranslationQuotient(), torch.tensor([1.0, 2.0, 6.0])
     >>> manifold.same_orbit(b, manifold.action(torch.tensor(7.0), b))
@@ -147,7 +147,7 @@ class TranslationQuotient(_VectorQuotient):
         return x - x.mean(dim=-1, keepdim=True)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Compare centred vectors, with the accuracy that the entries before centring allow."""
+        """Compare centered vectors, with the accuracy that the entries before centering allow."""
         return length(self.balance(y - x), -1), torch.maximum(length(x, -1), length(y, -1))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:

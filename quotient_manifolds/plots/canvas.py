@@ -1,4 +1,4 @@
-"""Set up figures: settings that do not depend on the user's, styles, legends, and HTML."""
+"""Set up figures: settings independent of the user's, styles, legends, and HTML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quotient_manifolds.statistics import Numbers
 SIZE = (4.8, 3.7)  # inches; narrow, so that text is readable at the width of a phone
 
 FONT = 10.5  # points; ticks and names of points have other sizes
-LEGEND_WIDTH, MARGIN = 275.0, 30.0  # largest width of a label, and width of its handle, in points
+LEGEND_WIDTH, MARGIN = 275.0, 30.0  # largest width of a label, and the width of its handle, in points
 LEGEND_HEIGHT = 0.55  # inches for the legend that SIZE includes
 LABEL_WIDTH, LABEL_HEIGHT = 235.0, 200.0  # lengths of the axes of a panel, in points
 
@@ -86,7 +86,7 @@ class Plot:
 def canvas(
     x_label: str, y_label: str, *, panels: int = 1, size: tuple[float, float] = SIZE
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a figure and its axes, `size` inches each and two in a row, which pyplot does not know."""
+    """Yield a figure, not registered with pyplot, and its axes, each of `size` inches, two in a row."""
     columns = min(2, panels)
     rows = math.ceil(panels / columns)
     with _settings():
@@ -173,7 +173,7 @@ def fits_beside(labels: Sequence[str]) -> bool:
 
 
 def numbers(values: Numbers) -> NDArray[np.float64]:
-    """Return the values with NaN, which is not drawn, for None."""
+    """Return the values as an array; None becomes NaN, which is not drawn."""
     return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
 
 

@@ -54,7 +54,7 @@ def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tu
 def orbit_figure(scales: Sequence[float], ratios: Mapping[str, Numbers]) -> Plot:
     """Draw S(g w) / S(w), the ratio of sharpness after and before the action of a group element g of size a.
 
-    ratios: by measure, one for every scale; None or NaN for a measurement that failed. [paper, Fig. 7]
+    ratios: by measure, one for every scale; None or NaN for a failed measurement. [paper, Fig. 7]
     """
     rows = {label: numbers(values) for label, values in ratios.items()}
     finite = np.concatenate([[1.0], *rows.values()])
@@ -157,7 +157,7 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str) -> Plot:
 
 
 def _name_points(axes: Any, x: NDArray[np.float64], y: NDArray[np.float64], names: Sequence[str]) -> None:
-    """Write names beside points, toward the middle of the axes, so that none extends beyond them."""
+    """Write names beside points, toward the middle of the axes, so that no name extends beyond them."""
     for name, point in zip(names, zip(x.tolist(), y.tolist(), strict=True), strict=False):
         across, up = axes.transAxes.inverted().transform(axes.transData.transform(point))
         axes.annotate(

@@ -1,8 +1,9 @@
-"""Hold a model whose processes have a part of every parameter each: read it, move it, and put it back bit for bit.
+"""Read, change and restore, bit for bit, a model whose parameters are sharded over processes.
 
-Models sharded by FSDP2 (`fully_shard`) or by tensor parallelism have parameters that are DTensors. What is elementwise
-stays in parts. What is not, such as a symmetric pair, is *owned* by one process: it gathers the parameter, computes
-with it, and sends every process its part of the result. All processes call everything here together, in the same order.
+Models sharded by FSDP2 (`fully_shard`) or by tensor parallelism have parameters that are DTensors. Elementwise
+operations act on the parts. A parameter that is needed as a whole, as in a symmetric pair, is *owned* by one process:
+the owner gathers it, computes with it, and sends every process its part of the result. All processes call the functions
+here together, in the same order.
 """
 
 from quotient_manifolds.sharded.model import ShardedModel, is_sharded

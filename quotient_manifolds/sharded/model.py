@@ -1,8 +1,7 @@
-"""Hold a model whose processes have a part of every parameter each: read it, move it, and put it back bit for bit.
+"""Read, change and restore, bit for bit, a model whose parameters are sharded over processes.
 
-Calls of such a model do not look at tensors that are handed to them: hooks gather what the processes hold, layer by
-layer. So the model itself is moved, in place, and always put back. All processes call everything here together, in the
-same order.
+Such a model cannot be called with other parameters, because hooks gather the stored parts layer by layer. So its own
+parameters are changed in place, and always restored. All processes call the functions here together, in the same order.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch import Tensor, nn
 from quotient_manifolds.sharded.parts import Layout, Params, from_all, gathered, together
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
-"""Parts of names that checkpointing and compilation add: symmetries are found before."""
+"""Parts of names that wrappers for checkpointing and compilation add. Symmetries are found before wrapping."""
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether any parameter is distributed over processes (a DTensor)."""
+    """Return whether the model is under `fully_shard`, or any parameter is a DTensor."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -35,7 +34,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name as it is without the wrappers of checkpointing and compilation."""
+    """Return a parameter's name without the wrappers of checkpointing and compilation."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -43,7 +42,7 @@ def plain_name(name: str) -> str:
 
 @final
 class ShardedModel:
-    """Hold the parameters that are measured of a sharded model, as tensors of what this process has of them."""
+    """Hold a sharded model and this process's parts of its parameters; parameters with requires_grad are measured."""
 
     def __init__(self, model: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -82,7 +81,7 @@ class ShardedModel:
 
     @property
     def alike(self) -> bool:
-        """Return whether all processes compute one loss: tensor parallelism over all of them."""
+        """Return whether all processes compute the same loss, by tensor parallelism over all of them."""
         from torch.distributed.fsdp import FSDPModule
 
         meshes = [layout.mesh for layout in self.layouts.values() if layout.mesh is not None]
@@ -91,26 +90,26 @@ class ShardedModel:
 
     @property
     def device(self) -> torch.device:
-        """Return where the parameters are."""
+        """Return the device of the parameters."""
         return next(_local(w).device for w in self._named.values())
 
     @cached_property
     def original(self) -> Params:
-        """Return copies of what this process holds of the measured parameters, made once; checked.
+        """Return copies of this process's parts of the measured parameters, made and checked once.
 
         Raises TypeError or ValueError for parameters that cannot be measured.
         """
         return together(lambda: {name: self._fit(name).clone() for name in self.measured})
 
     def held(self) -> Params:
-        """Return what this process holds of all parameters: the model's own memory, detached."""
+        """Return this process's parts of all parameters, detached but sharing the model's memory."""
         return {name: _local(w) for name, w in self._named.items()}
 
     def reshard(self, *, interrupted: bool = False) -> None:
-        """Drop whatever parameters were gathered for a pass: the next one must see what the parts are then.
+        """Free the parameters that were gathered for a pass, so that the next pass gathers the current parts.
 
-        interrupted: by an exception, after which hooks take the pass for one that goes on, and keep what they gathered;
-        they are told to forget it. A pass of the caller's own that was interrupted shows by itself.
+        interrupted: whether an exception ended the pass. Hooks then treat it as running and keep gathered parameters,
+        so their state is reset. An interrupted pass of the caller's own is detected from that state.
         """
         from torch.distributed.fsdp import FSDPModule
 
@@ -123,7 +122,7 @@ class ShardedModel:
                 module.reshard()
 
     def _groups(self) -> Iterator[Any]:
-        """Yield what `fully_shard` gathers parameters by."""
+        """Yield the groups in which `fully_shard` gathers parameters."""
         from torch.distributed.fsdp import FSDPModule
 
         for module in self.model.modules():
@@ -131,7 +130,7 @@ class ShardedModel:
                 yield from getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
 
     def _set_aside(self) -> list[tuple[Any, Tensor | None, Tensor | None]]:
-        """Take the gradients of gathered parameters, to which hooks would add: of an accumulation, or left over."""
+        """Remove and return gradients of gathered parameters (accumulated or left over), to which hooks would add."""
         whole = [each for group in self._groups() for each in group.fsdp_params if hasattr(each, "_unsharded_param")]
         taken = [(each, each._unsharded_param.grad, each.unsharded_accumulated_grad) for each in whole]
         for each in whole:
@@ -140,10 +139,10 @@ class ShardedModel:
 
     @contextmanager
     def restored(self, more: Params | None = None) -> Iterator[Params]:
-        """Yield what this process holds, to be written to; put it back afterwards, with gradients and buffers.
+        """Yield this process's parts, to be written to, and restore them afterwards, with gradients and buffers.
 
-        Written may be what is measured, and what `more` has copies of.
-        Raises ValueError if the parameters are no longer the `original` ones, which would be put back.
+        Only measured parameters, and those with copies in `more`, may be written to.
+        Raises ValueError if the parameters differ from `original`, which would be restored.
         """
         self.reshard()
         held = self.held()
@@ -153,7 +152,7 @@ class ShardedModel:
             )
         grads = {name: w.grad for name, w in self._named.items()}
         buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        # A forward pass may put other buffers in their places.
+        # A forward pass may replace buffers by other tensors.
         places = [(module._buffers, dict(module._buffers)) for module in self.model.modules()]
         interrupted, pending = True, self._set_aside()
         try:
@@ -179,10 +178,10 @@ class ShardedModel:
                 each._unsharded_param.grad, each.unsharded_accumulated_grad = grad, accumulated
 
     def take_gradients(self) -> Params:
-        """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing.
+        """Remove and return this process's parts of the gradients; 0 for parameters that the loss does not depend on.
 
-        The model keeps none. Those that are sums not done yet, as of norms under sequence parallelism, are added up.
-        Empty, on all processes, if the loss reaches no parameter at all.
+        Partial gradients, such as gradients of norms under sequence parallelism, are summed over processes. The result
+        is empty, on all processes, if the loss depends on no measured parameter.
         """
         from torch.distributed.tensor import DTensor
 
@@ -200,7 +199,7 @@ class ShardedModel:
         return taken
 
     def _fit(self, name: str) -> Tensor:
-        """Return what this process holds of a parameter, checked."""
+        """Return this process's part of a parameter. Raises TypeError or ValueError if it cannot be measured."""
         w = _local(self._named[name])
         if w.is_meta:
             raise ValueError(f"Parameter {name} has no values here (meta device): load the weights first")
@@ -214,11 +213,11 @@ class ShardedModel:
         return w
 
     def values(self, value: Tensor) -> Tensor:
-        """Return one number of every process, in float64, in the order of the processes."""
+        """Return a scalar of every process (processes,), in float64, in the order of the processes."""
         return gathered(value.detach().double().reshape(1)).flatten()
 
     def mean(self, value: Tensor) -> float:
-        """Return the mean of one number over the processes, in float64; the same on all, to the last digit."""
+        """Return the mean of a scalar over the processes, in float64; it is identical on all of them."""
         return float(self.values(value).mean())
 
 

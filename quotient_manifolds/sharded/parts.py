@@ -1,6 +1,6 @@
-"""Bring together what processes have, and give parameters that are computed with as a whole to one process each.
+"""Gather values from all processes, and assign every parameter that is needed as a whole to one process.
 
-All processes call everything here together, in the same order.
+All processes call the functions here together, in the same order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 
 
 def together(check: Callable[[], Result]) -> Result:
-    """Return what the function returns; where it raises ValueError or TypeError on one process, all of them raise it.
+    """Return check(); if it raises ValueError or TypeError on one process, raise on all processes.
 
-    For a process that is alone in raising leaves the others waiting for it.
+    If only one process raised, the others would wait for it forever.
     """
     problem: Exception | None = None
     result: Any = None
@@ -36,7 +36,7 @@ def together(check: Callable[[], Result]) -> Result:
 
 
 def from_all(own: Result) -> list[Result]:
-    """Return what every process has, in the order of the processes."""
+    """Return the objects `own` of all processes, in the order of the processes."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
     return every
@@ -52,9 +52,9 @@ def gathered(values: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Say which entries of a parameter of this shape the processes hold, as DTensor does.
+    """Describe which entries of a parameter of this shape each process holds, as a DTensor does.
 
-    mesh, placements: those of the DTensor; None and () for a parameter that every process has as a whole.
+    mesh, placements: of the DTensor; None and () for a parameter that every process has as a whole.
     """
 
     shape: torch.Size
@@ -64,7 +64,7 @@ class Layout:
 
     @classmethod
     def of(cls, w: Tensor) -> Layout:
-        """Return the layout of a parameter. Raises ValueError for one that is a sum not done yet."""
+        """Return the layout of a parameter. Raises ValueError for partial placements (pending sums)."""
         from torch.distributed.tensor import DTensor
 
         if not isinstance(w, DTensor):
@@ -75,7 +75,7 @@ class Layout:
 
     @cached_property
     def box(self) -> tuple[slice, ...]:
-        """Return which entries this process holds: a range in every dimension."""
+        """Return the entries that this process holds, as a range in every dimension."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         if self.mesh is None:
@@ -90,7 +90,7 @@ class Layout:
         return whole_mesh and all(place.is_shard() for place in self.placements)
 
     def full(self, part: Tensor) -> Tensor:
-        """Return the whole parameter, of which every process has its part."""
+        """Gather the whole parameter from the parts of all processes."""
         from torch.distributed.tensor import DTensor
 
         if self.mesh is None:
@@ -101,10 +101,10 @@ class Layout:
 
 @final
 class Whole(dict[str, Tensor]):
-    """Behave as a dict of whole parameters, of which every process holds its part: what is read is gathered.
+    """Act as a dict of whole parameters, of which every process stores only its part.
 
-    Items are gathered when they are read and stored in parts when they are written. A tensor that was read and then
-    changed in place must be written back. One whole parameter is kept, the last: folding reads a table row by row.
+    Items are gathered when they are read, and split into parts when they are written. A tensor that was read and then
+    changed in place must be written back. The last whole parameter is cached, as folding reads a table row by row.
     """
 
     def __init__(self, parts: Params, layouts: Mapping[str, Layout]) -> None:
@@ -114,11 +114,11 @@ class Whole(dict[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if self._last is None or self._last[0] != name:
-            self._last = None  # before the next is made
+            self._last = None  # frees its memory before the next is gathered
             self._last = name, self._layouts[name].full(super().__getitem__(name))
         return self._last[1]
 
-    def get(self, name: str, default: Any = None) -> Any:  # as __getitem__: dict's own would return the part
+    def get(self, name: str, default: Any = None) -> Any:  # dict.get would return the part
         return self[name] if name in self.keys() else default
 
     def __setitem__(self, name: str, whole: Tensor) -> None:
@@ -129,17 +129,17 @@ class Whole(dict[str, Tensor]):
         self._last = name, whole
 
     def parts(self) -> Params:
-        """Return what this process holds."""
+        """Return the parts that this process holds."""
         return {name: super(Whole, self).__getitem__(name) for name in self}
 
 
 @final
 class Ownership:
-    """Say which process owns which parameters, gather them there, and scatter the results.
+    """Assign parameters to owner processes, gather them there, and scatter the results.
 
-    names: of the measured parameters. groups: sets of names that are computed with together, so that one process owns
-    them all. Every parameter that is not held exactly once is owned, too. The largest groups are dealt out first, each
-    to the process that has least.
+    names: of the measured parameters. groups: sets of names that one process must own together. Parameters with
+    entries that are not held by exactly one process are owned, too. The largest groups are assigned first, each to the
+    process with the smallest load.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], names: Iterable[str], groups: Iterable[Iterable[str]]) -> None:
@@ -158,13 +158,14 @@ class Ownership:
         self.owners = {name: owners[name] for name in self.names if name in owners}
 
     def here(self, name: str) -> bool:
-        """Return whether this process computes with the parameter: it owns it, or nobody does and it holds a part."""
+        """Return whether this process computes with the parameter, as its owner, or on its part if nobody owns it."""
         return self.owners.get(name, self.rank) == self.rank
 
     def gather(self, held: Params, *, consume: bool = False) -> Params:
-        """Return this process's share: its parts of what nobody owns, and what it owns as a whole.
+        """Return this process's share: the whole parameters that it owns, and its parts of parameters without an owner.
 
-        consume: drop from `held` what is owned as soon as it is sent, which saves memory where nobody else holds it.
+        consume: remove owned parameters from `held` as they are gathered, which saves memory unless they are held
+        elsewhere.
         """
         share: Params = {}
         for name in self.names:
@@ -176,7 +177,7 @@ class Ownership:
         return share
 
     def scatter(self, share: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
-        """Write what the owners have into the parts that the processes hold, in place."""
+        """Write the owners' whole parameters into the parts that the processes hold, in place."""
         for name, owner in self.owners.items():
             layout = self._layouts[name]
             mine = owner == self.rank

@@ -1,4 +1,4 @@
-"""Find the canonical point of an orbit: gains are 1, constants are 0, then |w| is least, along principal axes."""
+"""Find the canonical point of an orbit: gains are 1, constants are 0, |w| is least, channels are on principal axes."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, di
 from quotient_manifolds.symmetries.principal_axes import turned
 
 SMALL = 4_000
-"""Entries up to which all groups move jointly at last, and constants are those of all translations together."""
+"""Up to this number of entries, |w| is minimized jointly over all groups and the remaining translations."""
 _CHANGE = 1e-9
-"""Relative: outputs that may change, by rounding."""
+"""Largest relative change of outputs that counts as rounding."""
 _RANK = 1e-9
 """Singular values that count as 0, relative to the largest."""
 _ZERO = 1e-12
-"""Of the largest entry: what counts as 0 beside it."""
+"""Entries below this, relative to the largest, count as 0."""
 _SEEN = 1e-6
 _FEW = 8
-"""Log-scales of a torus up to which wide models are asked for lengths that no output depends on."""
+"""Up to this number of log-scales, lengths that no output depends on are determined in wide models as well."""
 _TINY = 1e-7
-"""Coordinates of unit vectors that count as 0."""
+"""Largest difference from 1 of the absolute value of a gain that counts as 1 or -1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Canonical:
-    """Hold the canonical point of an orbit, and how it was reached.
+    """Hold the canonical point of an orbit, and the steps that led to it.
 
-    params: all parameters, those that were acted on in float64. element: the steps that led there, symmetries with
-    elements, in order. zeros: by parameter, the numbers of entries that are 0 because constants were settled.
-    constant: names of parameters all of whose entries are the same at every canonical point (gains of 1).
-    doubts: one sentence for each reason why other points of the orbit may lead elsewhere.
+    params: all parameters; those that were acted on are in float64. element: the steps, symmetries with elements, in
+    order. zeros: by parameter, the flat indices of entries that are 0 because constants were removed. constant: names
+    of parameters whose entries are the same at every canonical point (gains of 1). doubts: one sentence for each reason
+    why other points of the orbit may have another canonical point.
     """
 
     params: Params
@@ -76,7 +76,7 @@ class Canonical:
 
 
 class NoPlaceError(ValueError):
-    """Say that an orbit has no canonical point, as that of a false symmetry may have none."""
+    """Report that an orbit has no canonical point, which may happen for a false symmetry."""
 
 
 @torch.no_grad()
@@ -87,13 +87,13 @@ def canonical(
 ) -> Canonical:
     """Return the canonical point of the orbit of parameters.
 
-    First what has a closed form is settled: gains are 1 if their readers can take them, and constants are 0 if a later
-    map can take them. The point of least |w|^2 on the orbit of what is left comes next, and last the rotations that
-    are left, by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
+    The steps with a closed form come first: gains become 1 if their readers can absorb them, and constants become 0 if
+    a later map can absorb them. Then |w|^2 is minimized on the remaining orbit. Last, the remaining rotations are fixed
+    by the principal axes of each wire's second moment, in descending order, with positive sums of cubes.
 
-    changed: how far outputs change, relative, with other parameters. If that is more than 1e-9, translations are left
-    out, which is a doubt. ValueError if that is not enough, and for a missing parameter, and one of another shape or
-    kind, before anything is computed; NoPlaceError where there is no canonical point.
+    changed: returns the relative change of outputs at other parameters. If it exceeds 1e-9, translations are left out,
+    which is a doubt. Raises ValueError if that does not suffice. Before any computation, it raises ValueError if a
+    parameter is missing or has another shape or kind. Raises NoPlaceError if there is no canonical point.
     """
     try:
         found = _canonical(symmetries, params)
@@ -111,7 +111,7 @@ def canonical(
 
 
 def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> Canonical:
-    """Return the canonical point, computed on the processor, as its many matrices are small."""
+    """Return the canonical point, computed on the CPU because its many matrices are small."""
     if not symmetries:
         return Canonical(dict(params), (), {}, (), ())
     for rows in _every_rows(symmetries):
@@ -125,7 +125,7 @@ def _canonical(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> 
 def _on_processor(
     symmetries: Sequence[Symmetry], params: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> Canonical:
-    """Return the canonical point of parameters, of which those that symmetries read have these shapes."""
+    """Return the canonical point, computed on the CPU. shapes: of all parameters that symmetries depend on."""
     symmetries = joined(symmetries)
     translations = [*of_sums(symmetries), *(each for each in symmetries if isinstance(each, Translation))]
     wide = sum(map(prod, shapes.values())) > SMALL
@@ -175,7 +175,7 @@ def _on_processor(
 
 
 def _still(zeros: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the numbers of entries that are 0 yet: translations left for the least |w| may have moved some."""
+    """Yield the entries that are still 0, as translations that minimize |w| may have changed some."""
     for name, at in zeros.items():
         own = params[name].flatten()
         if bool((zero := own[at].abs() <= _ZERO * own.abs().max()).any()):
@@ -183,9 +183,10 @@ def _still(zeros: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Iterato
 
 
 def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:
-    """Return whether translations settle the constants that t 1^T adds.
+    """Return whether translations remove the constants that t 1^T adds.
 
-    One of them moves all that is written, and what its readers lose, unless a bias of it takes back what these add.
+    One of them must change all writers of the gauge. It must also change each other parameter of the gauge, unless a
+    bias that it changes compensates for that parameter in another translation.
     """
     shifted, written = [{*each.names} for each in translations], {s.name for s in gauge.wire.slots if s.covariant}
     for names in shifted:
@@ -196,20 +197,20 @@ def _settled(gauge: Gauge, translations: Sequence[Translation]) -> bool:
 
 
 def _of_mean(gauge: Gauge) -> Gauge:
-    """Return what 1 1^T / n generates, of t 1^T: the rest adds constants that translations have settled."""
+    """Return the gauge of 1 1^T / n alone, out of all t 1^T; the others add constants that translations removed."""
     n = gauge.algebra.n
     return replace(gauge, algebra=Span(n, torch.full((1, n, n), 1.0 / n, dtype=torch.float64)), reflections=None)
 
 
 def _moved_by_means(translations: Sequence[Translation], symmetries: Sequence[Symmetry]) -> list[Translation]:
-    """Return translations along means that nothing reads, which 1 + 1 w^T moves after they are 0."""
+    """Return translations along means that nothing reads, which 1 + 1 w^T changes after they were set to 0."""
     means = [each for each in symmetries if isinstance(each, Gauge) and isinstance(each.algebra, IntoMean)]
     moved = {name for each in means for name in each.names}
     return [each for each in translations if len(each.parts) == 1 and moved.issuperset(each.names)]
 
 
 def _shapes(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the shapes of all parameters that symmetries read."""
+    """Return the shapes of all parameters that symmetries depend on."""
     return {name: params[name].shape for each in symmetries for name in each.reads}
 
 
@@ -230,7 +231,7 @@ def _every_rows(symmetries: Sequence[Symmetry]) -> Iterator[Rows]:
 
 
 def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequence[Translation]) -> Point:
-    """Return the point at parameters that symmetries may move, with the directions of translations."""
+    """Return the point of these parameters, with the directions of translations."""
     zero = _zero(symmetries, params)
     size = sum(each.numel() for each in zero.values())
     none = torch.zeros(0, size, dtype=torch.float64)
@@ -240,7 +241,7 @@ def _start(symmetries: Sequence[Symmetry], params: Params, translations: Sequenc
 
 
 def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
-    """Return by name the units of wires in which lengths are measured, of parameters for which they are not all 1."""
+    """Return by name the units of wires in which lengths are measured, for parameters whose units are not all 1."""
     units: Params = {}
     for gauge in symmetries:
         own: Params = {}
@@ -256,9 +257,9 @@ def _units(symmetries: Sequence[Symmetry], params: Params) -> Params:
 
 
 def _zero(symmetries: Sequence[Symmetry], params: Params) -> Params:
-    """Return where parameters count as 0: where what a symmetry acts on is, offsets and constants included.
+    """Return the origins of parameters: where scale * w + offset, plus any constant beside it, is 0.
 
-    Constants are those of gains as they are at `params`.
+    Constants are computed with the gains at `params`.
     """
     none, moved = torch.zeros((), dtype=torch.float64), _shapes(symmetries, params)
     zero = {name: none.expand(moved[name]) for name in params if name in moved}
@@ -286,11 +287,11 @@ def _orthonormal(D: Tensor) -> Tensor:
         return D
     size = D.norm(dim=1, keepdim=True)
     _, s, Vh = torch.linalg.svd(D[size[:, 0] > 0] / size[size[:, 0] > 0], full_matrices=False)
-    return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # no rounding in what nothing moves
+    return Vh[s > _RANK * s[:1]].where(D.any(0), 0.0)  # exact zeros in entries that no row of D changes
 
 
 def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict[str, Rows]:
-    """Return the entries that are gains between a wire and a slot, by name and number, but those that pairs balance."""
+    """Return the entries that are gains between a wire and a slot, by parameter, except parameters of gauges."""
     gains: dict[str, Rows] = {}
     mixed = {slot.name for each in symmetries if isinstance(each, Gauge) for slot in each.wire.slots}
     for symmetry in symmetries:
@@ -301,7 +302,7 @@ def _gains(symmetries: Sequence[Symmetry], params: Mapping[str, Tensor]) -> dict
 
 
 def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[Point, Free]:
-    """Return the point where gains are 1, as nearly as they can be, and the log-scales that do not change gains."""
+    """Return the point with gains as near to 1 as possible, and the log-scales that do not change gains."""
     E, logs = [csr_matrix((0, torus.size))], [np.zeros(0)]
     for name, rows in gains.items():
         if name in torus.names:
@@ -313,7 +314,7 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
     z, free = np.zeros(torus.size), [np.flatnonzero(touched == 0)]
     columns, powers, count = [np.arange(len(free[0]))], [np.ones(len(free[0]))], len(free[0])
     graph = (matrix.T @ matrix).tocsr()
-    alone = (np.diff(graph.indptr) == 1) & (touched > 0)  # a gain or several of one log-scale
+    alone = (np.diff(graph.indptr) == 1) & (touched > 0)  # gains that only one log-scale changes
     square = np.asarray(matrix.multiply(matrix).sum(0))[0]
     z[alone] = -np.asarray(matrix.T @ log)[alone] / square[alone]
     labels = connected_components(graph, directed=False)[1]
@@ -338,9 +339,9 @@ def _with_gains(point: Point, torus: Torus, gains: Mapping[str, Rows]) -> tuple[
 
 
 def _without_mean(point: Point, gauge: Gauge) -> Point:
-    """Return the point where means of channels are 0 that anything may be added to: a limit of elements 1 + 1 w^T.
+    """Return the point with means of channels set to 0 if they are arbitrary: a limit of elements 1 + 1 w^T.
 
-    All that has a value must be moved by it alone, as by 1 + t 1^T what takes a constant sum of channels is.
+    A must act in all nonzero slots, or, for 1 + t 1^T, A^-T. Otherwise the point is unchanged.
     """
     algebra, wire = gauge.algebra, gauge.wire
     rows = [(slot, in_units(slot, point.params)) for slot in wire.slots]
@@ -361,21 +362,21 @@ def _without_mean(point: Point, gauge: Gauge) -> Point:
         change = (D[slot.name][:, slot.places] / s).mean(1, keepdim=True) * s
         D[slot.name] = D[slot.name].index_add(1, slot.places.flatten(), -change.flatten(1))
     left = point.row({name: each.view(len(each), *point.zero[name].shape) for name, each in D.items()})
-    return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # of unit rows
+    return replace(point, directions=_orthonormal(left[left.norm(dim=1) > _RANK]))  # D had unit rows
 
 
 def _rotates(symmetry: Symmetry) -> bool:
-    """Return whether a group leaves lengths as they are."""
+    """Return whether a group preserves lengths."""
     return isinstance(symmetry, Gauge) and all(
         isinstance(each, (SO, CenteredSO)) for _, each in symmetry.algebra.summands
     )
 
 
 def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
-    """Return log-scales with charges by which lengths that no output depends on are 1, as root mean squares.
+    """Return log-scales with the charges at which lengths that no output depends on are 1, as root mean squares.
 
-    These have exponents of one sign, so that the least |w|^2 is at 0, where a model that divides by them is undefined.
-    mixed: parameters that groups act on that change lengths, too.
+    Their exponents have one sign, so that |w|^2 is least at length 0, where a model that divides by them is undefined.
+    mixed: parameters on which groups act that change lengths as well.
     """
     torus, basis = free.symmetry, free.basis.to_dense()
     assert isinstance(torus, Torus)
@@ -389,7 +390,7 @@ def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
     E, counts = np.unique(np.concatenate(exponents), axis=0, return_counts=True)
     E, most = E[:, :-1], E[:, -1]
     target, (m, k) = basis.new_zeros(len(basis)), E.shape
-    if m and k:  # the most entries that one generator may make smaller while it makes none larger
+    if m and k:  # maximize the entries that one generator shrinks without making any other larger
         bounds = [(None, None)] * k + [(0.0, high) for high in most]
         cost = np.concatenate([np.zeros(k), -np.ones(m)])
         found = linprog(cost, np.concatenate([-E, np.eye(m)], 1), np.zeros(m), bounds=bounds)
@@ -399,7 +400,7 @@ def _with_lengths(point: Point, free: Free, mixed: Set[str]) -> Free:
 
 
 def _ones(point: Point, gains: Mapping[str, Rows]) -> Iterator[str]:
-    """Yield the names of gains that are 1 or -1."""
+    """Yield the names of parameters that are gains, all 1 or -1."""
     for name, rows in gains.items():
         values = rows.read(point.params)
         if values.numel() == point.params[name].numel() and float((values.abs() - 1).abs().max()) < _TINY:

@@ -1,4 +1,4 @@
-"""Certify how many of a model's continuous symmetries are found, on a small copy of it."""
+"""Certify on a small copy of a model how many of its continuous symmetries are found."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
 from quotient_manifolds.symmetries.tangents import span, tangents
 
-ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
-OUTPUTS = (1.5, 3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
+ALONG = 1e-5  # the part of a unit direction that may be outside of the kernel due to rounding
+OUTPUTS = (1.5, 3, 6, 12, 24, 48)  # outputs per parameter: inputs are doubled until the rank stops growing
 
 
 @final
 @dataclass(frozen=True)
 class Certificate:
-    """Compare the dimension of a small model's fibre with the dimensions of the symmetries that are found in it.
+    """Compare the dimension of a small model's fibre with the dimension of the symmetries found in it.
 
-    model: the class of the model. blocks: of the copy; None for a model that was given as it is. fibre: P - rank J.
-    found: the symmetries whose directions all lie in the kernel of J. shared: how many dimensions two families of it
-    have in common. unreached: how many dimensions beside those no output depends on, on any input: neither found nor
-    missing. places: how many of the missing directions lie in which parameters (each has length 1, of which a parameter
-    holds the square of its part). outside: symmetries that were proposed and leave the kernel: those that only a norm's
-    eps breaks, or that hold on some inputs alone.
+    model: the class of the model. blocks: the number of blocks of the copy; None for a model that is used as given.
+    fibre: its dimension, P - rank J. found: the symmetries whose directions all lie in the kernel of J. shared: the
+    dimension that found families have in common. unreached: the dimension of further directions on which no output
+    depends for any input, counted neither as found nor as missing. places: the number of missing directions by
+    parameter (a direction has length 1 and counts with the square of its part in the parameter). outside: proposed
+    symmetries that leave the kernel, because only eps of a norm breaks them, or because they hold on some inputs only.
     """
 
     model: str
@@ -46,7 +46,7 @@ class Certificate:
 
     @property
     def missing(self) -> int | None:
-        """Return how many directions of the fibre no family names and some input reaches; None under a doubt."""
+        """Return the number of directions of the fibre that are not found, without unreached ones; None if in doubt."""
         if self.fibre.doubts:
             return None
         return self.fibre.dimension - (self.found.dimension - self.shared) - self.unreached
@@ -58,7 +58,7 @@ class Certificate:
         return {**plain, **made, "places": dict(self.places), "outside": list(self.outside)}
 
     def __str__(self) -> str:
-        """Write the report, some lines of text: first what is found, or, where it is inconclusive, the reasons."""
+        """Return the report as text, which starts with the result, or with the reasons if it is inconclusive."""
         copy = f", a copy of width 8 with {self.blocks} block{'s' * (self.blocks > 1)}" if self.blocks else ""
         places = ", ".join(f"{name} ({size:.1f})" for name, size in self.places.items())
         families = [(name, str(size), meaning(name)) for name, size in self.found.families.items()]
@@ -85,18 +85,18 @@ def certify(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Certificate:
-    """Compute the dimension of the fibre of a small model, and how much of it is found.
+    """Compute the dimension of the fibre of a small model, and how much of it the found symmetries explain.
 
-    A Hugging Face model is copied with a small configuration; blocks, settings: as for `small_copy`. The number of
-    inputs is doubled until the rank of the Jacobian stops growing, up to 48 outputs for each parameter. With batches, a
-    list of inputs as for `fibre_dimension`, the model itself is taken: make it small (hundreds of parameters, but two
-    blocks), with generic parameters (`make_generic`).
+    A Hugging Face model is copied with a small configuration. blocks, settings: as for `small_copy`. The number of
+    inputs is doubled until the rank of the Jacobian stops growing, up to 48 outputs per parameter. If batches, a list
+    of inputs as for `fibre_dimension`, are given, the model itself is used: make it small (hundreds of parameters, but
+    two blocks), with generic parameters (`make_generic`).
 
     If `missing` is 0, every continuous symmetry of the small model at generic parameters is known, apart from
-    parameters that no input reaches. It is None where the certificate is inconclusive.
-    progress: called with what is being computed, how much of it is finished, and the total.
+    parameters that no input reaches. `missing` is None if the certificate is inconclusive.
+    progress: called with a description of the current step, the amount finished, and the total.
 
-    Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).
+    Raises ValueError if no small copy can be made, or if it has no fibre dimension (see `fibre_dimension`).
     """
     if batches is None:
         small = small_copy(model, blocks=blocks, seed=seed, **settings)
@@ -112,7 +112,7 @@ def certify(
     frozen = torch.cat([torch.full((w.numel(),), not w.requires_grad) for w in own.values()])
     directions = tangents(proposed, own)
     T = {name: each[:, ~frozen].to(K) for name, each in directions.items()}
-    still = {name for name, each in T.items() if not bool(each.any())}  # all that they move is frozen
+    still = {name for name, each in T.items() if not bool(each.any())}  # these change frozen parameters only
     leaving = [name for name, each in T.items() if name not in still and _leaves(each, K)]
     outside = tuple(name for name in leaving if not bool(directions[name][:, frozen].any()))
     found = proposed.without({*still, *leaving})
@@ -120,7 +120,7 @@ def certify(
     symmetric = span(torch.cat([K.new_zeros(1, len(K)), *(T[each.name] @ K.mT for each in found.every)]))
     silent = K[:, torch.linalg.vector_norm(K, dim=0) > 1 - ALONG].mT
     spanned = span(torch.cat([symmetric, silent]))
-    if len(spanned) < fibre.dimension:  # what other inputs are asked for may be what is not spanned
+    if len(spanned) < fibre.dimension:  # refused candidates that need other inputs may be the missing ones
         asked = [str(each) for each in proposed.refused if ": give " in each.reason]
         fibre = replace(fibre, doubts=(*fibre.doubts, *asked))
     return Certificate(
@@ -136,14 +136,14 @@ def certify(
 
 
 def _leaves(directions: Tensor, K: Tensor) -> bool:
-    """Return whether any of the directions is none of the kernel K."""
+    """Return whether any of the directions is outside of the kernel K."""
     lost = torch.linalg.vector_norm(directions - directions @ K.mT @ K, dim=1)
     return bool((lost > ALONG * torch.linalg.vector_norm(directions, dim=1)).any())
 
 
 def _places(K: Tensor, model: nn.Module, spanned: Tensor) -> dict[str, float]:
-    """Return how much of the kernel K beside what is spanned, by coordinates in it, lies in which parameters."""
-    missing = K - spanned.mT @ spanned @ K  # the rows of `spanned` are orthonormal, and so are those of K
+    """Return the dimension of the kernel K outside of `spanned`, by parameter. spanned: a basis in coordinates of K."""
+    missing = K - spanned.mT @ spanned @ K  # the rows of `spanned` and of K are orthonormal
     own = {name: w.numel() for name, w in model.named_parameters() if w.requires_grad}
     parts = missing.square().sum(dim=0).split(list(own.values()))
     sizes = {name: round(float(part.sum()), 3) for name, part in zip(own, parts, strict=True)}

@@ -1,4 +1,4 @@
-"""Check what the functions of this package take, with one sentence for anything else."""
+"""Check the arguments of this package's functions, and raise one-sentence errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from quotient_manifolds.messages import first_line
 
 
 class ModelError(ValueError):
-    """Say in one sentence where and why a model does not run on its inputs."""
+    """State in one sentence where and why a model does not run on its inputs."""
 
 
 @contextmanager
 def running(model: nn.Module, hint: str = "") -> Iterator[None]:
-    """Turn what the code of a model raises, inside, into a ModelError that names the module and the operation."""
+    """Turn an exception in the code of a model into a ModelError that names the module and the operation."""
     try:
         yield
     except ModelError:
@@ -44,9 +44,9 @@ def running(model: nn.Module, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def named_if_empty(params: Mapping[str, Tensor]) -> Iterator[None]:
-    """Turn what torch raises inside into a ValueError that names a parameter without elements, if there is one.
+    """Turn an error of torch into a ValueError that names a parameter without elements, if there is one.
 
-    Most of them do no harm, so they are not refused beforehand.
+    Most such parameters do no harm, so they are not refused beforehand.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def check_eval(model: nn.Module) -> None:
 
 
 def check_inputs(batch: Any) -> None:
-    """Raise ValueError for tensors that are sparse or nested, which no run can be recorded on."""
+    """Raise ValueError for sparse or nested tensors, on which no run can be recorded."""
     for each in tensors_in(batch):
         if each.is_nested or each.layout != torch.strided:
             kind = "a nested one: pad it" if each.is_nested else "a sparse one: call to_dense() on it"
@@ -83,7 +83,7 @@ def check_inputs(batch: Any) -> None:
 
 
 def check_list(name: str, given: Any) -> None:
-    """Raise TypeError for anything but a list of inputs; one batch, easily passed by mistake, is none."""
+    """Raise TypeError for anything but a list of inputs, such as a single batch passed by mistake."""
     if isinstance(given, (Tensor, Mapping, str)) or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be a list of inputs. Found one {type(given).__name__}: wrap it in a list.")
 
@@ -98,7 +98,7 @@ def check_parameters(params: Any) -> None:
 
 
 def generator_of(seed: Any) -> torch.Generator:
-    """Return a generator with this seed; ValueError for what is no integer of 64 bits."""
+    """Return a generator with this seed; ValueError unless it is a 64-bit integer."""
     try:
         number = operator.index(seed)
     except TypeError:
@@ -117,7 +117,7 @@ def check_loaded(model: nn.Module) -> None:
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floats."""
+    """Raise ValueError naming the first of `names` that is absent or is not a dense tensor of finite floats."""
     for name in names:
         if name not in params:
             raise ValueError(
@@ -129,7 +129,7 @@ def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Say in one sentence that parameters, inside, have other shapes than the symmetries expect."""
+    """Turn an error of torch into a ValueError that parameters do not have the shapes that the symmetries expect."""
     try:
         yield
     except (IndexError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Count how much of a model is redundant, and compute how well conditioned its pairs are."""
+"""Compute the dimension of a model's symmetry group, and the condition numbers of its pairs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetrie
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Give singular values of G H^T over the heads of one pair: largest, smallest, and worst ratio in a head.
+    """Store the largest and smallest singular value of G H^T over the heads of one pair, and the largest ratio.
 
-    A geodesic's Taylor polynomial holds while steps are short against them (mix), or against one (inv).
+    The Taylor polynomial of a geodesic is accurate for steps much shorter than these values (metric mix), or than 1
+    (metric inv).
     """
 
     pair: str
     largest: float
     smallest: float
-    ratio: float  # the largest over the smallest of the same head; infinite for a pair of deficient rank
+    ratio: float  # the largest over the smallest within one head; infinite for a pair of deficient rank
 
 
 @dataclass(frozen=True)
 class Count:
-    """Count dimensions: of all parameters, and of the symmetries by family.
+    """Store the number of parameters and the dimension of the symmetry group by family.
 
-    families: by the kind of pairs (h^2, 1 or 2 a head), such as "query/key", and of reparameterizations, such as "norm
-    gain".
+    families: the dimension by the kind of pairs (h^2, 1 or 2 per head), such as "query/key", and by the kind of
+    reparameterizations, such as "norm gain".
     """
 
     parameters: int
@@ -42,12 +43,12 @@ class Count:
 
     @property
     def dimension(self) -> int:
-        """Return the dimension of the symmetry group: that many directions change nothing, wherever ranks are full."""
+        """Return the dimension of the symmetry group, and of its orbits at full rank."""
         return sum(self.families.values())
 
     @property
     def share(self) -> float:
-        """Return the share of all directions in parameter space that is redundant."""
+        """Return the dimension of the symmetry group divided by the number of parameters."""
         return self.dimension / self.parameters if self.parameters else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,9 +61,9 @@ class Count:
 
 
 def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
-    """Count the directions in parameter space that change nothing, and say how well conditioned every pair is.
+    """Count the directions in parameter space that leave the function unchanged, and the conditioning of every pair.
 
-    The dimension of the group against that of parameter space, and the singular values of G H^T, in float64.
+    Compares the dimension of the group with the number of parameters, and computes singular values of G H^T in float64.
     """
     check_model(model)
     check_symmetries(symmetries)
@@ -83,8 +84,7 @@ def _conditioning(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Conditio
 
 
 def singular_values(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor:
-    """Compute singular values in float64: of G H^T, (heads, h) descending; of g k^H, (heads, 1), for planes of a rotary
-    embedding.
+    """Compute the singular values (heads, h) of G H^T in float64, descending; (heads, 1) of g k^H for rotary planes.
 
     Values below rounding count as 0.
     """

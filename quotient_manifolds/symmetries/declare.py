@@ -1,4 +1,4 @@
-"""Declare a symmetric pair by hand: say how its factors are cut out of the model's parameters."""
+"""Declare a symmetric pair by hand, by functions that cut its factors out of the model's parameters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WIDTHS = {"GL+(1)": 1, "GL(1, C)": 2}
 
 
 def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts: Group = "GL(h)") -> SymmetricPair:
-    """Return the pair of factors G and H, of which the model is said to use G H^T alone, head by head.
+    """Return the symmetric pair of factors G and H, given that the model uses only G H^T, head by head.
 
-    name: of the module, say; the pair is called "name kind". kind: "query/key", "value/output", or a word of your own.
-    G, H: functions of the parameters by name that return the factor (heads, rows, h). They are given whole numbers that
-    say where each entry is stored, so they may move entries (index, view, transpose, `torch.cat` along rows), and
-    change none. acts: the group, as in `SymmetricPair`.
+    The pair is called "name kind". name: of the module, for example. kind: "query/key", "value/output", or your own.
+    G, H: functions of the parameters by name that return the factor (heads, rows, h). They are called with tensors of
+    integers that encode where each entry is stored. So they may rearrange entries (index, view, transpose, `torch.cat`
+    along rows), but not change them. acts: the group, as in `SymmetricPair`.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4))
     >>> pair = declare_pair(
@@ -38,10 +38,10 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
     >>> pair.group, pair.n, pair.m
     ('GL(2)^1', 6, 4)
 
-    It is taken at its word: `verify_symmetries` and every measure find out whether it is true.
-    ValueError for a parameter that the model does not have, for factors of shapes that do not fit, of changed or
-    repeated entries, or in an order that no offset and strides describe, and for an unknown group. TypeError for a
-    model that is no module, and for cuts that are no functions.
+    Nothing is verified here; `verify_symmetries` and every measure verify the pair.
+    ValueError for a parameter that the model does not have, for factors whose shapes do not match, with changed or
+    repeated entries, or in an order that no offset and strides describe, and for an unknown group. TypeError unless the
+    model is a module and G and H are functions.
     """
     check_model(model)
     check_one_of("acts", acts, get_args(Group))
@@ -62,7 +62,7 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
 
 
 class _Places(Mapping[str, Tensor]):
-    """Give for each parameter of a model whole numbers of its shape, which say where in the model an entry is."""
+    """Map each parameter's name to integers of its shape, which number the entries of all parameters of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.params = dict(model.named_parameters())
@@ -84,7 +84,7 @@ class _Places(Mapping[str, Tensor]):
 
 
 def _factor(numbers: Tensor, places: _Places, what: str) -> Factor:
-    """Return the views of a factor's rows, one for all that follow each other in the same parameter."""
+    """Return a factor from the numbers of its entries, with one view for consecutive rows of the same parameter."""
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.ndim != 3 or not numbers.numel():
         found = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         kind = f", {numbers.dtype}" if isinstance(numbers, Tensor) and numbers.dtype != torch.int64 else ""

@@ -1,4 +1,4 @@
-"""Count the dimensions of symmetries, those that several have in common once."""
+"""Count the dimensions of symmetries; directions that several symmetries share count once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RANK = 1e-8
 
 
 def independent(symmetries: Sequence[Symmetry], params: Params) -> tuple[Symmetry, ...]:
-    """Return the symmetries without log-scales that others have; later tori first.
+    """Return the symmetries without log-scales whose tangents depend on other symmetries; later tori have priority.
 
-    What moves adapters beside their base does not count: where that is frozen, scales of adapters are left.
+    Translations of adapters beside their base do not count as others: if the base is frozen, scales of adapters remain.
     """
     others = [each for each in symmetries if not isinstance(each, Torus) and not _is_beside(each)]
     known = _spanned([t for each in others for t in _tangents(each, params)], params)
@@ -39,7 +39,7 @@ def _is_beside(symmetry: Symmetry) -> bool:
 
 
 def _columns(torus: Torus, some: Tensor) -> Torus:
-    """Return the torus of some of its log-scales."""
+    """Return the torus restricted to some of its log-scales."""
     place = torch.full((torus.size,), -1)
     place[some] = torch.arange(len(some))
     slices = []
@@ -52,7 +52,7 @@ def _columns(torus: Torus, some: Tensor) -> Torus:
 
 
 def _pivots(T: Tensor, known: Tensor) -> Tensor:
-    """Return which rows of tangents (k, P) are independent of known ones and of earlier ones."""
+    """Return the numbers of the rows of T (k, P) that are linearly independent of `known` and of earlier rows."""
     T = T / T.norm(dim=1, keepdim=True).clamp(min=1e-300)
     for _ in range(2):
         T = T - (T @ known.mT) @ known
@@ -67,7 +67,7 @@ def _pivots(T: Tensor, known: Tensor) -> Tensor:
 
 
 def dimensions(pairs: Sequence[Gauge], others: Sequence[Symmetry], params: Params) -> list[int]:
-    """Return the dimension of each, without what pairs and earlier ones have of it."""
+    """Return the dimension that each of `others` adds to the span of the pairs and of earlier symmetries."""
     known = _spanned([t for pair in pairs for t in _tangents(pair, params)], params)
     found = []
     for each in others:
@@ -79,7 +79,7 @@ def dimensions(pairs: Sequence[Gauge], others: Sequence[Symmetry], params: Param
 
 
 def covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
-    """Return whether a mean is nothing but outputs that nobody reads."""
+    """Return whether an `IntoMean` gauge acts only on parameters that have a translation of their own."""
     if (
         not isinstance(symmetry, Gauge)
         or not isinstance(symmetry.algebra, IntoMean)
@@ -91,7 +91,7 @@ def covered(symmetry: Symmetry, others: Sequence[Symmetry]) -> bool:
 
 
 def _tangents(symmetry: Symmetry, params: Params) -> Iterator[Tensor]:
-    """Yield the tangents of generators, rows (k, P)."""
+    """Yield the tangents of generators that span the algebra, as rows (k, P)."""
     if not isinstance(symmetry, Gauge):
         size = int(torch.Size(symmetry.shape).numel())
         yield _flat(symmetry, torch.eye(size, dtype=torch.float64).view(-1, *symmetry.shape), params)
@@ -113,14 +113,14 @@ def _flat(symmetry: Symmetry, X: Tensor, params: Params) -> Tensor:
 
 
 def _spanned(several: Sequence[Tensor], params: Params) -> Tensor:
-    """Return an orthonormal basis (k, P) of tangents."""
+    """Return an orthonormal basis (k, P) of the span of tangents."""
     size = sum(w.numel() for w in params.values())
     known = torch.zeros(0, size, dtype=torch.float64)
     return _beyond(torch.cat([*several]), known) if several else known
 
 
 def _beyond(T: Tensor, known: Tensor) -> Tensor:
-    """Return an orthonormal basis of what tangents (k, P) span beyond known ones, each taken at length 1."""
+    """Return an orthonormal basis of the span of tangents (k, P), orthogonal to `known`; tangents are normalized."""
     norms = T.norm(dim=1)
     T = T[norms > _RANK * norms.max()] if len(T) else T
     T = T / T.norm(dim=1, keepdim=True)
@@ -128,6 +128,6 @@ def _beyond(T: Tensor, known: Tensor) -> Tensor:
         T = T - (T @ known.mT) @ known
     if not len(T):
         return T
-    # Of repeated singular values, as of orthonormal rows, the singular value decomposition need not converge.
+    # Pivoted QR, as an SVD need not converge for repeated singular values, which orthonormal rows have.
     Q, R, _ = scipy.linalg.qr(T.mT.numpy(), mode="economic", pivoting=True)
     return torch.from_numpy(Q[:, abs(R.diagonal()) > _RANK].T.copy())

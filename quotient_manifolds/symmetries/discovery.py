@@ -1,4 +1,4 @@
-"""Find the symmetries of a model and name them: pairs, reparameterizations, and what is refused."""
+"""Find the symmetries of a model and name them: pairs, reparameterizations, and refused candidates."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ _SKIPPED = "this use of the operation is not understood, so its inputs are held 
 def find_symmetries(
     model: nn.Module, batch: Any, *others: Any, evaluate: Evaluate | None = None, declared: Symmetries | None = None
 ) -> Symmetries:
-    """Return the symmetries of `model`, the parameters in no pair, and what is refused.
+    """Return the continuous symmetries of `model`, the parameters in no pair, and refused candidates.
 
-    Pairs (G, H), of which the model uses only the product (queries and keys, values and output, low-rank adapters,
-    bottlenecks, neurons of a ReLU or next to a gate), and reparameterizations: redundant biases, directions that are
-    never read or reached, gains of norms, rotations of streams. Charges at generic points decide, and a finite
-    transformation of everything has to leave outputs as they are, so no class need be known.
+    A pair (G, H) is two factors of which the model uses only the product: queries and keys, values and output, low-rank
+    adapters, bottlenecks, neurons of a ReLU or beside a gate. Reparameterizations are the other symmetries: redundant
+    biases, directions that no layer reads or no input reaches, gains of norms, rotations of the residual stream.
+    Charges (inner products of generators with gradients) at generic points select the symmetries, and outputs must be
+    invariant under a finite transformation by all of them. No assumptions on class names are made.
 
-    batch: inputs as `verify_symmetries` takes them, `evaluate` likewise: sequences of several tokens. Their values and,
-    as far as the model takes it, their sizes are varied. others: more inputs, from which is varied, too: give some if
-    one batch does not run through all of the model.
+    batch, evaluate: as for `verify_symmetries`; give sequences of several tokens. Values of inputs are varied, and
+    sizes, too, if the model accepts them. others: further inputs, which are varied likewise; give some if one batch
+    does not run through all of the model.
 
-    Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
-    computes. A symmetry is kept only if it leaves unchanged what modules without such a parameter compute, whatever
-    they are given.
+    Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may use activations of the
+    rest. A symmetry is kept only if it leaves the outputs of all modules without such a parameter unchanged, for
+    arbitrary inputs of these modules.
 
-    declared: pairs (see `declare_pair`) that are known, in the place of what is found of the same parameters. A module
-    used twice is found once, under the first name of its parameters. A model may have no pairs, which is no error.
-    TypeError for anything but a module. ValueError in train mode, if the model does not run on the inputs, and if a
-    parameter has no values, is NaN or infinite, or is in a pair and quantized, sparse or complex.
+    declared: known pairs (see `declare_pair`), which replace found pairs of the same parameters. A module used twice is
+    found once, under the first name of its parameters. A model without pairs is not an error. TypeError for anything
+    but a module. ValueError in train mode, if the model does not run on the inputs, and if a parameter has no values,
+    is NaN or infinite, or is in a pair and quantized, sparse or complex.
     """
     found, params = _found(model, batch, others, evaluate, declared)
     symmetries = named(found, params, declared)
@@ -71,10 +72,10 @@ def find_symmetries(
 def propose_symmetries(
     model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None, declared: Symmetries | None = None
 ) -> Symmetries:
-    """Return what `find_symmetries` has of one batch, though parameters that do not run on it may depend on it.
+    """Return the symmetries that `find_symmetries` finds in one batch, without its check for idle parameters.
 
-    For a measure, which verifies it on all batches of its own. Reparameterizations alone are refused, if an idle
-    parameter is named like one of theirs.
+    For measures, which verify the symmetries on all of their batches. An idle parameter runs on no input. Only
+    reparameterizations are refused, if an idle parameter is named like one of theirs.
     """
     found, params = _found(model, batch, (), evaluate, declared)
     symmetries, idle = named(found, params, declared), _idle(_recordings(found), params)
@@ -89,9 +90,9 @@ def _recordings(found: Found) -> Sequence[Recording]:
 
 
 def _idle(recordings: Sequence[Recording], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return where in a parameter, flat, the numbers are that ran on no input, by the names of those that have such.
+    """Return masks of the entries of parameters that run on no input, flat, by name; parameters without any are absent.
 
-    Rows of a table that are not looked up have run: what does one thing with one row does it with another.
+    Rows of a table that are not looked up count as used, because a lookup treats all rows alike.
     """
     idle = {name: torch.ones(w.numel(), dtype=torch.bool) for name, w in params.items() if w.is_floating_point()}
     for recording in recordings:
@@ -99,7 +100,7 @@ def _idle(recordings: Sequence[Recording], params: Mapping[str, Tensor]) -> dict
         memories = [layout.memory for layout in program.layouts]
         owners = {memories[n]: name for n, name in program.parameters.items()}
         used = {n for o in program.operations for n in o.ins if {memories[m] for m in o.outs} - {memories[n]}}
-        for number in (*used, *program.outputs):  # a view alone is no use
+        for number in (*used, *program.outputs):  # an operation that only returns a view does not count as a use
             layout = program.layouts[number]
             name = owners.get(layout.memory)
             if name in idle:
@@ -128,9 +129,9 @@ def _found(
 
 
 def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | None = None) -> Symmetries:
-    """Return what was found as pairs and reparameterizations.
+    """Convert found groups to named pairs and reparameterizations. declared: pairs that replace found ones.
 
-    declared: pairs in the place of those of the same parameters.
+    A declared pair replaces every found pair with which it shares a parameter.
     """
     known = () if declared is None else declared.pairs
     if found.finder is None:
@@ -151,7 +152,7 @@ def named(found: Found, params: Mapping[str, Tensor], declared: Symmetries | Non
     groups = [each.symmetry for each in left]
     if small:
         sizes = dimensions([pair.gauge for pair in pairs], groups, own)
-    else:  # what is read of wide nets has nothing in common
+    else:  # groups found in wide networks do not overlap
         sizes = [0 if covered(each, groups) else each.dimension(own) for each in groups]
     free = _told_apart([replace(e, dimension=d) for e, d in zip(left, sizes, strict=True) if d])
     refused = (*(each for each in every.refused if each.name not in called), *_sentences(found))
@@ -164,20 +165,20 @@ def _rest(params: Mapping[str, Tensor], pairs: Sequence[SymmetricPair]) -> tuple
 
 
 def _sentences(found: Found) -> tuple[Refused, ...]:
-    """Return operations that could not be followed, and what charges or a finite move spoke against."""
+    """Return unsupported operations, and the candidates that charges or a finite transformation refute."""
     skipped = () if found.finder is None else found.finder.walk.skipped
     operations = (Refused(f"{module} {name}".strip(), "operation", _SKIPPED) for module, name in skipped)
     return (*operations, *(Refused("", "charge", sentence) for sentence in found.refused))
 
 
 def _unreached(translations: Sequence[Translation], params: Params) -> list[tuple[Rows, int]]:
-    """Return rows of parameters, and in how many directions their inputs never are."""
+    """Return rows of parameters, each with the number of input directions that never occur."""
     parts = (part for each in translations if each.kind == "unreached" for part in each.parts)
     return [(part.rows, part.ranks(params)[1]) for part in parts]
 
 
 def _translations(translations: Sequence[Translation]) -> Iterator[Reparameterization]:
-    """Yield translations by kind and parameters; those of the same that are columns of one are joined."""
+    """Yield translations as reparameterizations, joined if they have one kind, the same parameters, and one column."""
     made: dict[tuple[object, ...], Reparameterization] = {}
     for k, each in enumerate(translations):
         one = Reparameterization(each, OF_TRANSLATIONS[each.kind], 0)
@@ -191,7 +192,7 @@ def _translations(translations: Sequence[Translation]) -> Iterator[Reparameteriz
 
 
 def _together(one: Symmetry, other: Translation) -> Translation | None:
-    """Return two translations of the same parameters as one, if their unknowns are columns and no entry is in both."""
+    """Merge two translations of the same parameters, if their unknowns are columns and share no entry; else None."""
     if not isinstance(one, Translation) or one.shape[1] != 1 or other.shape[1] != 1:
         return None
     if len(one.parts) != len(other.parts):
@@ -217,7 +218,7 @@ def _is_one(factor: object) -> bool:
 def _others(
     symmetries: Sequence[Symmetry], scales: Mapping[int, Scales], pairs: Pairs, roles: Roles
 ) -> Iterator[Reparameterization]:
-    """Yield scales, then groups that mix channels, of which no pair is made."""
+    """Yield scales, then groups that mix channels, unless they are part of a pair."""
     for k, several in scales.items():
         for torus, kind, name in several.groups({scale for number, scale in pairs.origins if number == k}):
             yield Reparameterization(torus, kind, 0, lead=name)
@@ -235,7 +236,7 @@ def _is_mean(symmetry: Symmetry) -> bool:
 
 
 def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterization]:
-    """Give each a name of its own."""
+    """Number reparameterizations with equal labels, so that names are unique."""
     count, told = Counter[str](), []
     for each in several:
         count[each.label] += 1
@@ -247,12 +248,11 @@ def _told_apart(several: Sequence[Reparameterization]) -> list[Reparameterizatio
 
 
 def find_permutations(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> tuple[Permutation, ...]:
-    """Return the units of a model that may change places: neurons, heads, experts, channels of a stream.
+    """Return the permutations of units of a model: neurons, heads, experts, channels of the residual stream.
 
-    One exchange of all of them, at other weights and on inputs of other sizes, leaves all outputs as they are. Buffers
-    that have a number for each unit are exchanged, too, as are channels that a continuous group mixes. Units that a
-    parameter may depend on which did not run are left out. Takes what `find_symmetries` takes, and raises what it
-    raises.
+    Outputs are invariant under one random permutation of all units, at other weights and on inputs of other sizes.
+    Buffers with one number per unit are permuted, too, and so are channels that a continuous group mixes. Units on
+    which an idle parameter may depend are left out. Arguments and errors are as for `find_symmetries`.
     """
     points = charges.points_of(model, batch, evaluate, 0)
     params = {name: w.detach() for name, w in model.named_parameters()}

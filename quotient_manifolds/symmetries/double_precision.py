@@ -1,4 +1,4 @@
-"""Compute in float64 what a model casts to a narrower type, with another eps in its norms."""
+"""Compute in float64 even if a model casts to a narrower type, optionally with another eps in its norms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
-LARGEST_EPS = 2e-3  # Keras' norms have 1e-3; what is added to a tensor and is larger has a meaning of its own
+LARGEST_EPS = 2e-3  # the norms of Keras have 1e-3; larger numbers that are added to a tensor are not an eps
 
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 _SUMS = (Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, torch.add)
-_PLACE_OF_EPS = {  # norms by statistics of what they are given; those by running ones are linear whatever the eps
+_PLACE_OF_EPS = {  # norms by statistics of their inputs only; norms by running statistics are linear for any eps
     F.layer_norm: 4,
     torch.layer_norm: 4,
     torch.native_layer_norm: 4,
@@ -35,9 +35,9 @@ def grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:
-    """Multiply rows (n, i) by the matrix (groups, i, o) of their group, offs[k] being where the rows of group k end.
+    """Multiply rows (n, i) by the matrix (groups, i, o) of their group; the rows of group k end at offs[k].
 
-    torch has no such product in float64. NotImplemented for what its other products take.
+    torch has no such product in float64. Returns NotImplemented for other arguments of `torch._grouped_mm`.
     """
     if offs is None or bias is not None or (x.ndim, weights.ndim) != (2, 3):
         return NotImplemented
@@ -50,12 +50,11 @@ def grouped_product(
 
 
 class DoublePrecision(TorchFunctionMode):
-    """Make every floating point result float64, whatever type the code under this mode asks for, and replace each eps.
+    """Make every floating point result float64, whatever type the code under this mode requests, and replace each eps.
 
-    Models with RMSNorm cast to float32 inside, and so do many softmaxes: their derivatives are right to 1e-8 only,
-    which hides a rank. eps: what to put for the eps of a norm, given as an argument (`F.layer_norm`) or added as a
-    number of at most LARGEST_EPS (`torch.rsqrt(variance + 1e-6)`); None leaves it as it is. `found_eps` says
-    afterwards whether there was one.
+    Models with RMSNorm cast to float32 inside, and so do many softmaxes. Their derivatives are then accurate to 1e-8
+    only, which hides a rank. eps: replaces the eps of norms, either an argument (`F.layer_norm`) or an added number of
+    at most LARGEST_EPS (`torch.rsqrt(variance + 1e-6)`); None keeps it. found_eps: whether an eps occurred.
     """
 
     def __init__(self, eps: float | None = None) -> None:
@@ -70,7 +69,7 @@ class DoublePrecision(TorchFunctionMode):
         if func in _CASTS:
             return args[0].double()
         if func in (torch.tensor, torch.full) and any(isinstance(value, float) for value in (*args, *kwargs.values())):
-            kwargs = {"dtype": torch.float64, **kwargs}  # the least float64, which masks attention, is no float32
+            kwargs = {"dtype": torch.float64, **kwargs}  # the smallest float64 masks attention and overflows float32
         if func in _PLACE_OF_EPS:
             args, kwargs = self._with_eps(_PLACE_OF_EPS[func], args, kwargs)
         elif func in _SUMS and len(args) == 2 and isinstance(args[1], float) and 0 < args[1] <= LARGEST_EPS:

@@ -1,4 +1,4 @@
-"""Make inputs that a model accepts from its configuration."""
+"""Make inputs that a model accepts, from its signature and configuration."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from quotient_manifolds.symmetries.checks import check_model, generator_of
 
 
 def without_adapters(model: nn.Module) -> Any:
-    """Return the model inside where peft has wrapped it."""
+    """Return the base model if peft has wrapped it, else the model."""
     return getattr(model, "get_base_model", lambda: model)()
 
 
 def accepted_by(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a model's forward; those of the model inside where peft has wrapped it."""
+    """Return the parameters of a model's forward method, or of the base model's if peft has wrapped it."""
     return inspect.signature(without_adapters(model).forward).parameters
 
 
 def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict[str, Tensor]:
-    """Return random inputs that the model's forward accepts, made from its signature and its configuration.
+    """Return random inputs that the model's forward method accepts, made from its signature and configuration.
 
-    Text: input_ids (rows, length) and attention_mask, the last quarter of the last row being padding where the model
-    knows a padding token; decoder_input_ids where it is an encoder-decoder; bbox (rows, length, 4) where it reads
-    layouts. Vision: Gaussian pixel_values (rows, channels, height, width), with frames before the channels for video.
-    Audio: input_values (rows, samples) or (rows, frames, mel bins), input_features (rows, mel bins, frames). A model
-    that takes several gets all of them.
-    Raises ValueError for a model that has no Hugging Face configuration or takes none.
+    Text: input_ids (rows, length) and attention_mask; with a padding token, the last quarter of the last row is
+    padding. Encoder-decoders also get decoder_input_ids, and layout models bbox (rows, length, 4). Vision: Gaussian
+    pixel_values (rows, channels, height, width), with frames before the channels for video. Audio: input_values
+    (rows, samples) or (rows, frames, mel bins), input_features (rows, mel bins, frames). A model that accepts several
+    of them gets all.
+    Raises ValueError for a model without a Hugging Face configuration, or that accepts none of these inputs.
     """
     check_model(model)
     make = _Maker(getattr(model, "config", None), model, length, generator_of(seed))
@@ -53,10 +53,10 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
 
 
 def optional_inputs(model: nn.Module, inputs: Mapping[str, Tensor], *, seed: int = 0) -> dict[str, Tensor]:
-    """Return what the model's forward accepts beside its example inputs, by name, as far as its configuration tells.
+    """Return further inputs that the model's forward method accepts, by name, as far as its configuration tells.
 
-    token_type_ids at random; masks of text that leave out the end of the first row; bool_masked_pos (rows, patches),
-    half of them. Each is one that may be given with the inputs, and that the model may yet refuse.
+    These are random token_type_ids, attention masks that exclude the end of the first row, and bool_masked_pos
+    (rows, patches), of which half are set. Each may be added to the inputs, but the model may still refuse it.
     """
     make = _Maker(getattr(model, "config", None), model, 0, generator_of(seed))
     found: dict[str, Tensor] = {}
@@ -78,7 +78,7 @@ def optional_inputs(model: nn.Module, inputs: Mapping[str, Tensor], *, seed: int
 
 @dataclass(frozen=True)
 class _Maker:
-    """Make inputs of each kind from a model's configuration and class, the length of text, and the randomness."""
+    """Make inputs of each kind from a model's configuration and class, a text length, and a random generator."""
 
     config: Any
     model: nn.Module
@@ -90,7 +90,7 @@ class _Maker:
         return values.to(next(self.model.parameters()).dtype)
 
     def first(self, *names: str, default: int) -> int:
-        """Return the first attribute that the configuration, or its vision or audio part, has as a number."""
+        """Return the first of these attributes that is an integer in the configuration or its vision or audio part."""
         parts = [self.config, *(getattr(self.config, part, None) for part in ("vision_config", "audio_config"))]
         found = (getattr(part, name, None) for name in names for part in parts)
         return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default)
@@ -98,9 +98,9 @@ class _Maker:
     def text(self) -> dict[str, Tensor]:
         text = self.config.get_text_config()
         pad = getattr(self.config, "pad_token_id", None)
-        # Position tables of the RoBERTa family begin after the padding index, which costs pad + 1 places.
+        # Position tables of the RoBERTa family begin after the padding index, so pad + 1 positions are unavailable.
         places = getattr(text, "max_position_embeddings", None) or 0
-        longest = max(1, places - 2) if places > 0 else self.length  # XLNet says -1 for any length
+        longest = max(1, places - 2) if places > 0 else self.length  # XLNet sets -1 for any length
         rows, length = 1 if pad is None else 2, min(self.length, longest)
         ids = torch.randint(text.vocab_size, (rows, length), generator=self.generator)
         mask = torch.ones_like(ids)
@@ -111,7 +111,7 @@ class _Maker:
         return {"input_ids": ids, "attention_mask": mask}
 
     def image_tokens(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Return text that begins with an image token for each feature of a picture, if the model has such a token."""
+        """Return text that starts with one image token per image feature, if the model has such a token."""
         token = getattr(self.config, "image_token_id", None) or getattr(self.config, "image_token_index", None)
         features = getattr(self.model, "get_image_features", None)
         if not isinstance(token, int) or features is None:
@@ -132,7 +132,7 @@ class _Maker:
         return {"decoder_input_ids": torch.randint(3, decoder.vocab_size, (rows, 6), generator=self.generator)}
 
     def encoded(self) -> dict[str, Tensor]:
-        """Return what a decoder with cross-attention reads when no encoder stands before it."""
+        """Return encoder outputs for a decoder with cross-attention but without an encoder."""
         if not getattr(self.config, "add_cross_attention", False):
             return {}
         rows = len(self.text()["input_ids"])
@@ -146,7 +146,7 @@ class _Maker:
         return {"pixel_values": self.noise(2, *([frames] if frames else []), channels, height, width)}
 
     def sound(self) -> dict[str, Tensor]:
-        """Return spectrograms where the configuration counts mel bins, a waveform otherwise."""
+        """Return a spectrogram if the configuration has mel bins, else a waveform."""
         mels, frames = self.first("num_mel_bins", default=0), self.first("max_length", default=0)
         return {"input_values": self.noise(2, frames, mels) if mels and frames else self.noise(2, 1600)}
 

@@ -1,4 +1,4 @@
-"""Compute the dimension of all parameters with the same function: a rank, which needs no theory of symmetries.
+"""Compute the dimension of the set of parameters with the same function from a rank, without a theory of symmetries.
 
 Let J be the Jacobian of theta -> (f_theta(x_1), ..., f_theta(x_N)). At a generic theta, and with enough generic inputs,
 the parameters with the same function as theta form a manifold of dimension P - rank J.
@@ -25,28 +25,28 @@ from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled, floating
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 
-MOST_PARAMETERS = 5_000  # the rows of J take a few hours above, all else less
-BROKEN, WHOLE = 1e-2, 0.0  # the eps with which near symmetries are far from holding, and that with which they hold
-ROUNDING = 1e-10  # relative to the largest singular value: what lies above is no rounding of float64
+MOST_PARAMETERS = 5_000  # above this the rows of J take a few hours
+BROKEN, WHOLE = 1e-2, 0.0  # the eps that breaks near symmetries clearly, and the eps with which they hold exactly
+ROUNDING = 1e-10  # relative to the largest singular value; rounding in float64 stays below
 SMALLEST_GAP = 1e3
-SHOWN = 3  # singular values on each side of the gap
-STEP = 1e-6  # relative to the parameters, of differences
-WRONG = 1e-4  # relative to J, of what differences are other than J says
-ROWS = 256  # of J, computed at once at most
+SHOWN = 3  # singular values reported on each side of the gap
+STEP = 1e-6  # the step of finite differences, relative to the parameters
+WRONG = 1e-4  # the largest deviation of finite differences from J, relative to J
+ROWS = 256  # the most rows of J that are computed at once
 
 
 @dataclass(frozen=True)
 class FibreDimension:
-    """State the dimension of a fibre, and what the statement rests on.
+    """State the dimension of a fibre (the set of parameters with the same function), with the evidence.
 
-    near: how many dimensions more there would be on these inputs if no norm had an eps; None where the model has no
-    derivatives then. frozen: how many parameters were held fixed, because they ask for no gradient. rank_of_half: of
-    the Jacobian of a random half of the inputs; where it equals the rank, the rank stands still. above, below: singular
-    values of the Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at
-    the gap. unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that
-    no input asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for
-    what speaks against the dimension. kernel: an orthonormal basis, (dimension, parameters), of the directions in which
-    no output changes; columns are the numbers of the parameters that ask for gradients, in their order in the model.
+    near: how many more dimensions the fibre would have on these inputs if no norm had an eps; None if the model is not
+    differentiable then. frozen: the number of parameters held fixed, because they do not require gradients.
+    rank_of_half: the rank of the Jacobian of a random half of the inputs; the rank has converged if the two are equal.
+    above, below: singular values of the Jacobian on both sides of the gap, relative to the largest, descending. gap:
+    the ratio of the two singular values at the gap. unreached: by parameter, the number of entries on which no output
+    depends on these inputs, such as unused rows of tables and inactive neurons; they count in the dimension. doubts:
+    one sentence for each reason to doubt the dimension. kernel: an orthonormal basis, (dimension, parameters), of the
+    kernel of the Jacobian; columns are the entries of parameters that require gradients, in model order.
     """
 
     dimension: int
@@ -69,7 +69,7 @@ class FibreDimension:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kernel"}
 
     def __str__(self) -> str:
-        """Write the report, some lines of text."""
+        """Return the report as a few lines of text."""
         near = f", and {self.dimension + self.near} if no norm had an eps" if self.near else ""
         above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
         names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
@@ -94,30 +94,31 @@ def fibre_dimension(
 ) -> FibreDimension:
     """Compute the dimension of {theta' : f_theta' = f_theta}, as P - rank J, J the Jacobian of all outputs.
 
-    P counts the parameters that ask for gradients, a tied one once. All is computed in float64, whatever the model
-    casts to, on copies of its structure. Rows of J come by reverse mode and are compressed to the triangle R of a QR
-    decomposition, R^T R = J^T J, which keeps the singular values. The rank is where these fall furthest, to below 1e-10
-    of the largest. With every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
-    direction, and P - rank J counts what holds exactly; with every eps 0 it counts what nearly holds, too.
+    P counts the parameters that require gradients, a tied one once. All is computed in float64 on copies of the model,
+    even if the model casts to other types. Rows of J are computed in reverse mode and compressed to the triangular
+    factor R of a QR decomposition, R^T R = J^T J, which preserves the singular values. The rank is at the largest drop
+    of the singular values to below 1e-10 of the largest. First, every eps of a norm is raised to 1e-2, so that
+    symmetries that only eps breaks are clearly broken, and P - rank J counts exact symmetries. With every eps 0, it
+    counts near symmetries, too.
 
-    batches: inputs as for `verify_symmetries`. Those that the model treats one example at a time are split into
-    examples, for a row of J costs a pass through its whole batch. They have P outputs at the least, better three
-    times as many, repeated ones left out. `evaluate(model, batch)` may choose the outputs. progress: called with what
-    is being computed, how much of it is finished, and the total.
+    batches: inputs as for `verify_symmetries`. Batches whose examples are independent are split into examples, because
+    a row of J costs a pass through its whole batch. Give at least P outputs, better three times as many; repeated
+    batches are left out. evaluate: `evaluate(model, batch)` may select the outputs. progress: called with a
+    description of the current step, the amount finished, and the total.
 
-    The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
-    not generic (it grows with noise added to what tables of embeddings give), where there is no gap, where differences
-    of the outputs are others than J says (`detach` or `no_grad` inside the model), and where parameters matter that
-    have no derivatives (a choice by the largest score). It holds at this theta: at special ones, such as gains of 1 and
-    biases of 0, it may differ from what holds almost everywhere.
+    The result lists doubts if inputs are too few (a random half has a lower rank), if they are not generic (the rank
+    grows with noise on the outputs of embeddings), if there is no gap, if finite differences of the outputs disagree
+    with J (`detach` or `no_grad` inside the model), and if outputs depend on parameters without derivatives (such as a
+    choice by the largest score). The dimension holds at this theta: at special values, such as gains of 1 and biases
+    of 0, it may differ from its value almost everywhere.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 4, bias=False)).eval()
     >>> fibre_dimension(model, [torch.randn(1, 3) for _ in range(20)]).dimension  # GL(2) between the two layers
     4
 
     ValueError in train mode, for outputs that are random, NaN or do not depend on any parameter by autograd, for a
-    model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
-    parameters or with more than 5,000 of them.
+    model that changes its buffers, for weights that are not finite floating point numbers (such as quantized ones),
+    and for a model without parameters or with more than 5,000.
     """
     jacobian = Jacobian(model, evaluate, seed, progress)
     listed = distinct([each for batch in distinct(batches) for each in jacobian.examples(batch)])
@@ -127,9 +128,9 @@ def fibre_dimension(
 
 
 def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[FibreDimension, list[Any]]:
-    """Compute the dimension on the first list of batches that does not lift the rank, and return that list, too.
+    """Compute the dimension from the first list of batches that does not raise the rank; return it and the list.
 
-    rounds: lists that each begin with the one before.
+    rounds: increasing lists of batches, each of which starts with the previous one.
     """
     used: list[Any] = []
     R, outputs, rank = jacobian.no_rows, 0, -1
@@ -148,7 +149,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
             "the outputs must depend on parameters that ask for gradients. Found that they depend on none on these "
             "inputs, according to autograd: give other inputs, or a model without detach and no_grad inside."
         )
-    if len(used) == 1:  # then half of its outputs
+    if len(used) == 1:  # one batch cannot be halved, so use half of its outputs
         of_half = _spectrum(torch.cat(list(jacobian.rows(used[0])))[: outputs // 2])[1]
     whole = jacobian.triangle(used, WHOLE)[0] if jacobian.found_eps else R
     near = rank - _spectrum(whole)[1] if bool(torch.isfinite(whole).all()) else None
@@ -173,7 +174,7 @@ def where_it_stands(jacobian: Jacobian, rounds: Iterable[list[Any]]) -> tuple[Fi
 
 
 def distinct(batches: Any) -> list[Any]:
-    """Return the batches, repeated ones once, for these lift no rank."""
+    """Return the batches without repetitions, which do not raise the rank."""
     check_list("batches", batches)
     found = {tuple((path, _content(leaf)) for path, leaf in taken_apart(batch)): batch for batch in batches}
     if not found:
@@ -186,9 +187,10 @@ def _content(leaf: Any) -> Any:
 
 
 def _spectrum(R: Tensor) -> tuple[Tensor, int, float]:
-    """Return the singular values relative to the largest, the rank, and the ratio of the values on both sides of it.
+    """Return the singular values relative to the largest, the rank, and the ratio of singular values at the gap.
 
-    The rank r maximises s_r / s_(r+1) over those with s_(r+1) below rounding; beyond the last there is machine epsilon.
+    The rank r maximizes s_r / s_(r+1) subject to s_(r+1) < ROUNDING. Values are clamped below at machine epsilon / 4,
+    which also follows the last one.
     """
     if not bool(torch.isfinite(R).all()):
         raise ValueError("the derivatives of the outputs contain NaN or infinite values: the rank is undetermined.")
@@ -200,10 +202,10 @@ def _spectrum(R: Tensor) -> tuple[Tensor, int, float]:
 
 
 def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> Iterator[str]:
-    """Yield a sentence for each thing that speaks against the dimension."""
+    """Yield a sentence for each reason to doubt the dimension."""
     if fibre.gap < SMALLEST_GAP:
         yield f"the singular values have no gap: where they are small they fall by a factor of {fibre.gap:.1f} at most"
-    if fibre.rank_of_half < fibre.rank:  # as it is wherever the rows of J are independent
+    if fibre.rank_of_half < fibre.rank:  # true whenever the rows of J are independent
         few = f"a random half of them has rank {fibre.rank_of_half}, and all of them {fibre.rank}"
         yield f"inputs are too few: {few}; give more"
     if fibre.near is None:
@@ -229,7 +231,7 @@ def _doubts(fibre: FibreDimension, jacobian: Jacobian, batches: Sequence[Any], R
 
 
 class Jacobian:
-    """Differentiate all outputs of a model by the parameters that ask for gradients, in float64, on replicas."""
+    """Compute the Jacobian of all outputs in the parameters that require gradients, in float64, on replicas."""
 
     def __init__(self, model: nn.Module, evaluate: Evaluate | None, seed: int, progress: Progress | None) -> None:
         check_model(model)
@@ -252,7 +254,7 @@ class Jacobian:
     ) -> tuple[Tensor, int]:
         """Return R (at most P, P) with R^T R = J^T J, and the number of rows of J.
 
-        eps: of every norm. noise: is added to what tables of embeddings give. above: rows to put above those of J.
+        eps: the eps of every norm. noise: whether to add noise to the outputs of embeddings. above: rows to stack on J.
         """
         waiting, count = [self.no_rows if above is None else above], 0
         for index, batch in enumerate(batches):
@@ -265,7 +267,7 @@ class Jacobian:
         return torch.linalg.qr(torch.cat(waiting), mode="r").R, count
 
     def rows(self, batch: Any, eps: float = BROKEN, noise: bool = False) -> Iterator[Tensor]:
-        """Yield the rows of J in order, some at a time, (any, P); where vmap cannot, they are computed one by one."""
+        """Yield the rows of J in order, in blocks (any, P), computed one by one if vmap fails."""
         y, leaves = self.outputs(batch, self.params, eps, noise), list(self.params.values())
         y = y + 0 * sum(w.sum() for w in leaves)  # autograd refuses parameters that are not used
 
@@ -299,7 +301,7 @@ class Jacobian:
         return y
 
     def examples(self, batch: Any) -> list[Any]:
-        """Return the examples of a batch, if all of its outputs are those of one example alone; else the batch."""
+        """Return the single examples of a batch, if they have the same outputs alone; else the batch itself."""
         sizes = {tensor.shape[:1] for tensor in tensors_in(batch)}
         count = sizes.pop()[0] if len(sizes) == 1 and () not in sizes else 1
         if count == 1:
@@ -317,9 +319,9 @@ class Jacobian:
         return output + float(output.detach().std()) * noise.to(output.device)
 
     def is_wrong(self, batch: Any, kernel: Tensor) -> bool:
-        """Return whether differences of the outputs are others than J says, along the kernel or across.
+        """Return whether finite differences of the outputs disagree with J, along the kernel or in a random direction.
 
-        Central differences are right to about 1e-9.
+        Central differences are accurate to about 1e-9.
         """
         J, own = torch.cat([*self.rows(batch)]), self._own()
         along, across = (self._gaussian(n) for n in kernel.shape)
@@ -331,7 +333,10 @@ class Jacobian:
         return False
 
     def jumps(self, batches: Sequence[Any], zero: Tensor) -> bool:
-        """Return whether outputs change if the parameters move, by about their size, that J says they do not need."""
+        """Return whether outputs change under large changes of the entries with zero columns in J.
+
+        zero: bool (parameters,), these entries. They are changed by about the typical size of parameters.
+        """
         own = self._own()
         there = own + zero * typical(own) * self._gaussian(len(own))
         pairs = ((self._at(each, there), self._at(each, own)) for each in batches)
@@ -344,6 +349,6 @@ class Jacobian:
         return gaussian(self.no_rows, self._draw, size)
 
     def _at(self, batch: Any, numbers: Tensor) -> Tensor:
-        """Return the outputs where the parameters are these numbers, one after the other."""
+        """Return the outputs at the parameters given as one vector."""
         parts = zip(self.params.items(), numbers.split([w.numel() for w in self.params.values()]), strict=True)
         return self.outputs(batch, {name: part.view_as(w) for (name, w), part in parts})

@@ -1,4 +1,4 @@
-"""Find heads in groups: channels on which all matrices of a size act, in rows and columns of weights alone."""
+"""Find heads: sets of channels on which all matrices of a size act, through rows and columns of weights alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quotient_manifolds.symmetries.pair import (
 
 _SAME = 1e-8
 Origin = tuple[int, int]
-"""Number of a symmetry, and of a log-scale of a torus, -1 of a gauge."""
+"""The number of a symmetry, and the number of a log-scale if it is a torus, -1 if it is a gauge."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Hold rows of one parameter that heads have: row c of copy g of head i is the entries first[i, g, c] + behind.
+    """Store rows of one parameter by heads: row c of copy g of head i has the entries first[i, g, c] + behind.
 
-    inverse: whether A^-T acts where A acts on others. port, operation: see `Roles`.
+    inverse: whether A^-T acts on these rows instead of A. port, operation: their numbers, see `Roles`.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Side:
     behind: Tensor
 
     def repeats(self, other: Side) -> bool:
-        """Return whether these are the entries of another, in the same role."""
+        """Return whether both sides have the same entries, acted on in the same way."""
         same = (self.name, self.inverse) == (other.name, other.inverse)
         return same and torch.equal(self.first, other.first) and torch.equal(self.behind, other.behind)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what the sides of heads of one pair have in common."""
+        """Return a key that is equal for the sides of all heads of one pair."""
         return (
             self.name,
             self.operation,
@@ -55,7 +55,10 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Hold heads on which the same group acts in the same way. nodes: of the rows. origins: whence each head is."""
+    """Store heads on which the same group acts in the same way.
+
+    nodes: the nodes (channels of one tensor) of all rows. origins: the symmetry in which each head was found.
+    """
 
     kind: str
     acts: Group
@@ -66,12 +69,12 @@ class Heads:
 
     @property
     def about(self) -> object:
-        """Return what heads of one pair have in common."""
+        """Return a key that is equal for all heads of one pair."""
         return self.acts, self.kind, self.turned, tuple(side.key for side in self.sides)
 
     @property
     def start(self) -> int:
-        """Return the first node."""
+        """Return the smallest node."""
         return int(self.nodes.min())
 
     @property
@@ -94,9 +97,10 @@ def some_rows(rows: Rows, some: Tensor) -> Rows:
 
 
 def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
-    """Yield the heads on which a gauge has all matrices, or all complex numbers; none if gains are between.
+    """Yield the heads on which the group of a gauge is all invertible matrices, or all complex numbers.
 
-    None, either, if constants count beside biases: no factor has the sum.
+    Yields nothing if gains differ within a head, or if biases transform together with constants, because no factor
+    contains the sum.
     """
     if any(bool(each.values.any()) for each in gauge.wire.constants.every):
         return
@@ -121,7 +125,7 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
             for k in torch.nonzero(pattern)[:, 0].tolist():
                 slot, rows, (port, of) = slots[k], at[own, k], known[k]
                 units = torch.ones(rows.shape) if slot.constant is None else slot.constant[rows]
-                every = [units, *(gain.at[rows].double() for gain in slot.gains)]  # the same for a head, they cancel
+                every = [units, *(gain.at[rows].double() for gain in slot.gains)]  # if equal within a head, they cancel
                 side = _side(slot.rows, rows[:, None], port, not slot.covariant, roles)
                 if side is None or not all(torch.allclose(u, u[:, :1], rtol=1e-9, atol=0) for u in every):
                     break
@@ -134,9 +138,9 @@ def heads_of(gauge: Gauge, number: int, roles: Roles) -> Iterator[Heads]:
 
 
 def _unfolded(gauge: Gauge) -> Gauge:
-    """Return the same group on one head, if it acts on several at once: equally, or by contragredients.
+    """Fold a group that acts on several heads at once, equally or by contragredients, to an action on one head.
 
-    So it is on planes of queries that share keys, and on the channels of a weight that is used twice.
+    Examples are rotary planes of queries that share keys, and the channels of a weight that is used twice.
     """
     (channels, algebra), *more = gauge.algebra.summands
     if more or not isinstance(algebra, Span) or len(channels) > 1:
@@ -168,7 +172,7 @@ def _unfolded(gauge: Gauge) -> Gauge:
 
 
 def _tied(gauge: Gauge, channels: Tensor) -> Tensor:
-    """Return numbers of channels (heads, h), with those in a column that have rows of the same entries."""
+    """Return numbers of channels (heads, h); channels in one column have rows of the same entries."""
     first: dict[tuple[str, bool, int], int] = {}
     lead = torch.arange(gauge.wire.channels)
     for slot in gauge.wire.slots:
@@ -191,7 +195,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def heads_of_scales(
     parts: Sequence[tuple[Rows, Tensor, int]], origins: tuple[Origin, ...], roles: Roles
 ) -> Iterator[Heads]:
-    """Yield single channels with a scale. parts: rows of a parameter, (n, copies) of them, and the exponents' sign."""
+    """Yield single channels that a scale multiplies, as heads with h = 1.
+
+    parts: rows of a parameter, the numbers (n, copies) of those used, and the sign of their exponents.
+    """
     sides, nodes = list[Side](), list[Tensor]()
     for rows, at, sign in parts:
         known = roles.port(rows)
@@ -212,7 +219,7 @@ def heads_of_scales(
 
 
 def _side(rows: Rows, at: Tensor, port: int, inverse: bool, roles: Roles) -> Side | None:
-    """Return rows at numbers (n, g, h) as a side; None if what is behind the first entry differs."""
+    """Return the rows with numbers `at` (n, g, h) as a side; None unless all have the same offsets between entries."""
     places = rows.places[at.flatten()].sort(1)[0]
     first, behind = places[:, 0], places - places[:, :1]
     if bool((behind != behind[:1]).any()) or isinstance(rows.offset, Tensor) or rows.offset:
@@ -230,7 +237,7 @@ def _heads(
     *,
     scale: bool,
 ) -> Iterator[Heads]:
-    """Yield heads that have both sides; copies of rows of one parameter are put together."""
+    """Yield the heads if A acts on some sides and A^-T on others, with copies of rows of one parameter merged."""
     if len({side.inverse for side in sides}) < 2:
         return
     copies: dict[object, list[Side]] = {}
@@ -249,5 +256,5 @@ def _heads(
 
 
 def _ascending(first: Tensor) -> Tensor:
-    """Return the order (n, g, h) of copies by their first entries."""
+    """Return the order (n, g, h) that sorts copies by their first entries."""
     return first[:, :, :1].argsort(1).expand(first.shape)

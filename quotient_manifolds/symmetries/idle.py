@@ -1,4 +1,7 @@
-"""Refuse what parameters may depend on that did not run: experts, heads of other tasks, a mask token."""
+"""Refuse symmetries on which idle parameters may depend: experts, heads of other tasks, a mask token.
+
+A parameter is idle if some of its entries run on none of the inputs.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,24 @@ from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries, Symmetry
 
 Idle = Mapping[str, Tensor]
-"""Where in a parameter, by its name, the numbers are that did not run."""
+"""Masks of the entries that did not run, flat, by the name of the parameter."""
 
-NOISE = 1e-2  # relative, of what is added to what a module is given
-ACTIVATION = 1e8  # the largest: what is larger masks scores
-CHANGE = 1e-8  # relative: outputs that a finite element changes by more are not invariant
+NOISE = 1e-2  # the size of the noise on inputs of modules, relative to these
+ACTIVATION = 1e8  # larger numbers are not activations: they mask scores
+CHANGE = 1e-8  # the relative change of outputs above which a finite group element refutes invariance
 _STEP = 0.3
-_NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a layer or of an expert
 
 
 def did_not_run(name: str) -> str:
-    """Return why a symmetry is refused that a parameter may depend on which did not run."""
+    """Return the reason for refusing a symmetry on which the idle parameter `name` may depend."""
     return f"{name} did not run, and may be part of it: give inputs that go everywhere"
 
 
 def idle_like(idle: Idle, names: Iterable[str], params: Mapping[str, Tensor]) -> str:
-    """Return an idle parameter that may do what one of these does elsewhere; "" if none is.
+    """Return an idle parameter that may play the role of one of these names elsewhere; "" if there is none.
 
-    One of the same path but for a number, as experts have, or a matrix of a module beside it, as branches are.
+    Either its path differs only in numbers, as for experts, or it is a matrix in a sibling module, as for branches.
     """
     names = [*names]
     kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
@@ -50,25 +53,25 @@ def idle_like(idle: Idle, names: Iterable[str], params: Mapping[str, Tensor]) ->
 
 
 def _home(name: str) -> str:
-    """Return the path of the module in which a parameter's module stands."""
+    """Return the path of the parent of the module that owns a parameter."""
     return name.rpartition(".")[0].rpartition(".")[0]
 
 
 def held(
     model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
 ) -> Symmetries:
-    """Return the symmetries that no idle parameter can see; the others are refused.
+    """Return the symmetries on which no idle parameter can depend, and refuse the others.
 
-    Code that uses an idle parameter lies outside of the modules that hold none: all that it can depend on is what these
-    return, and parameters outside of them. So a symmetry is kept that moves parameters inside of one of these modules,
-    if nothing that these modules return changes, to rounding. It has to be so for any input, as what did not run may
-    change their inputs: noise is added to these.
+    A module is closed if it contains no idle parameter. Code that uses an idle parameter is outside of closed modules,
+    so it depends only on their outputs and on parameters outside of them. A symmetry is therefore kept if it changes
+    parameters of one closed module only, and leaves the outputs of closed modules unchanged up to rounding. This must
+    hold for any inputs of these modules, because code that did not run may change them: noise is added to the inputs.
     """
     if not symmetries.moved:
         return symmetries
     try:
         return symmetries.refusing(_seen(model, batches, symmetries, idle, evaluate))
-    except ModelError as error:  # its code takes no noise, or no gradient
+    except ModelError as error:  # the model does not run with noise or gradients
         why = f"{did_not_run(min(idle))} (it cannot be verified: {first_line(error)})"
         return symmetries.refusing({each.name: why for each in symmetries.every})
 
@@ -76,7 +79,7 @@ def held(
 def _seen(
     model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
 ) -> dict[str, str]:
-    """Return the names of symmetries that an idle parameter may see, and why."""
+    """Return the reasons, by name, for refusing symmetries on which an idle parameter may depend."""
     closed = [_ClosedModules(model, idle, evaluate or answer, batch) for batch in batches]
     inside = [names for each in closed for names in each.inside]
     reasons = {}
@@ -92,7 +95,7 @@ def _seen(
 
 
 def _changing(outputs: ModelOutputs, some: Sequence[Symmetry], params: Params) -> Iterator[Symmetry]:
-    """Yield those of which a finite element changes outputs, by bisection; of translations each set apart."""
+    """Yield the symmetries of which a finite element changes outputs, found by bisection; translations act first."""
     draw, moved = torch.Generator().manual_seed(0), params
     for symmetry in sorted((each.symmetry for each in some), key=lambda each: not isinstance(each, Translation)):
         size = 1.0
@@ -110,7 +113,7 @@ def _changing(outputs: ModelOutputs, some: Sequence[Symmetry], params: Params) -
 
 
 def _idle_near(idle: Iterable[str], names: Iterable[str]) -> str:
-    """Return why a symmetry of these parameters is refused, by the idle parameter that is nearest by its path."""
+    """Return the reason for refusing a symmetry of these parameters, with the idle parameter of the closest path."""
     paths = [name.split(".") for name in names]
 
     def common(name: str) -> int:
@@ -120,11 +123,11 @@ def _idle_near(idle: Iterable[str], names: Iterable[str]) -> str:
 
 
 class _ClosedModules:
-    """Evaluate a model and return, after what it returns, all that modules without an idle parameter take and give.
+    """Evaluate a model; return its outputs, then inputs and outputs of all closed modules (without idle parameters).
 
-    Those that are called by none of their kind, in the order of their calls. Noise is added to what they are given, but
-    to nothing that is computed from integers alone, such as a mask or the angles of a rotation. inside: for each, the
-    parameters that nothing else holds.
+    Only closed modules that no other closed module calls count, in the order of their calls. Noise is added to their
+    inputs, except to tensors computed from integers alone, such as a mask or the angles of a rotation. inside: for each
+    such module, the parameters that no module outside of it has.
     """
 
     def __init__(self, model: nn.Module, idle: Idle, evaluate: Evaluate, batch: Any) -> None:
@@ -156,7 +159,7 @@ class _ClosedModules:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             nonlocal depth
             depth += 1
-            memo: dict[int, Any] = {}  # what is given twice stays the same
+            memo: dict[int, Any] = {}  # a tensor that is passed twice gets the same noise
             noisy = partial(_noisy, generator, memo)
             return (noisy(args), {name: noisy(value) for name, value in kwargs.items()}) if depth == 1 else None
 
@@ -167,7 +170,7 @@ class _ClosedModules:
                 self._called.add(name)
                 seen.extend(map(_numbers, tensors((args, kwargs, output))))
 
-        for w in model.parameters():  # by gradients torch tells what is computed from numbers
+        for w in model.parameters():  # so that requires_grad marks tensors computed from floating point numbers
             w.requires_grad_(w.is_floating_point())
         inputs = private_batch(inputs, lambda x: x.requires_grad_().clone() if x.is_floating_point() else x)
         for name in self._names:
@@ -177,13 +180,13 @@ class _ClosedModules:
         with running(model):
             found = [*floating(self._evaluate(model, inputs)), *seen]
         self._shapes = self._shapes or [each.shape for each in found]
-        if [each.shape for each in found] != self._shapes:  # it went another way
+        if [each.shape for each in found] != self._shapes:  # the model took another branch
             return [found[0].new_full(shape, torch.inf) for shape in self._shapes]
         return found
 
 
 def _noisy(generator: torch.Generator, memo: dict[int, Any], given: Any) -> Any:
-    """Return activations, alone or in tuples, with noise; anything else, as a list that is written to, as it is."""
+    """Add noise to activations, alone or in tuples; return other objects, such as a list to write to, unchanged."""
     if type(given) is tuple:
         return tuple(_noisy(generator, memo, each) for each in given)
     if not isinstance(given, Tensor) or not given.requires_grad:
@@ -197,6 +200,6 @@ def _noisy(generator: torch.Generator, memo: dict[int, Any], given: Any) -> Any:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor of any type as numbers that can be compared: 0 for those that mask others."""
+    """Return a copy of a tensor of any type in float64, with 0 for numbers that are not activations, such as masks."""
     numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
     return numbers.masked_fill(~(numbers.abs() < ACTIVATION), 0.0)

@@ -1,4 +1,4 @@
-"""Go to the least |w| of one group after another, in closed form, whatever the width of a model."""
+"""Minimize |w| over one group after another, in closed form if there is one, for models of any width."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from quotient_manifolds.symmetries.least_norm import DONE, Free, Point, Step, in
 
 _SWEEPS = 30
 _REGULAR = 1e-15
-"""Of the mean second moment of a block: added to it, so that what is of lower rank has an inverse."""
+"""Added to a block's second moment, relative to its mean, so that a moment of lower rank has an inverse."""
 _STEPS = 40
 _RANK, _ORTHOGONAL = 1e-9, 1e-12
-"""Singular values that count as 0, and cosines, relative to the largest squared length."""
+"""Singular values that count as 0, and inner products that count as 0, relative to the largest squared length."""
 _FULL = 1e-4
-"""Pivots of a second moment, relative to the largest, from which it is sure to have full rank."""
+"""Smallest pivot of a second moment, relative to the largest, at which full rank is certain."""
 _ZERO = 1e-12
 
 
 class Settled(NamedTuple):
-    """Hold steps along translations, which entries are 0 then by parameter, and translations that are not used up."""
+    """Hold steps along translations, the entries that are 0 then, by parameter, and translations not used up."""
 
     steps: list[Step]
     zeros: dict[str, Tensor]
@@ -60,11 +60,11 @@ class Settled(NamedTuple):
 
 
 def without_constants(draft: Draft, translations: Sequence[Translation], zero: Mapping[str, Tensor]) -> Settled:
-    """Move a draft along translations until constants are where they count as 0, those of earlier parameters first.
+    """Translate a draft until constants are at their origins, `zero`, beginning with earlier parameters.
 
-    Each goes where the first of its parameters say, in the order of the draft, until nothing of it is left; after its
-    turn it has another one only if what these or their factors are has changed. Parameters in which others are
-    made up for come last: what is moved back and forth between two translations may grow without end.
+    The parameters of a translation determine its z one after another, in the order of the draft, until z has no freedom
+    left. It has another turn only if these parameters or their factors change. Parameters that compensate for others
+    come last, because constants that two translations pass back and forth could grow without bound.
     """
     paid = [each.parts for each in translations if any(map(_is_direct, each.parts))]
     taking = {part.rows.name for parts in paid for part in parts if not _is_direct(part)}
@@ -82,20 +82,20 @@ def without_constants(draft: Draft, translations: Sequence[Translation], zero: M
             moved = {*translations[k].names}
             todo |= dict.fromkeys(j for j in order if j != k and j in turns and moved & turns[j].read)
     zeros: dict[str, Tensor] = {}
-    # Only what goes first is 0 at all weights: another part may be by chance, as biases that are not trained yet.
+    # Only the first part is 0 at all weights: another part may be 0 by chance, as biases before training are.
     settled = [_in_order(each, place)[0] for k, each in enumerate(translations) if turns[k].exact]
     for part in (part for each in translations for part in each.parts):
         if _are_at(part.rows, draft, zero):
             draft.write(part.rows, part.rows.read(zero))
             first = part.rows.columns == 1 and any(part is each for each in settled)
-            if first and not bool(part.rows.entries(zero).any()):  # else, say, a running mean
+            if first and not bool(part.rows.entries(zero).any()):  # `zero` may be, e.g., a running mean
                 name, at = part.rows.name, part.rows.places.flatten()
                 zeros[name] = torch.cat([zeros.get(name, at), at]).unique()
     return Settled(steps, zeros, [each for k, each in enumerate(translations) if not turns[k].exact])
 
 
 def _are_at(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor]) -> bool:
-    """Return whether all entries of rows are where they count as 0; the first is asked first, as most are not."""
+    """Return whether all entries of rows are at their origins; the first is tested first, as most are not."""
     first = int(rows.starts[0, 0] + rows.steps[0])
     w, at = (float(each[rows.name].reshape(-1)[first]) for each in (params, zero))
     if abs(w - at) > _ZERO:
@@ -104,9 +104,9 @@ def _are_at(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor]
 
 
 def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
-    """Return parts in order: what is moved as it is comes first, so that no reader's weights have to be inverted.
+    """Return parts in order: those that z changes directly come first, so that no reader's weights must be inverted.
 
-    What matrices multiply comes last, for other groups mix their rows.
+    Parts with matrices of weights as factors come last, because other groups mix their rows.
     """
     matrices = lambda part: any(rows.columns > 1 for rows in part.read())  # noqa: E731
     return sorted(translation.parts, key=lambda part: (not _is_direct(part), matrices(part), place[part.rows.name]))
@@ -115,7 +115,7 @@ def _in_order(translation: Translation, place: Mapping[str, int]) -> list[Part]:
 def _told_apart(
     translations: Sequence[Translation], place: Mapping[str, int], params: Mapping[str, Tensor]
 ) -> list[Translation]:
-    """Return translations no two of which settle the same constants first: their differences settle others."""
+    """Replace translations by differences, such that no two of them determine the same constants first."""
     found: list[Translation] = []
     firsts: list[tuple[Part, Tensor | None, Translation]] = []
     for own in sorted(translations, key=lambda each: _in_order(each, place)[0].left is not None):
@@ -151,9 +151,9 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _difference(own: Translation, first: Part, other: Translation, its: Part) -> Translation | None:
-    """Return own less other, by which the rows of `first` stay as they are; None if rows overlap in part.
+    """Return own minus other, which leaves the rows of `first` unchanged; None if it cannot be formed.
 
-    its: the part of other in the same rows, whose left is 1 or that of first.
+    its: the part of other with the same rows, whose left is the identity or equals first.left.
     """
     of = None if its.left is not None else first.left
     parts = [part for part in own.parts if part is not first]
@@ -187,9 +187,9 @@ def _negative(part: Part, of: Tensor | Factor | None) -> Factor:
 
 
 def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
-    """Return translations of constants that are written to channels of a constant sum, which readers' biases take back.
+    """Return translations of constants on channels with a constant sum, compensated by the readers' biases.
 
-    t 1^T takes constants to multiples of t, and a limit of it takes them to 0, once biases take up means of weights.
+    t 1^T maps constants to multiples of t, and a limit of elements maps them to 0, once biases absorb means of weights.
     """
     taking: dict[str, list[Translation]] = {}
     for each in symmetries:
@@ -221,7 +221,7 @@ def of_sums(symmetries: Sequence[Symmetry]) -> list[Translation]:
 
 
 def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
-    """Return the biases that are added to what a slot reads: those that take up means of its weights."""
+    """Return the biases added after a reader, which absorb the means of its weights; None if there are none."""
     for each in translations:
         weight, bias = (part.rows for part in each.parts)
         if weight.shape == slot.rows.shape and torch.equal(weight.places.mT, slot.places):
@@ -230,9 +230,9 @@ def _bias(slot: Slot, translations: Sequence[Translation]) -> Rows | None:
 
 
 def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
-    """Return symmetries with all log-scales as one, and those gauges that are alike, as the heads of a layer.
+    """Return the symmetries with all tori joined into one, and with similar gauges joined, as the heads of a layer.
 
-    These differ only in which rows of the same parameters they have.
+    Similar gauges differ only in their rows of the same parameters.
     """
     alike: dict[Any, list[Gauge]] = {}
     tori = [each for each in symmetries if isinstance(each, Torus)]
@@ -254,7 +254,7 @@ def joined(symmetries: Sequence[Symmetry]) -> list[Symmetry]:
 
 
 def _at_once(tori: Sequence[Torus]) -> Torus:
-    """Return tori as one."""
+    """Join tori into one."""
     slices, constants, start = list[Slices](), list[Constant](), 0
     for torus in tori:
         slices += [replace(each, index=each.index + torch.tensor([[0], [start]])) for each in torus.slices]
@@ -276,7 +276,7 @@ def _disjoint(gauges: Sequence[Gauge]) -> bool:
 
 
 def _beside(gauges: Sequence[Gauge]) -> Gauge:
-    """Return gauges of GL(n) on disjoint entries as one, of blocks."""
+    """Join gauges of GL(n) on disjoint entries into one gauge with diagonal blocks."""
     n, count = gauges[0].wire.channels, len(gauges)
     slots = []
     for same in zip(*(gauge.wire.slots for gauge in gauges), strict=True):
@@ -289,10 +289,10 @@ def _beside(gauges: Sequence[Gauge]) -> Gauge:
 
 
 def without_idle(point: Point, gauge: Gauge) -> Point:
-    """Return the point where what is written and never read, or read and never written, is 0.
+    """Return the point with weights of 0 along directions of channels that are only written, or only read.
 
-    It is a limit of elements P + t (1 - P), P the projection onto what readers read, or writers write, the same from
-    all points of an orbit. A set of channels on which nothing is both written and read stays as it is.
+    It is the limit of elements P + t (1 - P), with the projection P onto the directions that readers read, or writers
+    write. All points of an orbit have the same limit. Sets of channels with readers or writers only are unchanged.
     """
     wire = gauge.wire
     if wire.sides or wire.constants.every or _tied(gauge):
@@ -318,12 +318,15 @@ def without_idle(point: Point, gauge: Gauge) -> Point:
 
 
 def _tied(gauge: Gauge) -> bool:
-    """Return whether entries are in several slots."""
+    """Return whether two slots of the wire share entries."""
     return any(one.rows.meets(other.rows) for one, other in combinations(gauge.wire.slots, 2))
 
 
 def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tensor | None:
-    """Return projections (k, m, m) onto what slots write, or read, 1 where that is all or nothing; None if all are."""
+    """Return projections (k, m, m) onto the span of what slots write, or read; None if all are the identity.
+
+    A projection is the identity if the span is everything or 0.
+    """
     k, m = channels.shape
     found = [torch.zeros(k, m, 1, dtype=torch.float64)]
     for slot in gauge.wire.slots:
@@ -349,9 +352,9 @@ def _onto(point: Point, gauge: Gauge, channels: Tensor, covariant: bool) -> Tens
 
 
 def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> tuple[Point, float]:
-    """Return the point after each group has gone to its least |w| in turns, and the largest relative charge left.
+    """Minimize |w| over the groups in turns; return the point and the largest relative charge that is left.
 
-    A group that shares no parameter with others is done after its turn.
+    A group that shares no parameter with others has one turn only.
     """
     counts = Counter(name for each in (*groups, *(free.symmetry for free in tori)) for name in each.names)
     gauges = [each for each in groups if isinstance(each, Gauge)]
@@ -372,7 +375,7 @@ def in_turns(point: Point, groups: Sequence[Symmetry], tori: Sequence[Free]) -> 
 def balanced_alone(
     point: Point, groups: Sequence[Symmetry], others: Sequence[Symmetry]
 ) -> tuple[Point, list[Symmetry]]:
-    """Return the point where gauges that share no parameter are at their least |w|, and the other groups."""
+    """Minimize |w| over the gauges that share no parameter with others; return the point and the other groups."""
     counts, left = Counter(name for each in (*groups, *others) for name in each.names), list[Symmetry]()
     for each in groups:
         if (
@@ -381,7 +384,7 @@ def balanced_alone(
             and all(isinstance(algebra, (GL, Complex)) for _, algebra in each.algebra.summands)
             and _has_both_sides(point, each)
         ):
-            with suppress(ValueError, LinAlgError):  # of factors that have lost rank, only steps lead to the limit
+            with suppress(ValueError, LinAlgError):  # if factors have lost rank, only steps reach the limit
                 moved, _ = _balanced(point, each)
                 if _balanced(moved, each)[1] <= DONE:
                     point = moved
@@ -391,13 +394,13 @@ def balanced_alone(
 
 
 def _has_both_sides(point: Point, gauge: Gauge) -> bool:
-    """Return whether no block has writers alone or readers alone, of which |w| has no least value."""
+    """Return whether no block has only writers, or only readers, for which |w| has no minimum."""
     sides = [moments(point.params, gauge, channels) for channels, _ in gauge.algebra.summands]
     return all(torch.equal(M.flatten(1).any(1), N.flatten(1).any(1)) for M, N in sides)
 
 
 class Turn(NamedTuple):
-    """Hold z of a translation, None if it is 0, which parameters it depends on, and whether these are 0 then."""
+    """Hold z of a translation, None if 0, the parameters it depends on, and whether those that fix z become 0."""
 
     z: Tensor | None
     read: set[str]
@@ -405,7 +408,7 @@ class Turn(NamedTuple):
 
 
 def _free(translations: Sequence[Translation], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return orthonormal directions (entries, k) of constants that may change alone, by parameter."""
+    """Return orthonormal directions (entries, k) of constants that may change without others, by parameter."""
     found: dict[str, list[Tensor]] = {}
     for each in translations:
         rows = each.parts[0].rows
@@ -419,7 +422,7 @@ def _free(translations: Sequence[Translation], params: Mapping[str, Tensor]) -> 
 
 
 def _orthonormal(B: Tensor) -> Tensor:
-    """Return an orthonormal basis of columns: their signs, if each of them has one entry, in a row of its own."""
+    """Return an orthonormal basis of the columns: their signs if each has one nonzero entry, in distinct rows."""
     alone = int(B.count_nonzero()) == B.shape[1] == int(B.any(0).sum()) and int(B.count_nonzero(1).max()) <= 1
     return B.sign() if alone else torch.linalg.qr(B)[0]
 
@@ -431,17 +434,17 @@ def _projected(
     place: Mapping[str, int],
     free: Mapping[str, Tensor],
 ) -> Turn:
-    """Return the turn of a translation: the first of its parameters go to their least |w - zero|.
+    """Return the turn of a translation, whose z minimizes |w - zero| of its first parameters.
 
-    First are those that no weights multiply, in order: the others take back what these lose. free: directions of
-    parameters that may change alone, in which nothing is wanted of a translation of several.
+    Parts without weights as factors come first, in order; the others compensate for their changes. free: directions in
+    which a parameter may change alone, and which a translation of several parts therefore ignores.
     """
     parts = _in_order(translation, place)
     a, b = translation.shape
     if b > 1 and len(parts) > 1 and (parts[0].left is not None or parts[0].right is not None):
         jointly = all(part.right is None for part in parts)
         return _jointly(params, zero, parts, (a, b)) if jointly else Turn(None, set(), False)
-    z, basis = torch.zeros(a, b, dtype=torch.float64), None  # of what is left of z, None if that is all
+    z, basis = torch.zeros(a, b, dtype=torch.float64), None  # a basis of the free z, None if all z are free
     read, far, exact = set[str](), 0.0, True
     for part in parts:
         left, right = part.at(params)
@@ -470,7 +473,7 @@ def _projected(
 
 
 def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
-    """Return those free directions of a parameter that are of the rows of a part alone, None if there are none."""
+    """Return the free directions of a parameter that lie within the rows of a part, None if there are none."""
     if part.rows.columns > 1 or part.rows.name not in free:
         return None
     Q = free[part.rows.name][part.rows.places[:, 0]]
@@ -479,9 +482,9 @@ def _own(part: Part, free: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor], right: Tensor | None) -> Tensor:
-    """Return coordinates in the rows of `right` of how far rows are from `zero`: those of the nearest combination."""
+    """Return the coordinates of rows - zero in the rows of `right`, by least squares."""
     at = zero[rows.name]
-    if bool((at if any(at.stride()) else at.reshape(-1)[:1]).any()):  # one number stands for all of most parameters
+    if bool((at if any(at.stride()) else at.reshape(-1)[:1]).any()):  # most origins are one expanded number
         far = rows.read(params) - rows.read(zero)
         return far if right is None else far @ torch.linalg.pinv(right)
     if right is None:
@@ -493,7 +496,7 @@ def _against(rows: Rows, params: Mapping[str, Tensor], zero: Mapping[str, Tensor
 def _jointly(
     params: Mapping[str, Tensor], zero: Mapping[str, Tensor], parts: Sequence[Part], shape: tuple[int, int]
 ) -> Turn:
-    """Return z of least |w - zero| of several parts of several columns, that nothing multiplies from the right."""
+    """Return the z that minimizes |w - zero| jointly over parts of several columns without a right factor."""
     (a, b), read = shape, {rows.name for part in parts for rows in (part.rows, *part.read())}
     gram, value, far = torch.zeros(a, a, dtype=torch.float64), torch.zeros(a, b, dtype=torch.float64), 0.0
     columns = [torch.eye(a, dtype=torch.float64) if (left := part.at(params)[0]) is None else left for part in parts]
@@ -506,11 +509,11 @@ def _jointly(
 
 
 def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
-    """Return the shortest Y with L Y nearest to V, and a basis of what L takes to 0, None if there is nothing.
+    """Return the Y of least norm with L Y nearest to V, and a basis of the null space of L, None if it is 0.
 
-    size: of what L was computed from: singular values that are 0 beside it are rounding.
+    size: the norm of the matrix that L was computed from; singular values are compared with it.
 
-    Columns that are orthogonal, as of one entry per row, take no decomposition.
+    Orthogonal columns, such as those with one entry per row, need no decomposition.
     """
     gram = None if bool((L.count_nonzero(1) <= 1).all()) else L.mT @ L
     square = L.square().sum(0) if gram is None else gram.diagonal()
@@ -525,12 +528,12 @@ def _solved(L: Tensor, V: Tensor, size: float) -> tuple[Tensor, Tensor | None]:
 
 
 def _is_direct(part: Part) -> bool:
-    """Return whether a part is moved by z in units, and not by what weights make of z."""
+    """Return whether z changes a part directly, up to units, and not through a matrix of weights."""
     return part.right is None and (part.left is None or isinstance(part.left, Sparse))
 
 
 def _length(change: Tensor, right: Tensor | None) -> float:
-    """Return the length of change @ right, which is not formed."""
+    """Return the norm of change @ right without forming the product."""
     if right is None:
         return float(change.norm())
     side = right.norm()[None, None] if len(right) == 1 else torch.linalg.qr(right.mT, mode="r")[1]
@@ -538,7 +541,7 @@ def _length(change: Tensor, right: Tensor | None) -> float:
 
 
 def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
-    """Return the point where second moments of writers and readers agree by blocks, and how far apart they were."""
+    """Return the point with equal second moments of writers and readers in each block, and how far apart they were."""
     blocks, far = [], 0.0
     for channels, algebra in gauge.algebra.summands:
         k, m = channels.shape
@@ -548,7 +551,8 @@ def _balanced(point: Point, gauge: Gauge) -> tuple[Point, float]:
         M, N = moments(point.params, gauge, channels)
         if isinstance(algebra, Span):
             J = algebra.basis[0] * algebra.basis[0].trace().sign()
-            if len(algebra.basis) > 1 or float((J @ J - J).abs().max()) > _RANK:  # scales of a line alone are closed
+            # Only the scales of a line have a closed form.
+            if len(algebra.basis) > 1 or float((J @ J - J).abs().max()) > _RANK:
                 continue
             a, b = ((J * each).sum((1, 2)) for each in (M, N))
             if bool((a > 0).all() and (b > 0).all()):
@@ -580,7 +584,7 @@ def _between(M: Tensor, N: Tensor, m: int) -> Tensor:
 
 
 def _scaled(point: Point, free: Free) -> tuple[Point, float]:
-    """Return the point of least |w| along log-scales, by Newton's method with conjugate gradients."""
+    """Minimize |w| over log-scales by Newton's method with conjugate gradients; also return the first charge."""
     torus, N = free.symmetry, free.basis
     if not len(N):
         return point, 0.0

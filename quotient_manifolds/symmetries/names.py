@@ -1,4 +1,4 @@
-"""Say what symmetries are called: by what the parameters that they move are used for."""
+"""Name symmetries by the roles of the parameters that they change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNREAD, UNREACHED = "unread output direction", "unreached input direction"
 CONSTANT, BESIDE = "constant input direction", "redundant weight"
 OF_TRANSLATIONS = {"unread": UNREAD, "mean": UNREAD, "unreached": UNREACHED, "constant": CONSTANT}
 OF_TRANSLATIONS |= {"beside": BESIDE, "shift": REDUNDANT}
-"""What translations are called, by how they were read."""
+"""The kinds of translations, by `Translation.kind`."""
 
 MEANINGS = {
     QUERY_KEY: "invertible matrices on the queries of heads, their inverses on the keys",
@@ -43,7 +43,7 @@ _PEFT = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 
 def meaning(family: str) -> str:
-    """Return in a few words what may change; of a family by its last word, such as "residual rotation". "" if unknown.
+    """Describe in a few words the action of a family, looked up by the last words of its name; "" if unknown.
 
     >>> meaning("residual rotation")
     'rotations of channels, undone in the layers that use them'
@@ -52,13 +52,17 @@ def meaning(family: str) -> str:
 
 
 def common_path(names: Iterable[str]) -> str:
-    """Return the path of the innermost module that has all the parameters."""
+    """Return the path of the innermost module that contains all the parameters."""
     parts = [name.split(".")[:-1] for name in names]
     return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))
 
 
 class Roles:
-    """Say of parameters, by the ports of a frame that have their entries, what they are used for."""
+    """Look up the roles of parameters by the ports of a frame that contain their entries.
+
+    A port is the rows of entries with which one use of a weight writes or reads channels. A node is a channel of one
+    tensor.
+    """
 
     def __init__(self, frame: Frame) -> None:
         self.frame, self.walk = frame, frame.walk
@@ -78,7 +82,7 @@ class Roles:
         self._gains = tuple(torch.cat([none, *each]) for each in zip(*gains, strict=True)) if gains else (none,) * 3
 
     def _of_one(self, port: Port) -> Iterable[Port]:
-        """Return a port in parts of one parameter each."""
+        """Split a port into parts of one parameter each."""
         table = port.theta
         ends = torch.stack([table.starts + table.steps.min(), table.starts + table.steps.max()])
         owners = self.frame.owners(ends)
@@ -87,7 +91,7 @@ class Roles:
         return self.frame.by_parameter(port)
 
     def port(self, rows: Rows, use: int | None = None, writes: bool | None = None) -> tuple[int, Tensor] | None:
-        """Return the number of the port that has these rows, and their nodes; of several the first of this use."""
+        """Return the number of the first port with these rows, this use and direction, and the nodes of the rows."""
         keys = row_keys(rows.starts, rows.steps)
         for known, port in self._rows.get(rows.name, ()):
             if use not in (None, port.use) or writes not in (None, port.writes):
@@ -99,16 +103,16 @@ class Roles:
         return None
 
     def number(self, port: Port) -> int:
-        """Return a number that grows with the place of a port in the walk: uses first, in order, then biases."""
+        """Return the rank of a port in the walk, uses of weights first, then biases; it is even if the port writes."""
         return 2 * port.use + (not port.writes)
 
     def operation(self, number: int) -> int:
-        """Return the number of the operation that a port is of: one for all groups of a convolution, say."""
+        """Return the number of a port's operation; all groups of a convolution share one, for example."""
         uses = self.walk.uses
         return uses[number // 2].operation if number // 2 < len(uses) else -number
 
     def gains(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
-        """Return the nodes before and after gains whose entries these rows are, None if they are no gains."""
+        """Return the nodes before and after the gains that are stored in these rows; None unless they are gains."""
         entries, before, after = self._gains
         if rows.columns > 1:
             return None
@@ -122,27 +126,27 @@ class Roles:
         return port[1][:0], port[1]  # type: ignore[index]
 
     def _class(self, what: str) -> Tensor:
-        """Return what channels of one role have in common: queries may be rotated, or normed, before they meet keys."""
+        """Return the classes by which a role is found; queries may be rotated or normed before they meet keys."""
         return self.frame.nodes.components if what == "left" else self.frame.nodes.wires
 
     def has(self, what: str, nodes: Tensor) -> bool:
-        """Return whether one of the channels of nodes is computed in this way, see `Walk.roles`."""
+        """Return whether any channel of these nodes has the role `what`, see `Walk.roles`."""
         own = self._class(what)[nodes]
         return what in self._classes and bool(torch.isin(own[own > 0], self._classes[what]).any())
 
     def is_left(self, nodes: Tensor) -> bool:
-        """Return whether nodes are on the left of a contraction, as queries are."""
+        """Return whether any of the nodes is on the left of a contraction, as queries are."""
         return bool(
             torch.isin(2 * self.frame.nodes.wires[nodes] + self.frame.nodes.dual[nodes].long(), self._left).any()
         )
 
     def role(self, nodes: Tensor) -> str:
-        """Return query/key, value/output, residual or hidden."""
+        """Return the role of nodes: query/key, value/output, residual or hidden."""
         roles = (("left", QUERY_KEY), ("mixed", VALUE_OUTPUT), ("added", "residual"))
         return next((name for what, name in roles if self.has(what, nodes)), "hidden")
 
     def mixers(self, known: Tensor | None) -> list[str]:
-        """Return the modules whose parameters write and read channels that are mixed over tokens, but known ones."""
+        """Return the modules whose parameters write and read channels mixed over tokens, without the `known` nodes."""
         wires = self._classes.get("mixed", torch.zeros(0, dtype=torch.long))
         if known is not None:
             wires = wires[~torch.isin(wires, self.frame.nodes.wires[known])]
@@ -158,7 +162,7 @@ class Roles:
     # Kinds
 
     def pair(self, ports: Sequence[int], names: Sequence[str], nodes: Tensor, scale: bool) -> str:
-        """Return the kind of a pair that these ports are of. scale: of single channels."""
+        """Return the kind of the pair with these ports. scale: whether a scale acts on single channels."""
         if self.has("left", nodes):
             return QUERY_KEY
         if scale and self.has("bent", nodes):
@@ -170,10 +174,10 @@ class Roles:
         return ADAPTER if self._adapts(ports, names) else BOTTLENECK
 
     def _adapts(self, ports: Sequence[int], names: Sequence[str]) -> bool:
-        """Return whether a pair is an update of a weight.
+        """Return whether a pair is a low-rank update of a weight.
 
-        By peft's names, if it is a product of two parameters, or if its answer is added to that of another linear map
-        of the same inputs.
+        It is if it has peft's names, if it is a product of two parameters, or if its output is added to the output of
+        another linear map of the same inputs.
         """
         if any(part in _PEFT for name in names for part in name.split(".")):
             return True
@@ -189,7 +193,7 @@ class Roles:
         return any(not inputs.isdisjoint(self._inputs(n)) for n in others)
 
     def _inputs(self, number: int) -> set[tuple[str, int]]:
-        """Return what a linear map reads: of a table how many words it has."""
+        """Return keys of a linear map's inputs: its memory and channels, or the number of words of a table."""
         use = self.walk.uses[number]
         if use.tokens.place is None:
             return {("words", use.shape[1])}
@@ -198,7 +202,7 @@ class Roles:
         return {("memory", self.walk.program.layouts[read].memory), *(("channel", each) for each in channels)}
 
     def mixing(self, gauge: Gauge) -> str:
-        """Return how a group is called that mixes channels, such as "residual rotation"."""
+        """Return the kind of a group that mixes channels, such as "residual rotation"."""
         algebra = gauge.algebra
         if isinstance(algebra, FromSum):
             return CONSTANT
@@ -214,9 +218,9 @@ class Roles:
         return f"{role} change of basis"
 
     def scaling(self, nodes: Tensor, gains: Sequence[tuple[Tensor, Tensor]], weights: bool, biases: bool) -> str:
-        """Return how scales of channels are called: by the gains among them, if there are any.
+        """Return the kind of a group of scales of channels, named after the gains that it changes, if there are any.
 
-        weights, biases: whether weights, or single numbers that are no gains, are among them.
+        weights, biases: whether the scales change weights, and parameters of one number per channel besides gains.
         """
         if gains:
             before, after = (torch.cat(each) for each in zip(*gains, strict=True))
@@ -235,7 +239,7 @@ class Roles:
 
 
 def row_keys(starts: Tensor, steps: Tensor) -> Tensor:
-    """Return a number for each row of entries, by its first and its last."""
+    """Return a key for each row of entries, computed from its smallest and its largest entry."""
     if starts.shape[1] == 1:
         low, high = starts[:, 0] + steps.min(), starts[:, 0] + steps.max()
     else:

@@ -1,4 +1,4 @@
-"""Evaluate a model as a function of its parameters, and compare what it gives at some with what it gives at others."""
+"""Evaluate a model as a function of its parameters, and compare its outputs at different parameters."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import gaussian
 
 Evaluate = Callable[[nn.Module, Any], Any]
-"""(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
+"""(model, inputs) -> any structure with the floating point tensors to compare, such as an output or a loss."""
 
-# Of the code of a model and of its operations
+# The code of a model and its operations may raise any of these.
 RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
-EXAMPLES = 2  # of a batch, which show what a model computes
-REPEATED = 1e-6  # relative: two evaluations that differ by more are random
+EXAMPLES = 2  # examples of a batch that suffice to show which operations a model does
+REPEATED = 1e-6  # the relative change between two evaluations above which a model is random
 
 
 class ModelOutputs:
     """Evaluate evaluate(model, batch) on every batch as a function of parameters, on replicas.
 
-    In float64, or where the function does not take that in the model's own type, but at least float32; `precision`
-    tells. Parameters that are not given are the model's own; buffers may be given, too. first: the number of the first
-    batch, for messages.
+    Computed in float64 or, if the function does not run in float64, in the model's own type, but at least float32; see
+    `precision`. Parameters that are not given are the model's own; buffers may be given, too. first: the number of the
+    first batch, for messages.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class ModelOutputs:
 
     @property
     def precision(self) -> float:
-        """Return machine epsilon of the type that is computed in."""
+        """Return machine epsilon of the dtype of the computation."""
         return torch.finfo(self._type).eps
 
     def params(self) -> Params:
-        """Return copies of the model's parameters, in float64 where they are floating point numbers."""
+        """Return copies of the model's parameters, in float64 if they are floating point numbers."""
         own = ((name, w.detach()) for name, w in self.model.named_parameters())
         return {name: w.to(torch.float64 if w.is_floating_point() else w.dtype, copy=True) for name, w in own}
 
     def own(self, index: int = 0) -> list[Tensor]:
         """Return the floating point outputs on batch `index`.
 
-        Raises ValueError in train mode, and unless they are, twice, the same numbers.
+        Raises ValueError in train mode, for NaN, and unless two evaluations agree.
         """
         if index not in self._own:
             check_eval(self.model)
@@ -74,13 +74,13 @@ class ModelOutputs:
         return self._own[index]
 
     def change(self, params: Params, index: int = 0) -> float:
-        """Return by how much parameters, which the run may write to, change outputs: see `relative_change`."""
+        """Return the `relative_change` of outputs at these parameters, which the run may write to."""
         own = self.own(index)
         with torch.no_grad():
             return relative_change(self.at(params, index), own)
 
     def noise(self, params: Mapping[str, Tensor] | None = None, index: int = 0) -> float:
-        """Estimate the relative change of outputs by rounding, here or at parameters, which are rounded at random."""
+        """Estimate the relative rounding error of outputs, by rounding the (given or own) parameters at random."""
         generator, start = torch.Generator().manual_seed(0), self.params() | dict(params or {})
         with torch.no_grad():
             there = self.at({name: w.clone() for name, w in start.items()}, index)
@@ -88,16 +88,16 @@ class ModelOutputs:
         return max(*(relative_change(each, there) for each in near), self.precision)
 
     def value(self, params: Params, index: int) -> float:
-        """Return the output on batch `index` as one number: several count as their product with a random vector."""
+        """Return the output on batch `index` as one number: several are contracted with a fixed random vector."""
         return float(_number(self.at(params, index)).detach())
 
     def own_value(self, index: int) -> float:
-        """Return this number at the model's own parameters."""
+        """Return `value` at the model's own parameters."""
         known = self._own.get(index)
         return float(_number(self.at({}, index) if known is None else known).detach())
 
     def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
-        """Return the gradient of the number on batch `index` in the parameters of these names, in float64."""
+        """Return the gradient of `value` on batch `index` in the named parameters, in float64."""
         leaves = {name: params[name].detach().requires_grad_() for name in names}
         if not (value := _number(self.at(params | leaves, index))).requires_grad:
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
@@ -110,7 +110,7 @@ class ModelOutputs:
             try:
                 return self._run(params, index, torch.float64)
             except RUN_ERRORS:
-                if index or self._narrow == torch.float64:  # where the first batch ran, it is this one
+                if index or self._narrow == torch.float64:  # if the first batch ran in float64, this batch is at fault
                     raise
         outputs = self._run(params, index, self._narrow)
         self._type = self._narrow
@@ -122,7 +122,7 @@ class ModelOutputs:
 
         others = ((name, w.detach()) for name, w in self.model.named_parameters() if name not in params)
         given = {name: w.to(dtype if w.is_floating_point() else w.dtype, copy=True) for name, w in others}
-        # The function may ask for gradients of what it is given, in place.
+        # The function may call requires_grad_() on a parameter in place, which must not affect the caller's tensor.
         given |= {name: cast(w if w.requires_grad else w.detach()) for name, w in params.items()}
         held = {name: given.pop(name) for name, _ in self.model.named_buffers() if name in given}
         copy = replica(self.model, given, cast, held)
@@ -135,17 +135,17 @@ class ModelOutputs:
 
 
 def _number(outputs: Sequence[Tensor]) -> Tensor:
-    """Return a number as it is, and of several their product with a fixed random vector."""
+    """Return a single number unchanged, and the inner product of several with a fixed random vector."""
     if sum(output.numel() for output in outputs) == 1:
         return torch.cat([output.reshape(-1) for output in outputs])[0].double()
     generator = torch.Generator().manual_seed(0)
     weights = (gaussian(each, generator) for each in outputs)
-    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
+    finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities carry no information
     return torch.stack([(w * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
 
 
 def rounded(params: Mapping[str, Tensor], precision: float, generator: torch.Generator) -> Params:
-    """Return parameters of which each is rounded up or down at random, by this relative size."""
+    """Return parameters with each number rounded up or down at random, by the relative size `precision`."""
 
     def near(w: Tensor) -> Tensor:
         return w * (1 + precision * gaussian(w, generator).sign()) if w.is_floating_point() else w.clone()
@@ -156,7 +156,7 @@ def rounded(params: Mapping[str, Tensor], precision: float, generator: torch.Gen
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     """Compute the largest relative change of the output from parameters `before` to `after`, in float64.
 
-    Each holds some or all of the model's parameters; the others are the model's own. `inputs` as for
+    before, after: some or all of the model's parameters; the others are the model's own. inputs: as for
     `verify_symmetries`.
     """
     outputs = ModelOutputs(model, [inputs])
@@ -170,7 +170,7 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
 
 
 def first_examples(batch: Any) -> list[Any]:
-    """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
+    """Return [the first examples of the batch] if all its tensors share a leading size above `EXAMPLES`; else []."""
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_in(batch)}
     if len(sizes) != 1 or max(sizes) <= EXAMPLES:
         return []
@@ -186,21 +186,21 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Call a model on inputs: by name, by place, or one."""
+    """Call a model on inputs: model(**mapping), model(*tuple) or model(inputs)."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def answer(model: nn.Module, inputs: Any) -> Any:
-    """Call a model on inputs. Raises ModelError for what the model raises."""
+    """Call a model on inputs. Raises ModelError if the model raises anything."""
     hint = f"; it is called as {_called(inputs)}: give what the model takes, without targets, or evaluate="
     with running(model, hint):
         return call(model, inputs)
 
 
 def _called(inputs: Any) -> str:
-    """Return how a model is called."""
+    """Describe the call of a model on inputs, for messages."""
     if isinstance(inputs, Mapping):
         return f"model(**inputs), with {', '.join(map(str, inputs))}"
     if isinstance(inputs, tuple):
@@ -229,7 +229,7 @@ def doubled(value: Tensor) -> Tensor:
 
 
 def floating(output: Any) -> list[Tensor]:
-    """Return the floating point tensors of what `tensors` takes apart."""
+    """Return the floating point tensors among `tensors(output)`."""
     return [tensor for tensor in tensors(output) if tensor.is_floating_point()]
 
 

@@ -1,4 +1,4 @@
-"""Represent symmetric pairs: where the two factors are among a model's named parameters, as data, never as code."""
+"""Represent symmetric pairs: two factors cut out of a model's named parameters, stored as data, never as code."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 Params = dict[str, Tensor]
 
 Group = Literal["GL(h)", "GL+(1)", "GL(1, C)"]
-"""What acts on one batch entry of a pair: an invertible matrix, a positive number (h = 1), a complex one (h = 2)."""
+"""The group of one batch entry of a pair: invertible matrices, positive numbers (h = 1), complex numbers (h = 2)."""
 
 QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
 ADAPTER = "lora B/A"
 BOTTLENECK, RELU, GATED = "bottleneck in/out", "relu neuron", "gated neuron"
 BESIDE_ATTENTION = (BOTTLENECK, RELU, GATED)
-"""Kinds of pairs that are neither attention's nor an adapter's."""
+"""Kinds of pairs that belong neither to attention nor to adapters."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """Stack views of parameters (a weight, then its bias) to one factor (heads, rows, h) of a pair."""
+    """Stack views of parameters (a weight, then its bias) into one factor (heads, rows, h) of a pair."""
 
     views: tuple[StridedView, ...]
 
     @property
     def rows(self) -> int:
-        """Return how many rows the views have together."""
+        """Return the number of rows of all views."""
         return sum(part.rows for part in self.views)
 
     def read(self, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
@@ -51,12 +51,11 @@ class Factor:
 class SymmetricPair:
     """Name two factors G, H that a model uses only through G H^T, head by head: GL(h) acts by (G A^-1, H A^T).
 
-    A point is (heads, n + m, h), G stacked on H. `name` is the module's name and the kind, unique in a model.
+    A point is (heads, n + m, h), G stacked on H. name: the module's name and the kind, unique in a model.
 
-    acts: which group. "GL+(1)" has h = 1: the neurons of a ReLU layer, say. "GL(1, C)" has h = 2: each batch entry is
-    a frequency plane of a rotary embedding (heads = key heads x planes), columns 0 and 1 the coordinates that rotate
-    into each other (real and imaginary part), and the model sees only the complex products g k^H; z acts by
-    (g / z, k conj(z)).
+    acts: the group. "GL+(1)" has h = 1, for the neurons of a ReLU layer, for example. "GL(1, C)" has h = 2: each batch
+    entry is a frequency plane of a rotary embedding (heads = key heads x planes), and columns 0 and 1 are the real and
+    imaginary part. The model depends only on the complex products g k^H, and z acts by (g / z, k conj(z)).
     """
 
     name: str
@@ -93,12 +92,12 @@ class SymmetricPair:
 
     @property
     def group_dimension(self) -> int:
-        """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
+        """Return the real dimension of the group over all heads, the number of directions that change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
     @cached_property
     def gauge(self) -> Gauge:
-        """Return the group with its action on all heads: matrices with blocks A by (G A^-1, H A^T), head by head."""
+        """Return the group with its action on all heads: diagonal blocks A act by (G A^-1, H A^T), head by head."""
         channels = torch.arange(self.heads * self.h).view(self.heads, self.h)
         slots = [
             Slot(Rows.at(view.name, view.stored, view.places.mT.flatten(0, 1)), channels.flatten(), writes)
@@ -112,7 +111,7 @@ class SymmetricPair:
 
     @property
     def symmetry(self) -> Gauge:
-        """Return the group, as of a reparameterization."""
+        """Return the group; the same attribute as of a reparameterization."""
         return self.gauge
 
     @property
@@ -133,11 +132,11 @@ class SymmetricPair:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters the pair touches, each once."""
+        """Return the parameters that the pair changes, each once."""
         return tuple(dict.fromkeys(view.name for view in self.views))
 
     def without(self, zeros: Mapping[str, Tensor]) -> SymmetricPair:
-        """Return the pair without rows that are 0; zeros: by parameter the numbers of entries that are."""
+        """Return the pair without views of one row that is 0. zeros: indices of entries that are 0, by parameter."""
 
         def stays(view: StridedView) -> bool:
             return view.rows > 1 or view.name not in zeros or not bool(torch.isin(view.places, zeros[view.name]).all())
@@ -150,11 +149,11 @@ class SymmetricPair:
         return Factor(self.views).read(params, out)
 
     def act(self, A: Tensor, x: Tensor) -> Tensor:
-        """Return (G A^-1, H A^T) for a point x, in the precision of A: (heads, h, h), or (heads,) complex."""
+        """Return (G A^-1, H A^T) for a point x, in the precision of A (heads, h, h), or (heads,) if complex."""
         return self.manifold().action(A.to(x.device), x.to(A.real.dtype))
 
     def write(self, params: Params, x: Tensor) -> None:
-        """Invert `read`: write x (heads, n + m, h) into the dict's tensors in place (clone them first)."""
+        """Write x (heads, n + m, h) into the dict's tensors in place (clone them first); the inverse of `read`."""
         expected = (self.heads, self.n + self.m, self.h)
         if tuple(x.shape) != expected:
             raise ValueError(f"a point of the pair {self.name!r} has shape {expected}. Found {tuple(x.shape)}.")

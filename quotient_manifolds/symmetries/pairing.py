@@ -1,4 +1,4 @@
-"""Make symmetric pairs of heads: those on which the same group acts in the same way are one pair, side by side."""
+"""Build symmetric pairs from heads: heads on which the same group acts in the same way form one batched pair."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from quotient_manifolds.symmetries.pair import (
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Refused
 
-_FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
+_FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # the earlier kind wins if two pairs share entries
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Hold pairs, what is refused, and the origins of the heads of each pair."""
+    """Store pairs, refused candidates, and the origins of all heads that are in a pair."""
 
     pairs: tuple[SymmetricPair, ...]
     refused: tuple[Refused, ...]
@@ -37,10 +37,10 @@ class Pairs:
 
 
 def pairs_of(heads: Iterable[Heads], roles: Roles, unreached: Sequence[tuple[Rows, int]]) -> Pairs:
-    """Return the pairs of heads, and what is refused.
+    """Return the pairs that heads form, and the refused candidates.
 
-    unreached: rows of parameters, and how many directions of their inputs never occur. Of two pairs with entries in
-    common the one that comes first by its kind is kept.
+    unreached: rows of parameters, with the number of input directions that never occur. If two pairs share entries,
+    the pair whose kind comes first is kept.
     """
     groups: dict[object, list[Heads]] = {}
     for each in sorted(heads, key=lambda each: each.start):
@@ -71,7 +71,7 @@ def pairs_of(heads: Iterable[Heads], roles: Roles, unreached: Sequence[tuple[Row
 
 
 def _merged(group: Sequence[Heads]) -> Heads:
-    """Return heads of one pair as one."""
+    """Concatenate the heads of one pair."""
     sides = zip(*(each.sides for each in group), strict=True)
     whole = tuple(replace(each[0], first=torch.cat([side.first for side in each])) for each in sides)
     origins = tuple(origin for each in group for origin in each.origins)
@@ -79,7 +79,7 @@ def _merged(group: Sequence[Heads]) -> Heads:
 
 
 def _pair(heads: Heads, name: str) -> SymmetricPair | None:
-    """Return the pair of these heads, None if the numbers of one of its sides stand in no order that a view has."""
+    """Return the pair of these heads; None unless the entries of every side have an offset and strides."""
     first = heads.sides[0].first
     columns, order = first[:, 0].argsort(1), first[:, 0].amin(1).argsort()
     factors: tuple[list[StridedView], list[StridedView]] = ([], [])
@@ -93,7 +93,7 @@ def _pair(heads: Heads, name: str) -> SymmetricPair | None:
 
 
 def _views(side: Side, first: Tensor) -> list[StridedView] | None:
-    """Return the view of all rows (heads, g, h), or one for each g."""
+    """Return one view of all rows (heads, g, h), or else one for each g; None if neither exists."""
     whole = StridedView.of(side.name, side.stored, first, side.behind)
     if whole is not None:
         return [whole]
@@ -102,9 +102,9 @@ def _views(side: Side, first: Tensor) -> list[StridedView] | None:
 
 
 def _name(heads: Heads, attention: Sequence[str]) -> str:
-    """Return the path of the module that has the parameters, and the kind.
+    """Return the path of the innermost module that contains the parameters, and the kind.
 
-    Queries and keys are named by the module that has values and their output, too.
+    Queries and keys are named after the module that also contains the values and the output projection.
     """
     path = common_path(side.name for side in heads.sides)
     if heads.kind == QUERY_KEY:
@@ -115,14 +115,14 @@ def _name(heads: Heads, attention: Sequence[str]) -> str:
 
 
 def _attention(merged: Sequence[Heads], roles: Roles) -> list[str]:
-    """Return the modules that have values and their output, of which no group may be left."""
+    """Return the modules with values and an output projection, even if no group of them was found."""
     mixing = [each for each in merged if each.kind in (VALUE_OUTPUT, GATED) and roles.has("mixed", each.nodes)]
     found = [common_path(side.name for side in each.sides) for each in mixing]
     return [*found, *roles.mixers(torch.cat([each.nodes for each in merged]) if merged else None)]
 
 
 def _told_apart(pairs: Sequence[SymmetricPair]) -> list[SymmetricPair]:
-    """Give each pair a name of its own: by what the paths of its parameters have in common, or by a number."""
+    """Make the names of pairs unique by adding a path component that its parameters share, or a number."""
     names, told = set[str](), list[SymmetricPair]()
     for pair in pairs:
         kind = pair.kind + " rotary" * (pair.acts == "GL(1, C)")
@@ -139,7 +139,7 @@ def _told_apart(pairs: Sequence[SymmetricPair]) -> list[SymmetricPair]:
 def _obstacle(
     pair: SymmetricPair, owned: Mapping[str, Sequence[SymmetricPair]], unreached: Sequence[tuple[Rows, int]]
 ) -> str:
-    """Say why a pair may not be moved; "" if it may."""
+    """Return the reason why a pair is refused (low rank, or shared entries); "" if it is not."""
     if pair.acts == "GL(h)" and pair.h > 1:
         for factor in (pair.G, pair.H):
             if sum(view.rows - _unreached(view, unreached) for view in factor.views) < pair.h:
@@ -155,13 +155,13 @@ def _obstacle(
 
 
 def _unreached(view: StridedView, unreached: Sequence[tuple[Rows, int]]) -> int:
-    """Return how many directions of the inputs of these entries never occur."""
+    """Return the number of input directions of a view's entries that never occur."""
     mine = [(rows, count) for rows, count in unreached if rows.name == view.name]
     return max((count for rows, count in mine if bool(rows.touched[view.places.flatten()].any())), default=0)
 
 
 def _held(pair: SymmetricPair, name: str) -> tuple[Tensor, int]:
-    """Say of the numbers of a parameter whether they are in the views of a pair, and how many numbers these have."""
+    """Return a mask of the entries of a parameter that a pair views, and their number counted with multiplicity."""
     views = [view for view in pair.views if view.name == name]
     held = torch.zeros(views[0].numel, dtype=torch.bool)
     for view in views:

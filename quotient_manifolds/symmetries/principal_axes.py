@@ -1,9 +1,9 @@
-r"""Turn the channels of wires to the principal axes of their second moments, with signs.
+r"""Rotate the channels of wires to the principal axes of their second moments, and fix the signs of the axes.
 
-The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R makes it R M R^T.
-Channels all of whose rotations are free are turned so that R M R^T is diagonal, in descending order. In a smaller
-group, R is the one of largest <R M R^T, L> for a fixed L. Signs of axes are left: the sum of cubes of the entries
-on an axis, slot by slot with weights 1, 1/2, ..., is positive.
+The second moment of a wire is M = sum of V V^T over its slots, in the wire's units; a rotation R maps it to R M R^T.
+If all rotations of the channels are symmetries, R makes R M R^T diagonal, in descending order. In a smaller group, R
+maximizes <R M R^T, L> for a fixed L. The signs of axes remain: they are chosen such that the sum of cubes of the
+entries on each axis, over slots with weights 1, 1/2, ..., is positive.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from quotient_manifolds.symmetries.groups.rows import Draft
 from quotient_manifolds.symmetries.least_norm import Point, in_units, moments
 
 _DISTINCT = 1e-7
-"""Of the largest eigenvalue: how far apart eigenvalues must be for distinct axes."""
+"""Smallest gap between eigenvalues of distinct axes, relative to the largest eigenvalue."""
 _ALIVE = 1e-10
-"""Of the largest eigenvalue: axes on which nothing stands."""
+"""Eigenvalues below this, relative to the largest, belong to axes without entries."""
 _SMALL = 1e-8
-"""Of the largest entry: what counts as 0 where signs are chosen."""
+"""Entries below this, relative to the largest, count as 0 when signs are chosen."""
 _CLEAR, _LEAST = 1e-3, 1e-6
-"""Of the sum of absolute cubes: a sum of cubes whose sign is clear, and one whose sign is rounding."""
+"""Sums of cubes, relative to sums of absolute cubes: the sign is clear above the first, rounding below the second."""
 _STARTS, _STEPS = 12, 60
 _TURNING = (GL, SO, CenteredSO, Complex, IntoMean, FromSum, Pattern)
-"""Algebras whose rotations, if they have any, go to the axes of the second moment."""
+"""Algebras whose rotations, if they have any, are determined by the axes of the second moment."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Hold orthonormal vectors along which the channels of a wire stand, and which signs are open.
+    """Hold the orthonormal vectors of the axes of a wire's channels, and the sign changes that are still open.
 
-    vectors: (n, r), or int64 (r,) if each is along a channel. axis: (r,), ascending, of which axis each vector is;
-    those of one axis change their signs together. turns: which axes change their signs at once, bool (t, axes), a row
-    for each of the elements of order two that generate all; or bool (axes,) if each of them may on its own.
+    vectors: (n, r), or int64 (r,) if each is along a channel. axis: (r,), ascending, the axis of each vector; vectors
+    of one axis change sign together. turns: bool (t, axes), the axes that change sign under each of t generators of
+    order two; or bool (axes,), the axes that may change sign independently.
     """
 
     gauge: Gauge
@@ -63,7 +63,7 @@ class Frame:
         return self.turns if self.turns.ndim == 1 else self.turns.any(0)
 
     def along(self, slot: Slot, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows of a slot by axis, (axes, k, columns): coordinates, or projections if some have several."""
+        """Return a slot's rows by axis (axes, k, columns): coordinates, or projections if axes have several vectors."""
         V = in_units(slot, params)
         if self.vectors.ndim == 1:
             if not torch.equal(slot.channels, self.vectors):
@@ -78,7 +78,7 @@ class Frame:
         return torch.einsum("ar,ir,jr,jc->aic", every, U, U, V)
 
     def changed(self, slot: Slot, params: Mapping[str, Tensor], factors: Tensor) -> Tensor:
-        """Return the rows of a slot with 1 - factors (axes,) times what is along each axis."""
+        """Return the rows of a slot with the part along each axis multiplied by 1 - factors (axes,)."""
         V, x = slot.rows.read(params), factors[self.axis]
         if self.vectors.ndim == 1:
             rows = self._rows(slot)
@@ -88,7 +88,7 @@ class Frame:
         return V - u * ((U * x) @ (U.mT @ (V / u)))
 
     def flipped(self, axes: Tensor) -> Tensor:
-        """Return the element that changes the signs of axes, bool (axes,)."""
+        """Return the group element that changes the signs of these axes, bool (axes,)."""
         some = axes[self.axis]
         if self.vectors.ndim == 2:
             U = self.vectors[:, some]
@@ -98,19 +98,19 @@ class Frame:
         return self.gauge.composed([signs[channels].diag_embed() for channels, _ in self.gauge.algebra.summands])
 
     def _rows(self, slot: Slot) -> Tensor:
-        """Return the row of each vector's channel in a slot, -1 where it has none."""
+        """Return the row of each vector's channel in a slot, -1 if the slot does not cover it."""
         rows = torch.full((self.gauge.wire.channels,), -1)
         return rows.index_copy(0, slot.channels, torch.arange(len(slot.channels)))[self.vectors]
 
     def settled(self, cubes: Tensor, margin: Tensor, least: float) -> tuple[Tensor, Frame]:
-        """Return the axes that change sign so that clear sums of cubes are positive, and what is open then."""
+        """Return the axes that must change sign to make clear sums of cubes positive, and the frame with open signs."""
         clear = margin >= least
         if self.turns.ndim == 1:
             return clear & (cubes < 0), replace(self, turns=self.turns & ~clear)
         turns, flips = self.turns.clone(), torch.zeros_like(clear)
         for a in margin.argsort(descending=True)[: int(clear.sum())]:
             having = torch.nonzero(turns[:, a])[:, 0]
-            if len(having):  # elimination: one of them settles the axis, the others no longer change it
+            if len(having):  # elimination: one generator fixes the axis, the others no longer change it
                 one = turns[having[0]].clone()
                 flips = flips ^ one if bool((cubes[a] < 0) ^ flips[a]) else flips
                 turns[having] ^= one
@@ -118,7 +118,7 @@ class Frame:
 
 
 def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
-    """Return the point with all channels along principal axes, and a sentence for each wire without distinct ones."""
+    """Return the point with all channels along principal axes, and a sentence for each reason why it is not unique."""
     doubts: list[str] = []
     frames: list[Frame] = []
     point = replace(point, directions=point.directions[:0])
@@ -134,7 +134,7 @@ def turned(point: Point, gauges: Sequence[Gauge]) -> tuple[Point, list[str]]:
 
 
 def _composed(gauge: Gauge, turns: Sequence[Tensor | None]) -> Tensor:
-    """Return the element with these blocks (k, m, m) of summands, 1 for None, without rounding where it must be 0."""
+    """Return the element with blocks (k, m, m) of summands, 1 for None, with exact zeros where slots require it."""
     blocks = []
     for (channels, _), turn in zip(gauge.algebra.summands, turns, strict=True):
         eye = torch.eye(channels.shape[1], dtype=torch.float64)
@@ -144,14 +144,14 @@ def _composed(gauge: Gauge, turns: Sequence[Tensor | None]) -> Tensor:
 
 
 def _exact(gauge: Gauge, A: Tensor) -> Tensor:
-    """Return a matrix without rounding where a slot forbids it."""
+    """Return a matrix with exact zeros where slots require them."""
     return A.where(gauge.wire.possible | torch.eye(len(A), dtype=torch.bool), 0.0)
 
 
 def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame], bool]:
-    """Return what turns each summand of an algebra to its axes, frames, and whether axes are distinct.
+    """Return the rotation of each summand of an algebra to its axes, the frames, and whether axes are distinct.
 
-    A turn is (k, m, m), None if there is nothing to turn.
+    A rotation is (k, m, m), None if the summand has none.
     """
     bits = gauge.reflections
     bits = torch.zeros(gauge.algebra.components, dtype=torch.bool) if bits is None else bits
@@ -169,7 +169,7 @@ def _axes(gauge: Gauge, params: Params) -> tuple[list[Tensor | None], list[Frame
             frames += _framed(gauge, some, part, free, alone)
             if R is not None and some.shape == channels.shape:
                 turn = R
-            elif R is not None:  # of a flag
+            elif R is not None:  # a diagonal block of a `Pattern`
                 turn = torch.eye(channels.shape[1]).double().repeat(len(channels), 1, 1) if turn is None else turn
                 at = torch.nonzero(torch.isin(channels[0], some[0]))[:, 0]
                 turn[:, at[:, None], at] = R
@@ -199,9 +199,9 @@ def _by_axes(gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra) -
 def _framed(
     gauge: Gauge, channels: Tensor, algebra: Algebra, free: Tensor, alone: list[tuple[Tensor, int]]
 ) -> Iterator[Frame]:
-    """Yield frames of sets of channels (k, m); append to `alone` those whose vectors are along channels, by axis.
+    """Yield frames of sets of channels (k, m); append sets with vectors along channels to `alone`, with axis sizes.
 
-    free: which have a reflection, bool (k,); of the others axes change their signs in pairs.
+    free: bool (k,), which sets have a reflection; in the others, axes change sign in pairs.
     """
     m = channels.shape[1]
     if isinstance(algebra, Complex):
@@ -227,7 +227,7 @@ def _framed(
 
 
 def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[Tensor, Algebra, Tensor]]:
-    """Yield sets of channels (k, m) of a summand with the algebra on each, and which have a reflection, bool (k,)."""
+    """Yield sets of channels (k, m) of a summand, the algebra on each, and which have a reflection, bool (k,)."""
     if isinstance(algebra, Pattern):
         mixed = algebra.mask & algebra.mask.mT
         firsts = torch.nonzero(algebra.mask.diagonal() & (mixed.int().argmax(1) == torch.arange(algebra.n)))[:, 0]
@@ -239,14 +239,14 @@ def _blocks(algebra: Algebra, channels: Tensor, bits: Tensor) -> Iterator[tuple[
 
 
 def centred(n: int) -> Tensor:
-    """Return an orthonormal basis (n, n - 1) of the vectors orthogonal to 1, of a reflection."""
+    """Return an orthonormal basis (n, n - 1) of the vectors orthogonal to 1, the columns of a reflection."""
     v = torch.full((n,), n**-0.5, dtype=torch.float64)
     v[0] += 1.0
     return (torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / (v @ v))[:, 1:]
 
 
 def _turns(U: Tensor, M: Tensor) -> tuple[Tensor, bool]:
-    """Return rotations (k, m, m) that make U^T M U diagonal, in descending order; whether these are the only ones."""
+    """Return rotations (k, m, m) that make U^T M U diagonal, in descending order, and whether they are unique."""
     eye = torch.eye(M.shape[-1], dtype=torch.float64)
     values, V = torch.linalg.eigh(U.mT @ M @ U)
     values, V = values.flip(-1), V.flip(-1)
@@ -262,7 +262,7 @@ def _turns(U: Tensor, M: Tensor) -> tuple[Tensor, bool]:
 def _by_half_turns(
     gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra, frames: list[Frame]
 ) -> Tensor | None:
-    """Return the rotations (k, m, m) to the largest <R M R^T, L> of a group of fewer rotations; append its frames."""
+    """Return the rotations R (k, m, m) of a smaller group that maximize <R M R^T, L>; append their frames."""
     K = algebra.parted()[0]
     if not len(K):
         return None
@@ -279,7 +279,7 @@ def _by_half_turns(
 
 
 def _symmetric(K: Tensor) -> Tensor:
-    """Return an orthonormal basis (k, n, n) of what products of two skew matrices span, where it is symmetric."""
+    """Return an orthonormal basis (k, n, n) of the span of the symmetric parts of products of two skew matrices."""
     products = torch.einsum("aij,bjk->abik", K, K)
     products = (products + products.mT).flatten(2).flatten(0, 1)
     values, Q = torch.linalg.eigh(products.mT @ products)
@@ -287,7 +287,7 @@ def _symmetric(K: Tensor) -> Tensor:
 
 
 def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
-    """Return the R of the group of skew matrices K for which <R M R^T, L> is largest."""
+    """Maximize <R M R^T, L> over R in the group of skew matrices K, by Newton's method from random starts."""
     n, generator = len(M), torch.Generator().manual_seed(0)
     best, found = -float("inf"), torch.eye(n, dtype=torch.float64)
     for _ in range(_STARTS):
@@ -317,7 +317,7 @@ def _largest(K: Tensor, M: Tensor, L: Tensor) -> Tensor:
 
 
 def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
-    """Return axes that change their signs in half turns which leave M as it is."""
+    """Return the frame of axes that change sign under half turns that commute with M."""
     n, turns = len(M), []
     bracket = (K @ M - M @ K).flatten(1)
     _, Q = torch.linalg.eigh(bracket @ bracket.mT)
@@ -340,7 +340,7 @@ def _half_turned(gauge: Gauge, K: Tensor, M: Tensor, E: Tensor) -> Frame:
 
 
 def _signed(point: Point, frames: list[Frame], doubts: list[str]) -> tuple[Point, list[str]]:
-    """Return the point with positive sums of cubes, of those first that no open sign changes."""
+    """Return the point with positive sums of cubes, beginning with sums that depend on no other open sign."""
     small = _SMALL * max((_largest_entry(w) for name, w in point.params.items() if name in point.zero), default=0.0)
     frames = [_alive(frame, point.params, small) for frame in frames]
     while any(bool(frame.turns.any()) for frame in frames):
@@ -362,7 +362,7 @@ def _largest_entry(w: Tensor) -> float:
 
 
 def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
-    """Return a frame without the signs of axes on which nothing stands, and turns that change no others."""
+    """Return a frame without the signs of axes without entries, and without turns that change no other axes."""
     alive, params = torch.zeros_like(frame.open), frame.gauge.wire.constants.included(params)
     for slot in frame.gauge.wire.slots:
         alive |= (frame.along(slot, params).abs() > small).flatten(1).any(1)
@@ -372,15 +372,15 @@ def _alive(frame: Frame, params: Mapping[str, Tensor], small: float) -> Frame:
 
 
 def _cubes(params: Mapping[str, Tensor], k: int, frames: list[Frame], small: float) -> tuple[Tensor, Tensor, bool]:
-    """Return the sum of cubes on each axis, and that over the sum of absolute ones, of what nothing else changes.
+    """Return the sum of cubes on each axis, its ratio to the sum of absolute cubes, and whether all entries count.
 
-    Also whether nothing else changes anything: then no sign has to wait for others.
+    Entries that another open sign changes do not count. If all do, no sign has to wait for others.
     """
     frame, cubes, alone = frames[k], torch.zeros(len(frames[k].open), dtype=torch.float64), True
     if not bool(frame.turns.any()):
         return cubes, cubes, alone
     total, params = cubes, frame.gauge.wire.constants.included(params)
-    for number, slot in enumerate(frame.gauge.wire.slots, 1):  # of weights of their own: balanced ones cancel
+    for number, slot in enumerate(frame.gauge.wire.slots, 1):  # with different weights, as balanced slots could cancel
         V = frame.along(slot, params)
         if (other := _beside(params, k, slot, frames)) is not None:
             V, alone = V.where((frame.along(slot, other) - V).abs() <= small, 0.0), False
@@ -391,7 +391,7 @@ def _cubes(params: Mapping[str, Tensor], k: int, frames: list[Frame], small: flo
 
 
 def _beside(params: Mapping[str, Tensor], k: int, slot: Slot, frames: list[Frame]) -> Draft | None:
-    """Return parameters after a change along all other open axes of the entries of a slot; None if there are none."""
+    """Return parameters with the entries of a slot changed along all other open axes; None if there are none."""
     generator, draft = torch.Generator().manual_seed(0), None
     for j, frame in enumerate(frames):
         for each in frame.gauge.wire.slots if bool(frame.turns.any()) else ():

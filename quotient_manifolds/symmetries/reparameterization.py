@@ -1,4 +1,4 @@
-"""Hold reparameterizations: groups that leave the function of a model unchanged, and are no symmetric pairs."""
+"""Represent reparameterizations: groups besides symmetric pairs that leave the function of a model unchanged."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ REDUNDANT = "redundant bias"
 class Reparameterization:
     """Name a group that acts on parameters without changing the function.
 
-    symmetry: acts, and has charges. kind: such as "norm gain". dimension: of the group, without what symmetries that
-    come before it have of it. number: of those of a model that would have one name. lead: the parameter that it is
-    named by, the first that it changes if empty.
+    symmetry: the group, with its action and charges. kind: such as "norm gain". dimension: of the group, without
+    directions that earlier symmetries share. number: distinguishes reparameterizations with the same label. lead: the
+    parameter in the name; if empty, the first one that the group changes.
     """
 
     symmetry: groups.Symmetry
@@ -31,17 +31,17 @@ class Reparameterization:
 
     @property
     def name(self) -> str:
-        """Return a name that no other reparameterization of a model has, such as "h.0.ln_1.weight norm gain"."""
+        """Return a name that is unique in a model, such as "h.0.ln_1.weight norm gain"."""
         return self.label if self.number == 1 else f"{self.label} {self.number}"
 
     @property
     def label(self) -> str:
-        """Return the parameter that comes first, and the kind."""
+        """Return the first parameter and the kind, without a number."""
         return f"{self.names[0]} {self.kind}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that the group changes, each once, that by which it is named first."""
+        """Return the parameters that the group changes, each once, starting with the one in its name."""
         names = self.symmetry.names
         return (self.lead, *(name for name in names if name != self.lead)) if self.lead else names
 
@@ -73,5 +73,5 @@ class Reparameterization:
 
 
 def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
-    """Draw Gaussian numbers in float64 where a tensor is, of its shape or another."""
+    """Draw Gaussian numbers in float64 on the device of a tensor, with its shape or the given one."""
     return torch.randn(shape or like.shape, generator=generator, dtype=torch.float64).to(like.device)

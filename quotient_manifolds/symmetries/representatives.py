@@ -1,4 +1,4 @@
-"""Balance pairs, and draw elements of their groups."""
+"""Balance pairs, and draw random elements of their groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:
     balanced = pair.manifold().balance(x)
     if pair.acts != "GL+(1)":
         return balanced
-    return balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()  # of its own sign
+    return balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()  # keep the sign
 
 
 def group_element(pair: SymmetricPair, condition: float, generator: torch.Generator) -> Tensor:
-    """Draw A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced around 1 to the condition.
+    """Draw A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced with ratio `condition`.
 
-    Numbers have no condition: they lie between condition^-1/2 and condition^1/2, complex ones (heads,) at any angle.
+    Scalars lie between condition^-1/2 and condition^1/2, complex ones (heads,) at a random angle.
     """
     if pair.acts != "GL(h)":
         size = condition ** (torch.rand(pair.heads, generator=generator, dtype=torch.float64) - 0.5)
@@ -30,7 +30,7 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
     shape = (pair.heads, pair.h, pair.h)
     U, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
     V, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
-    if pair.h == 1:  # some larger and some smaller: a norm behind them may not see one factor for all
+    if pair.h == 1:  # draw both large and small factors, because a norm may cancel one factor shared by all heads
         larger = torch.rand(pair.heads, generator=generator, dtype=torch.float64) < 0.5
         return U * condition ** (larger.double() - 0.5)[:, None, None]
     exponents = torch.linspace(-0.5, 0.5, pair.h, dtype=torch.float64)

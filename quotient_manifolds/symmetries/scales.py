@@ -1,4 +1,4 @@
-"""Take log-scales apart: into single channels, which may be pairs, and into groups of one kind and one parameter."""
+"""Split a torus of log-scales into single channels, which may form pairs, and into groups by kind and parameter."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from quotient_manifolds.symmetries.heads import Heads, heads_of_scales, some_row
 from quotient_manifolds.symmetries.names import Roles, row_keys
 
 _MOST = 64
-"""Dimensions of connected log-scales that are taken apart."""
+"""The most connected log-scales that are brought to echelon form."""
 _SMALL = 1e6
-"""Exponents of columns of a weight, up to which they are compared."""
+"""The most exponents of a weight for which factors of rows and of columns are compared."""
 _ZERO = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """Hold log-scales that move the same parameters in the same way: entry k of each is a row of a slice to a power.
+    """Store log-scales that scale the same parameters in the same way.
 
-    scales: their numbers (n,). slices, powers: (m,). rows: (n, m).
+    scales: their numbers (n,). Log-scale z_i multiplies row rows[i, k] of slices[k] by exp(powers[k] z_i). slices,
+    powers: (m,). rows: (n, m).
     """
 
     scales: Tensor
@@ -37,12 +38,12 @@ class Alike:
 
 
 class Scales:
-    """Hold the log-scales of a torus in a basis in which as many as possible are of one channel, and change no gain."""
+    """Store the log-scales of a torus in a basis in which as many as possible act on one channel and change no gain."""
 
     def __init__(self, torus: Torus, number: int, roles: Roles) -> None:
         self.number, self.roles, self.constants = number, roles, torus.constants
         self.rows = list[Rows]()
-        of = [self._place(each.rows) for each in torus.slices]  # uses of the same entries are one
+        of = [self._place(each.rows) for each in torus.slices]  # slices with the same entries share a number
         self.starts = np.cumsum([0, *map(len, self.rows)])
         rows = [each.index[0].numpy() + self.starts[k] for each, k in zip(torus.slices, of, strict=True)]
         columns, powers = ([getattr(s, n).numpy() for s in torus.slices] for n in ("index", "powers"))
@@ -50,7 +51,7 @@ class Scales:
         self.exponents: csr_matrix = coo_matrix(made, (self.starts[-1], torus.size)).tocsr()
         self.gains = [roles.gains(each) for each in self.rows]
         self.ports = [None if gain else roles.port(each) for gain, each in zip(self.gains, self.rows, strict=True)]
-        self.exponents = self._reduced()  # the same in whatever basis they were found
+        self.exponents = self._reduced()  # this does not depend on the basis in which they were found
         self._turn_sides()
         self.exponents = self._reduced()
         self.alike = list(self._alike())
@@ -67,7 +68,7 @@ class Scales:
         return self.exponents.shape[1]
 
     def _turn_sides(self) -> None:
-        """Say of what multiplies a whole weight that it multiplies all rows, or all columns, where that is shorter."""
+        """Express a factor of a whole weight by its rows or by its columns, whichever takes fewer exponents."""
         E = self.exponents.tolil()
         for k, m in combinations(range(len(self.rows)), 2):
             if len(self.rows[k]) * E.shape[1] > _SMALL or not _cross(self.rows[k], self.rows[m]):
@@ -87,7 +88,7 @@ class Scales:
         return port is not None and port[0] // 2 < len(self.roles.walk.uses)
 
     def _reduced(self) -> csr_matrix:
-        """Return exponents in echelon form, component by component: gains first, then rows of weights that write."""
+        """Return the exponents in echelon form, by component, with pivots in gains, then in rows of writing weights."""
         ranks = []
         for k, each in enumerate(self.rows):
             port = self.ports[k]
@@ -115,7 +116,7 @@ class Scales:
         return made.tocsr()
 
     def _alike(self) -> Iterator[Alike]:
-        """Yield log-scales by what they move."""
+        """Yield log-scales grouped by the slices and powers with which they act."""
         E = self.exponents.tocsc()
         E.eliminate_zeros()
         E.sort_indices()
@@ -140,12 +141,12 @@ class Scales:
             yield Alike(torch.from_numpy(own), tuple(slices[at[0]].tolist()), tuple(powers[at[0]].tolist()), rows)
 
     def heads(self) -> Iterator[Heads]:
-        """Yield single channels that have nothing but rows and columns of weights, all to the same power."""
+        """Yield single channels whose scale acts on rows and columns of weights alone, to powers of 1 and -1."""
         moving = self.part(torch.arange(self.size)).moving()
         for each in self.alike:
             if any(self.gains[k] for k in each.slices) or {abs(power) for power in each.powers} != {1.0}:
                 continue
-            if moving[each.scales.numpy()].any():  # of a bias and a statistic no factor has the sum
+            if moving[each.scales.numpy()].any():  # no factor contains the sum of a bias and a statistic
                 continue
             parts = []
             for k, power in dict.fromkeys(zip(each.slices, each.powers, strict=True)):
@@ -155,7 +156,7 @@ class Scales:
             yield from heads_of_scales(parts, origins, self.roles)
 
     def groups(self, taken: Collection[int]) -> Iterator[tuple[Torus, str, str]]:
-        """Yield what is left of the torus by kind and by the parameter that it is named by, with both."""
+        """Yield the torus without `taken` log-scales, split by kind and leading parameter, with kind and parameter."""
         found: dict[tuple[str, str], list[Tensor]] = {}
         for each in self.alike:
             left = each.scales[~torch.isin(each.scales, torch.tensor([*taken], dtype=torch.long))]
@@ -174,7 +175,7 @@ class Scales:
             yield self.part(torch.cat(scales)), kind, name
 
     def part(self, scales: Tensor) -> Torus:
-        """Return the torus of some of the log-scales."""
+        """Return the subgroup of some of the log-scales."""
         E, slices = self.exponents[:, scales.numpy()], []
         for k, each in enumerate(self.rows):
             own = E[self.starts[k] : self.starts[k + 1]].tocoo()
@@ -187,7 +188,7 @@ class Scales:
 
 
 def _same(one: Rows, other: Rows) -> bool:
-    """Return whether rows are of the same entries, in the same function of them."""
+    """Return whether two sets of rows have the same entries, with the same scale and offset."""
     if (one.name, len(one), one.columns) != (other.name, len(other), other.columns):
         return False
     if not torch.equal(row_keys(one.starts, one.steps), row_keys(other.starts, other.steps)):
@@ -197,7 +198,7 @@ def _same(one: Rows, other: Rows) -> bool:
 
 
 def _cross(one: Rows, other: Rows) -> bool:
-    """Return whether two sets of rows, of other axes, are of the same entries."""
+    """Return whether two sets of several rows each, such as rows and columns of a weight, cover the same entries."""
     return one.name == other.name and len(one) > 1 and len(other) > 1 and torch.equal(one.touched, other.touched)
 
 
@@ -206,7 +207,7 @@ def _tensor(numbers: Sequence[float]) -> Tensor:
 
 
 def _echelon(E: np.ndarray) -> np.ndarray:
-    """Return columns (rows, k) that span the same, each 1 at a pivot where the others are 0: pivots in early rows."""
+    """Return columns (rows, k) with the same span, each 1 at a pivot where the others are 0, pivots in early rows."""
     E, done = E.copy(), 0
     for row in range(len(E)):
         if done == E.shape[1]:

@@ -1,4 +1,4 @@
-"""Verify the symmetries of a sharded model: how much its loss changes along them, and how much of that is rounding."""
+"""Verify the symmetries of a sharded model by the change of its loss along them, compared with rounding noise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetries
 from quotient_manifolds.symmetries.verify import FINITE, SymmetryCheck, Verdict, Verification, astray
 
-MARGIN = 1e3  # times the rounding noise: what a move may change
-STEP = 1e-6  # relative, of the third differences that show rounding
-NEGLIGIBLE = 1e-9  # part of the control: rounding too, where weights are so badly scaled that the noise varies
+MARGIN = 1e3  # the largest change of an invariant loss, in units of rounding noise
+STEP = 1e-6  # the relative step of the third differences that measure rounding
+NEGLIGIBLE = 1e-9  # a change by this part of the control is rounding, too: badly scaled weights make the noise vary
 
 
 def verify_sharded(
@@ -27,9 +27,9 @@ def verify_sharded(
 ) -> Verification:
     """Verify all symmetries of a sharded model at once on evaluate(model, batch), by about ten evaluations.
 
-    It is moved in place and put back, on the whole batch and in its own precision (`ShardedOutputs`), by random
-    elements of all groups, and of each by itself if that changes the loss. A slope is then the change of the loss, and
-    the control what a move does that is as large but no element.
+    Random elements of all groups act on the model in place, on the whole batch and in its own precision, and are undone
+    (`ShardedOutputs`). If the loss changes, each group is tested by itself. In the result, slope is the change of the
+    loss, and control its change under a perturbation of the same size outside the group.
     """
     check_eval(model)
     check_symmetries(symmetries)
@@ -42,7 +42,7 @@ def verify_sharded(
 
         def judged(chosen: Sequence[groups.Symmetry]) -> tuple[float, float, Verdict, str]:
             slope, control = _changes(outputs, chosen, generator)
-            if not slope <= max(MARGIN * noise, NEGLIGIBLE * control):  # NaN is no rounding
+            if not slope <= max(MARGIN * noise, NEGLIGIBLE * control):  # so that NaN fails
                 return slope, control, "fails", "the loss changes along its orbit"
             if not control > MARGIN * noise:
                 return slope, control, "inconclusive", "what its parameters contribute is lost in rounding noise"
@@ -58,7 +58,7 @@ def verify_sharded(
 def _changes(
     outputs: ShardedOutputs, chosen: Sequence[groups.Symmetry], generator: torch.Generator
 ) -> tuple[float, float]:
-    """Return how much the loss changes by random elements, one after the other, and by moves that are none."""
+    """Return the changes of the loss under random elements of all groups, and under perturbations outside of them."""
 
     def change(control: bool) -> float:
         params = outputs.copied(dict.fromkeys(name for each in chosen for name in each.names))
@@ -74,11 +74,10 @@ def _changes(
 
 
 class ShardedOutputs:
-    """Evaluate the loss of a model whose processes have a part each, at other parameters, and put the model back.
+    """Evaluate the loss of a sharded model at other parameters, and restore the model.
 
-    In the precision in which the model computes: a product in half precision rounds all it is given,
-    which is what its noise then is. One number tells, the mean of the loss over the processes.
-    Raises ValueError for a loss that is no finite number, or not repeatable.
+    The model computes in its own precision. A product in half precision rounds its inputs, which dominates the noise.
+    The loss is the mean over the processes. Raises ValueError if it is not finite or not repeatable.
     """
 
     def __init__(self, model: nn.Module, batch: Any, evaluate: Evaluate, moved: Iterable[str]) -> None:
@@ -101,12 +100,12 @@ class ShardedOutputs:
             raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
 
     def copied(self, names: Iterable[str]) -> Params:
-        """Return the parameters, whole where they are asked for; those of these names may be moved."""
+        """Return the parameters, gathered on access; the named ones are copies that may be changed."""
         moved = {name: self._saved[name].clone() for name in names}
         return Whole(self._saved | moved, self._model.layouts)
 
     def change(self, moved: Params) -> float:
-        """Return how much the loss changes, relative to itself."""
+        """Return the relative change of the loss."""
         parts = moved.parts() if isinstance(moved, Whole) else moved
         return abs(self._at(parts) - self._reference) / (abs(self._reference) or 1.0)
 
@@ -114,8 +113,8 @@ class ShardedOutputs:
         """Estimate the loss's rounding noise from third differences along three random directions.
 
         A smooth function's third difference is O(STEP^3), far below rounding; what remains is noise, of variance
-        20 sigma^2. STEP exceeds float32's spacing, so casts to float32 inside the model show. Where products are in
-        half precision, also what a change of all weights by their spacing there does.
+        20 sigma^2. STEP exceeds float32's spacing, so casts to float32 inside the model are measured. If products are
+        in half precision, the change of the loss counts, too, if all weights change by the spacing of half precision.
         """
         local = torch.Generator().manual_seed(int(torch.randint(2**31, (), generator=generator)) + self._model.rank)
         names = list(names)

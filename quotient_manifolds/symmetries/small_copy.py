@@ -1,4 +1,4 @@
-"""Make a model small and generic, with inputs to match: what the dimension of a fibre is computed on."""
+"""Make a small model with generic parameters and inputs, on which the dimension of a fibre can be computed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quotient_manifolds.batches import mapped, taken_apart, tensors_in
 from quotient_manifolds.symmetries.example_inputs import accepted_by, example_inputs
 from quotient_manifolds.symmetries.outputs import floating
 
-LENGTH, WORDS = 6, 40  # words enough to be generic where a layer sees them without their positions
-ENOUGH = 3  # times as many outputs as parameters
-TOGETHER = 64  # outputs of a batch, about: fewer and larger batches spare time, but each row costs a pass through all
-SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic, and ReLU neurons stay alive
+LENGTH, WORDS = 6, 40  # enough words to be generic for layers that do not depend on positions
+ENOUGH = 3  # outputs per parameter
+TOGETHER = 64  # outputs per batch, about: larger batches save calls, but each row of J costs a pass through its batch
+SPREAD = 0.3  # standard deviation of biases and of the logarithms of gains: generic, but ReLU neurons stay active
 
-# Sizes by the words in names of entries of configurations. Other entries are left alone.
+# Sizes of entries of configurations by patterns of their names. Other entries are left unchanged.
 _SIDE = r"(num_|n_|encoder_|decoder_)*"
 _BLOCKS = rf"{_SIDE}(hidden_)?layers?|depth"
 _SIZES: tuple[tuple[str, int], ...] = (
@@ -33,19 +33,19 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"(n|max)_(\w+_)?(position_embeddings|positions|ctx|seq_len)|n_ctx|sliding_window", LENGTH),
     (r"(bos|pad|decoder_start)_token_id|num_experts_per_tok|depths", 1),
     (r"(eos|sep)_token_id|(num|n)_(local_|routed_)?experts|window_size|num_frames|rotary_dim", 2),
-    (r"relative_attention_num_buckets|patch_size", 4),  # 4 x 4 pixels are more numbers than the width
+    (r"relative_attention_num_buckets|patch_size", 4),  # 4 x 4 pixels have more numbers than the width
 )
-# What a configuration writes about itself and does not take.
+# Entries that a configuration writes about itself but does not accept as arguments.
 _OWN = ("stage_names", "out_features", "out_indices", "dtype", "torch_dtype")
 
 
 def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: Any) -> nn.Module:
-    """Make a small model of the same class and settings as a Hugging Face model, with generic parameters, to evaluate.
+    """Make a small Hugging Face model of the same class and settings, with generic parameters, in eval mode.
 
-    Width 8, 2 heads (1 key head where they are grouped), 12 neurons, 40 words, 6 positions, `blocks` blocks; tied,
-    normalised, biased and activated as the model is. `settings` are entries of its configuration to choose otherwise.
-    Only the model's class and configuration are read, so one on the meta device will do.
-    Raises ValueError for a model without a configuration of Hugging Face's, or whose class makes no model of this size.
+    It has width 8, 2 heads (1 key head if they are grouped), 12 neurons, 40 words, 6 positions and `blocks` blocks,
+    with the model's ties, norms, biases and activations. settings: entries of its configuration to override.
+    Only the model's class and configuration are used, so a model on the meta device suffices.
+    Raises ValueError for a model without a Hugging Face configuration, or if its class supports no model of this size.
     """
     config = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
@@ -57,22 +57,22 @@ def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: 
         small_config = _small_config(config, blocks, settings)
         small_config._experts_implementation = "eager"  # grouped products of experts exist in float32 only
         small: nn.Module = type(model)(small_config)
-    except Exception as error:  # what a class makes of sizes it was never tried with
+    except Exception as error:  # a class may raise anything for untested sizes
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"{type(model).__name__} makes no small copy. Give settings that it takes; {reason}"
         ) from error
     for name, _ in list(small.named_children()):
-        if getattr(model, name, small) is None:  # an argument of the constructor left it out, such as the pooler
+        if getattr(model, name, small) is None:  # the model was built without this module, such as the pooler
             setattr(small, name, None)
     return make_generic(small, seed=seed)
 
 
 def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
-    """Set all parameters of the model to generic ones, and put it into eval mode; returns the model.
+    """Set all parameters of the model to generic values, and put it into eval mode; return the model.
 
-    Matrices are Gaussian with variance 1 / columns, biases and running means Gaussian, gains and running variances
-    log-normal. At the values that models are initialised with, gains of 1 and biases of 0, the fibre may be larger.
+    Matrices are Gaussian with variance 1 / columns, biases and running means are Gaussian, and gains and running
+    variances log-normal. At the usual initial values, gains of 1 and biases of 0, the fibre may be larger.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -94,15 +94,15 @@ def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
 
 
 def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -> list[dict[str, Tensor]]:
-    """Return inputs of a few examples each that a small Hugging Face model accepts, `enough` times P outputs in all.
+    """Return batches of a few examples that a small Hugging Face model accepts, with `enough` times P outputs in all.
 
-    Text goes through random orders of all words, one after the other, over all positions, so each word and each
-    position is seen in many contexts; token types are random; images and sounds are Gaussian.
-    Raises ValueError for a model that `example_inputs` knows no inputs of, or that fails on them.
+    Text runs through successive random permutations of all words, over all positions, so that each word and each
+    position occurs in many contexts. Token types are random; images and sounds are Gaussian.
+    Raises ValueError for a model for which `example_inputs` has no inputs, or that fails on them.
     """
     wanted = enough * sum(w.numel() for w in model.parameters())
     failure: Exception | None = None
-    for length in range(LENGTH, 0, -1):  # RoBERTa's positions, for one, begin after that of padding
+    for length in range(LENGTH, 0, -1):  # some models have fewer positions: RoBERTa's begin after padding
         try:
             examples = _examples(model, seed, length)
             chosen = [next(examples)]
@@ -119,7 +119,7 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Put batches together, example after example; return the largest where they are not alike."""
+    """Concatenate batches along the examples; return the largest one if their shapes do not match."""
     first, *others = (list(taken_apart(batch)) for batch in batches)
     alike = all([*map(_shape, leaves)] == [*map(_shape, first)] for leaves in others)
     found = [tensors_in(batch) for batch in batches]
@@ -140,8 +140,8 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
     types = getattr(text, "type_vocab_size", 0) or 0
-    # The word for padding, where positions are counted without it: both tables have one row that no other comes with,
-    # and both know what padding is.
+    # If positions are counted without padding, the padding word and its position occur only together, which is not
+    # generic. Such models have two tables with a padding index, and the padding word is left out.
     tables = [
         each for each in model.modules() if hasattr(each, "weight") and getattr(each, "padding_idx", None) is not None
     ]
@@ -151,7 +151,7 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
     while True:
         number = int(torch.randint(2**31, (), generator=generator))
         example = {name: value[:1] for name, value in example_inputs(model, seed=number, length=length).items()}
-        if "pixel_values" not in example:  # words beside a picture stand for its patches
+        if "pixel_values" not in example:  # with an image, some words stand for its patches
             for name in [name for name in words if name in example]:
                 ids = [[next(words[name]) for _ in range(length)]]
                 example[name] = torch.tensor(ids, device=example[name].device)
@@ -163,13 +163,13 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
 
 
 def _all_words(words: int, left_out: int | None, generator: torch.Generator) -> Iterator[int]:
-    """Yield random orders of all words but one, one order after the other."""
+    """Yield the words of successive random permutations of all words except `left_out`."""
     while True:
         yield from (word for word in torch.randperm(words, generator=generator).tolist() if word != left_out)
 
 
 def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
-    """Return the configuration, and those inside it, with every size that is known by its name made small."""
+    """Return the configuration with every size whose name is known made small, also in nested configurations."""
     full, aliases = config.to_dict(), getattr(config, "attribute_map", {})
     inside = {
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
@@ -181,7 +181,7 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
     stages = len(full.get("depths") or ())
     for name, value in full.items():
         if isinstance(value, (list, tuple)) and name not in _OWN and name[0] != "_":
-            if name in sizes:  # of each block, stage or axis of a picture
+            if name in sizes:  # one size for each block, stage or image axis
                 sizes[name] = [sizes[name]] * (blocks if len(value) in (stages, depth) else len(value))
             elif len(value) == depth:
                 sizes[name] = value[:blocks]
@@ -189,18 +189,18 @@ def _small_config(config: Any, blocks: int, settings: Mapping[str, Any]) -> Any:
         name: value for name, value in config.to_diff_dict().items() if name not in (*inside, *_OWN) and name[0] != "_"
     }
     kept |= sizes | {aliases.get(name, name): value for name, value in settings.items()}
-    if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # of 4 dimensions, one plane
+    if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # 4 dimensions need one plane
         kept["rope_parameters"] = {**kept["rope_parameters"], "partial_rotary_factor": 0.5}
     return type(config)(**kept, **{name: _small_config(part, blocks, {}) for name, part in inside.items()})
 
 
 def _size(config: Any, name: str, blocks: int) -> int | None:
-    """Return the size for an entry of this name; None where it is to be as it is."""
+    """Return the small size for an entry of this name; None if the entry is kept."""
     if re.fullmatch(_BLOCKS, name):
         return blocks
     if name in ("num_key_value_heads", "num_kv_heads"):
         heads, own = getattr(config, "num_attention_heads", None), getattr(config, name, None)
         return (1 if isinstance(heads, int) and own < heads else 2) if isinstance(own, int) else None
-    if getattr(config, name, None) == 0 and not name.endswith("_id"):  # none of these
+    if getattr(config, name, None) == 0 and not name.endswith("_id"):  # the model has none of these
         return None
     return next((size for names, size in _SIZES if re.fullmatch(names, name)), None)

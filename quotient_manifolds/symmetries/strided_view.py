@@ -1,4 +1,4 @@
-"""View numbers of one parameter as (heads, rows, h) by offset and strides, as they were found in a trace."""
+"""View entries of one parameter as (heads, rows, h) by offset and strides."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 Axis = tuple[tuple[int, int], ...]
-"""Sizes and strides of what one axis of a view is made of, the outermost first: () is an axis of length 1."""
+"""Sizes and strides of the parts of one axis of a view, the outermost first; () is an axis of length 1."""
 
 
 @dataclass(frozen=True)
 class StridedView:
-    """View numbers of one parameter as a tensor of shape (heads, rows, h), each number once.
+    """View distinct entries of one parameter as a tensor of shape (heads, rows, h).
 
-    Entry (a, b, c) is number offset + a' + b' + c' of the parameter, which is counted row by row; a' is the sum of
-    index times stride over the parts of the first axis, and so on. stored: the shape of the parameter.
+    Entry (a, b, c) is number offset + a' + b' + c' of the flattened parameter, where a' is the sum of index times
+    stride over the parts of the first axis, and so on. stored: the shape of the parameter.
     """
 
     name: str
@@ -29,9 +29,9 @@ class StridedView:
 
     @staticmethod
     def of(name: str, stored: tuple[int, ...], elements: Tensor, rows: Tensor) -> StridedView | None:
-        """Return the view of elements (heads, g, h), each with its rows (r,) behind it, as (heads, g r, h).
+        """Return the view (heads, g r, h) of the entries elements (heads, g, h) + rows (r,).
 
-        None if offset and strides do not tell where they are.
+        None if no offset and strides describe them.
         """
         offset = int(elements[0, 0, 0])
         heads, groups, width = elements[:, 0, 0], elements[0, :, 0], elements[0, 0, :]
@@ -45,13 +45,13 @@ class StridedView:
         return StridedView(name, offset + int(rows[0]), (first, second + third, last), stored)
 
     def first(self, columns: int) -> StridedView:
-        """Return the view of the first columns, whose last axis has to have one stride."""
+        """Return the view of the first columns; the last axis must have one stride."""
         ((_, stride),) = self.axes[2]
         return replace(self, axes=(*self.axes[:2], ((columns, stride),)))
 
     @property
     def numel(self) -> int:
-        """Return how many numbers the parameter has."""
+        """Return the number of entries of the parameter."""
         return prod(self.stored)
 
     @cached_property
@@ -62,16 +62,16 @@ class StridedView:
 
     @property
     def rows(self) -> int:
-        """Return how many rows of the factor these are."""
+        """Return the number of rows."""
         return self.shape[1]
 
     @property
     def places(self) -> Tensor:
-        """Return which numbers of the parameter the entries are, (heads, rows, h)."""
+        """Return the indices of the entries in the flattened parameter, (heads, rows, h)."""
         return self.read({self.name: torch.arange(self.numel)})
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
+        """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory if strides allow it."""
         w = params.get(self.name)
         if w is None or self._strides is None or w.numel() != self.numel or not w.is_contiguous():
             return self._opened(self._flat(params)).reshape(self.shape)
@@ -79,21 +79,21 @@ class StridedView:
 
     @cached_property
     def _strides(self) -> tuple[int, ...] | None:
-        """Return a stride for each axis; None where an axis has several."""
+        """Return one stride per axis; None if an axis has several."""
         plain = all(len(axis) < 2 for axis in self.axes)
         return tuple(axis[0][1] if axis else 1 for axis in self.axes) if plain else None
 
     def write(self, params: dict[str, Tensor], value: Tensor) -> None:
-        """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
+        """Write `value` (heads, rows, h) to the entries in place, cast to the parameter's dtype; inverse of `read`."""
         if isinstance(params.get(self.name), nn.Parameter):
             raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")
         flat = self._flat(params)
         target = self._opened(flat)
         target.copy_(value.reshape(target.shape))
         stored = params[self.name]
-        if flat.data_ptr() != stored.data_ptr():  # it was copied, for its strides are unusual
+        if flat.data_ptr() != stored.data_ptr():  # `flat` is a copy, because the strides are unusual
             stored.copy_(flat.view(stored.shape))
-        params[self.name] = stored  # which tells mappings that hold parts of a parameter, and nothing new to a dict
+        params[self.name] = stored  # notifies mappings of sharded parameters; a dict is unchanged
 
     def _flat(self, params: Mapping[str, Tensor]) -> Tensor:
         if self.name not in params:
@@ -104,7 +104,7 @@ class StridedView:
                 f"{self.name!r} has shape {tuple(stored.shape)}, where {self.numel} numbers were expected, of which "
                 f"some are viewed as {self.shape}."
             )
-        return stored.reshape(-1).contiguous()  # a row may still have a stride, or be one number expanded
+        return stored.reshape(-1).contiguous()  # reshape may return a strided or expanded view
 
     def _opened(self, flat: Tensor) -> Tensor:
         parts = [part for axis in self.axes for part in axis]
@@ -113,7 +113,7 @@ class StridedView:
 
 
 def _axis(numbers: Tensor) -> Axis | None:
-    """Return sizes and strides that give these numbers up to a constant; None if there are none."""
+    """Return sizes and strides that generate these numbers up to a constant; None if none do."""
     if len(numbers) == 1:
         return ()
     steps = numbers.diff()

@@ -1,4 +1,4 @@
-"""Keep the symmetries of an architecture: they hold for all models that compute alike, whatever their weights."""
+"""Store the symmetries of an architecture, which all models with the same operations share, whatever their weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from quotient_manifolds.symmetries.trace.record import digest, recorded
 @final
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """Hold the symmetries of an architecture, found in one model for all models that compute alike.
+    """Store the symmetries found in one model, for all models with the same operations.
 
-    digest: of the operations of a run of that model. trained: by the name of each parameter whether it requires a
-    gradient.
+    digest: a hash of the operations in a run of that model. trained: whether each parameter requires a gradient, by
+    name.
     """
 
     symmetries: Symmetries
@@ -36,9 +36,9 @@ class Structure:
         return cls(symmetries, digest(recorded(model, batch, evaluate)[0]), _trained(model))
 
     def serves(self, model: nn.Module, batch: Any, evaluate: Evaluate) -> bool:
-        """Return whether another model does the same operations, with weights at which all symmetries act.
+        """Return whether another model has the same operations, and weights on which all symmetries can act.
 
-        They do not at a gain of 0, which weights that follow cannot undo.
+        They cannot act at a gain of 0, which the following weights cannot compensate.
         """
         if self.trained != _trained(model):
             return False

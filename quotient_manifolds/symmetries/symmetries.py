@@ -1,4 +1,4 @@
-"""Hold what was found in a model: pairs, reparameterizations, and what is refused, and why."""
+"""Store the symmetries of a model: symmetric pairs, other reparameterizations, and refused candidates with reasons."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from quotient_manifolds.symmetries.representatives import gaussian_element
 Model = TypeVar("Model", bound=nn.Module)
 
 Scope = Literal["all", "pairs", "paper"]
-"""Which of a model's symmetries: all; pairs of attention and adapters with redundant biases; or with biases as rows."""
+"""Which symmetries to use: all; pairs of attention and adapters and redundant biases; or pairs with biases as rows."""
 
 Symmetry = SymmetricPair | Reparameterization
 
 NAMED = "reparameterization: first parameter it moves, kind"
-"""How the names of reparameterizations are made; they are not parameters of the model."""
+"""The scheme by which reparameterizations are named; these names are not names of parameters."""
 
 HOW_TO = "docs/own_attention.md shows how to declare symmetries"
-"""Where to look when some are not found."""
+"""Where users find help when symmetries are not found."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Name a part of a model that has the shape of a symmetry but not the symmetry, and the reason why."""
+    """Name a part of a model that looks like a symmetry but is not one, with the reason."""
 
-    name: str  # the module's name and the kind, as a pair's; "" for what charges refuse, whose reason names parameters
+    name: str  # module and kind, as for a pair; "" if charges refuse it, for the reason then names the parameters
     kind: str
     reason: str
 
@@ -51,11 +51,11 @@ class Refused:
 
 @dataclass(frozen=True, repr=False)
 class Symmetries:
-    """Hold the symmetric pairs of a model, its other reparameterizations, and what is none of them.
+    """Store the symmetric pairs of a model, its other reparameterizations, and the parameters in no pair.
 
-    rest: the parameters in no pair. refused: what has no continuous symmetry, with the reasons. traced: pairs that were
-    found in a run of a model; all others are declared. held: what of the inputs could not be varied, so that symmetries
-    hold on inputs that have it in common with those given.
+    rest: the parameters in no pair. refused: candidates that are no continuous symmetries, with reasons. traced: pairs
+    that were found in a run of the model; all other pairs are declared. held: properties of the inputs that could not
+    be varied. The symmetries are established only for inputs that share these properties.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -67,11 +67,11 @@ class Symmetries:
 
     @property
     def declared(self) -> tuple[SymmetricPair, ...]:
-        """Return the pairs that were not derived from the operations of a model: they are taken at their word."""
+        """Return the pairs that were declared by hand, not derived from the model's operations: assumed to be true."""
         return tuple(pair for pair in self.pairs if pair not in self.traced)
 
     def within(self, scope: Scope) -> Symmetries:
-        """Return these symmetries without what is outside of the scope."""
+        """Return the symmetries within the scope."""
         check_one_of("scope", scope, get_args(Scope))
         if scope == "all":
             return self
@@ -80,18 +80,19 @@ class Symmetries:
         return replace(kept, reparameterizations=() if scope == "paper" else tuple(biases))
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
-        """Return these symmetries without reparameterizations that touch frozen parameters and others, too.
+        """Return these symmetries without reparameterizations that change both frozen and trainable parameters.
 
-        Along those the function stays, but not what can be moved of it: a measure of the other parameters sees them.
+        Such a group leaves the function unchanged only if it acts on both. A measure of the trainable parameters alone
+        is therefore not invariant under it.
         """
         frozen = {frozen} if isinstance(frozen, str) else set(frozen)
         kept = (each for each in self.reparameterizations if len(set(each.names) - frozen) in (0, len(each.names)))
         return replace(self, reparameterizations=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
-        """Return these symmetries without the pairs and reparameterizations of these names, or of this one name.
+        """Return these symmetries without the named pairs and reparameterizations. names: several, or a single string.
 
-        Parameters of a pair go to the rest where no other pair has them. ValueError for a name that none has.
+        Parameters of a removed pair move to `rest` unless another pair has them. ValueError for an unknown name.
         """
         names = {names} if isinstance(names, str) else set(names)
         if unknown := names - (known := {each.name for each in self.every}):
@@ -106,17 +107,17 @@ class Symmetries:
         return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
 
     def refusing(self, reasons: Mapping[str, str]) -> Symmetries:
-        """Return these symmetries without those of these names, which are refused, for these reasons."""
+        """Return these symmetries with some of them refused. reasons: the reason by the name of the symmetry."""
         refused = (Refused(each.name, each.kind, reasons[each.name]) for each in self.every if each.name in reasons)
         return replace(self.without(reasons), refused=(*refused, *self.refused))
 
     def transformed(self, model: Model, *, scale: float = 1.0, log_scale: float = 1.0, seed: int = 0) -> Model:
         """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
 
-        The parameters are those of `random_representative`, with the same arguments, and frozen ones move, too (but see
-        `beside`); buffers, ties, mode, hooks and dtype are the model's, which is not changed. A model in bfloat16 or
-        float16 is rounded once more, which changes its outputs by percents: a UserWarning says so. Raises what
-        `random_representative` raises, and TypeError for anything but a module.
+        The parameters are drawn by `random_representative` with the same arguments. Frozen parameters change, too (but
+        see `beside`). Buffers, ties, mode, hooks and dtype are copied, and the model itself is not changed. A model in
+        bfloat16 or float16 is rounded once more, which changes its outputs by several percent: a UserWarning says so.
+        Raises the errors of `random_representative`, and TypeError for anything but a module.
         [paper, the invariance test of Sec. 6.2, ICML version]
 
         >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
@@ -135,7 +136,7 @@ class Symmetries:
 
     @property
     def groups(self) -> tuple[Acting, ...]:
-        """Return the groups, which may act one after another: of reparameterizations, then of pairs."""
+        """Return the groups in an order in which they may act: first reparameterizations, then pairs."""
         own = (each.symmetry for each in self.reparameterizations)
         return (*own, *(pair.symmetry for pair in self.pairs))
 
@@ -146,18 +147,18 @@ class Symmetries:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that any pair touches, each once."""
+        """Return the parameters that any pair changes, each once."""
         return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
 
     @property
     def moved(self) -> tuple[str, ...]:
-        """Return the parameters that any of them touches, each once."""
+        """Return the parameters that any pair or reparameterization changes, each once."""
         folded = (name for reparameterization in self.reparameterizations for name in reparameterization.names)
         return tuple(dict.fromkeys((*self.names, *folded)))
 
     @property
     def families(self) -> dict[str, int]:
-        """Return the dimensions of the symmetry group by kind: of pairs and reparameterizations."""
+        """Return the dimension of the symmetry group by kind, over pairs and reparameterizations."""
         found = Counter[str]()
         for each in self.every:
             found.update(each.families)
@@ -206,7 +207,7 @@ class Symmetries:
 
 
 def without_layers(lines: Iterable[str]) -> tuple[str, ...]:
-    """Fold lines that differ in numbers of layers only into one, with their count."""
+    """Merge lines that differ only in layer numbers into one line with their count."""
     counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", line) for line in lines)
     return tuple(line if count == 1 else f"{line}  ({count})" for line, count in counts.items())
 
@@ -223,15 +224,15 @@ def random_representative(
     log_scale: float = 1.0,
     seed: int = 0,
 ) -> Params:
-    """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
+    """Apply a random element of every symmetry group; return parameters of the same function elsewhere on its orbit.
 
-    All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
+    Returns all named parameters as new tensors; `Symmetries.transformed` returns a model with them.
 
-    First translations act: numbers are shifted by log_scale x Gaussian times their typical size. Then scales by
-    exp(log_scale x Gaussian), and matrices exp(log_scale X) with X random of spectral norm 1. Last (G A^-1, H A^T) with
-    A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary planes,
-    scale x exp(Gaussian) where only positive numbers act. Computed in float64 and cast back to each parameter's dtype.
-    ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
+    First, translations shift numbers by log_scale x Gaussian times their typical size. Then scales multiply by
+    exp(log_scale x Gaussian), and matrices exp(log_scale X) act, with X random of spectral norm 1. Last, pairs become
+    (G A^-1, H A^T), with A = scale x Gaussian for every head: real matrices, complex numbers for rotary planes,
+    scale x exp(Gaussian) if only positive numbers act. All is computed in float64 and cast back to each dtype.
+    ValueError for weights without values, NaN or infinite, and for a scale so extreme that new weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
     check_number("scale", scale, positive=True)
@@ -251,12 +252,10 @@ def random_representative(
 
 
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
-    """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
+    """Return the balanced parameters on the orbit, up to rounding the same from every point of the orbit.
 
-    Where singular values coincide they are one of several.
-
-    G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new
-    tensors; computed in float64.
+    They are unique unless singular values coincide. In every pair G^T G = H^T H is diagonal (|g| = |k| for planes of a
+    rotary embedding). Returns all named parameters as new tensors. Computed in float64.
     """
     stored, moved = _start(model_or_params, symmetries)
     with fitting():
@@ -267,7 +266,7 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 def _start(
     model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries
 ) -> tuple[Mapping[str, Tensor], Params]:
-    """Return the parameters, and copies of them: in float64 what symmetries move. Warns of what rounding will do."""
+    """Return the parameters and copies of them, in float64 if a symmetry changes them. Warn if rounding will matter."""
     if isinstance(model_or_params, nn.Module):
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
@@ -282,7 +281,7 @@ def _start(
 
 
 def warn_of_rounding(stored: Iterable[torch.dtype]) -> None:
-    """Warn if parameters that are moved are stored with fewer digits than float32: the function is another one then."""
+    """Warn if changed parameters are stored in less precision than float32, because rounding changes the function."""
     if short := [kind for kind in dict.fromkeys(stored) if kind.is_floating_point and torch.finfo(kind).eps > 1e-4]:
         percent = 50 * torch.finfo(short[0]).eps
         warnings.warn(
@@ -293,7 +292,7 @@ def warn_of_rounding(stored: Iterable[torch.dtype]) -> None:
 
 
 def _rounded(moved: Params, stored: Mapping[str, Tensor], symmetries: Symmetries, by: str) -> Params:
-    """Return parameters in the precision of those stored; ValueError where they do not fit into it."""
+    """Return parameters cast to the dtypes of the stored ones; ValueError if they overflow."""
     found = {name: w.to(stored[name].dtype) for name, w in moved.items()}
     ends = {name: torch.stack(found[name].aminmax()) for name in symmetries.moved if found[name].numel()}
     overflown = [name for name, each in ends.items() if not bool(torch.isfinite(each).all())]

@@ -1,4 +1,4 @@
-"""Differentiate the action of each symmetry at the identity: generators, the tangents of orbits and what they span."""
+"""Differentiate the action of each symmetry at the identity, and compute the tangent spaces of orbits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from quotient_manifolds.symmetries import groups
 from quotient_manifolds.symmetries.symmetries import Symmetries
 
-RANK = 1e-7  # relative to the largest singular value: what is smaller is neither
-MORE = 3  # draws than dimensions
+RANK = 1e-7  # singular values below this, relative to the largest, count as 0
+MORE = 3  # random generators than dimensions
 
 
 def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """Return directions that span the tangent space of the orbit of each symmetry at these parameters, by its name.
 
-    Each (random generators, numbers of all parameters in their order), in float64: a few more than the symmetry has
-    dimensions.
+    Shapes: (random generators, entries of all parameters in their order), float64. A symmetry gets 3 more random
+    generators than its group has dimensions.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -34,7 +34,7 @@ def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0
 
 
 def span(vectors: Tensor) -> Tensor:
-    """Return an orthonormal basis of what the rows span, (rank, columns), each row taken at length 1."""
+    """Return an orthonormal basis (rank, columns) of the span of the rows, which are normalized first."""
     sizes = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     _, s, Vh = torch.linalg.svd(vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny), full_matrices=False)
     return Vh[s > RANK * s[:1]]

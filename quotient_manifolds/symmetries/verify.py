@@ -1,8 +1,8 @@
 """Verify symmetries on whole batches, by one backward pass each: an invariant loss has no slope along orbits.
 
 If L(g w) = L(w) for every g of a group, then the charges <grad L(w), xi(w)> of all its generators xi vanish (Noether).
-Each is a sum over entries of parameters, and is compared with the sum of the absolute summands: where that is rounding,
-too, the batch shows nothing.
+A charge is a sum over entries of parameters, and is compared with the sum of its absolute summands. If these summands
+are rounding noise, too, the batch is inconclusive.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.reparameterization import gaussian, typical
 from quotient_manifolds.symmetries.symmetries import Symmetries, check_symmetries
 
-ROUNDING = 64.0  # units of machine epsilon by which an unchanged loss may change, for each unit of its condition
-VANISHING = 1e-9  # of the sum of the absolute summands: charges that count as 0
-UNSURE = 1e3  # times machine epsilon, where that is more
-CONTROL = 3.0  # times rounding: where the summands are smaller, a batch shows nothing
-JITTER = 1e-2  # relative, of all parameters
-NOTHING = 1e-12  # what is left of a parameter that was brought to 0
-FINITE = 0.5  # the size of the element of the whole group that is tried, in the exponent
+ROUNDING = 64.0  # machine epsilons by which an invariant loss may change, per unit of its condition number
+VANISHING = 1e-9  # a charge counts as 0 up to this part of the sum of its absolute summands
+UNSURE = 1e3  # this many machine epsilons replace VANISHING if they are larger
+CONTROL = 3.0  # summands below this multiple of rounding leave a batch inconclusive
+JITTER = 1e-2  # the size of a random change of all parameters, relative to their typical size
+NOTHING = 1e-12  # a parameter of at most this typical size was set to 0, up to rounding
+FINITE = 0.5  # the size of the tried element of the whole group, in the exponent
 
 Begin = Callable[[Symmetries, Params], Params]
-"""(symmetries, parameters) -> parameters of the same function; tensors may be those given."""
+"""(symmetries, parameters) -> parameters of the same function; it may return the given tensors."""
 
 Verdict = Literal["unused", "inconclusive", "holds", "fails"]
-VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # of several batches the last counts
+VERDICTS: tuple[Verdict, ...] = ("unused", "inconclusive", "holds", "fails")  # over batches, the last of these wins
 
 
 @final
 @dataclass(frozen=True)
 class SymmetryCheck:
-    """Record what the batches say of one symmetry.
+    """Record the result of the check of one symmetry over all batches.
 
-    slope: the largest charge of a generator, relative to the sum of its absolute summands, on the batch where it is
-    largest. control: the largest such sum, relative to what rounding makes of charges; a batch on which it is no more
-    shows nothing. Of a sharded model: how much one random element changes the loss, and a move that is as large but no
-    element. verdict: "unused" if the function does not depend on the parameters at all.
+    slope: the largest charge of a generator over all batches, relative to the sum of its absolute summands. control:
+    the largest such sum, relative to rounding noise; a batch on which it is at most `CONTROL` is inconclusive. For a
+    sharded model, slope is the change of the loss under a random group element, and control its change under a
+    perturbation of the same size outside the group. verdict: "unused" if the function does not depend on the
+    parameters at all.
     """
 
     name: str
@@ -68,7 +69,7 @@ class SymmetryCheck:
     reason: str = ""
 
     def on(self, slope: float, control: float, verdict: Verdict, reason: str) -> SymmetryCheck:
-        """Return this check with what another batch says."""
+        """Return this check merged with the result of another batch."""
         worse = VERDICTS.index(verdict) > VERDICTS.index(self.verdict)
         verdict, reason = (verdict, reason) if worse else (self.verdict, self.reason)
         return replace(
@@ -79,10 +80,10 @@ class SymmetryCheck:
 @final
 @dataclass(frozen=True)
 class Verification:
-    """Hold the checks of all symmetries, in the order of `Symmetries.every`.
+    """Store the checks of all symmetries, in the order of `Symmetries.every`.
 
-    losses, tolerances: of every batch the loss of the model as it is, and how far rounding may take it elsewhere on the
-    orbit. precision: machine epsilon of these losses.
+    losses: the loss of the unchanged model on every batch. tolerances: the change of each loss that rounding can
+    explain elsewhere on the orbit. precision: machine epsilon of these losses.
     """
 
     checks: tuple[SymmetryCheck, ...]
@@ -93,16 +94,16 @@ class Verification:
 
     @property
     def all_hold(self) -> bool:
-        """Return whether at least one symmetry holds, and each of the others does or is unused."""
+        """Return whether at least one symmetry holds and every other holds or is unused."""
         return {check.verdict for check in self.checks} in ({"holds"}, {"holds", "unused"})
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return why a symmetry, by its name, is none, or is not known to be one."""
+        """Return the reasons why symmetries fail or are inconclusive, by name."""
         return {check.name: check.reason for check in self.checks if check.verdict in ("fails", "inconclusive")}
 
     def holding(self, symmetries: Symmetries) -> Symmetries:
-        """Return `symmetries` without those that fail or of which nothing is known; those that are unused stay."""
+        """Return `symmetries` without those that fail or are inconclusive; unused ones are kept."""
         return symmetries.without(self.failed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,20 +133,20 @@ def verify_symmetries(
 ) -> Verification:
     """Verify every symmetry by itself and all of them together, on the inputs and the others.
 
-    A function that a group leaves alone has no slope along its orbits: the charges of all generators, their products
-    with its gradient, vanish (Noether's theorem), though the summands do not. They are computed near the canonical
-    representative of the parameters, which are moved off it by 1 %, so that nothing is 0, 1 or equal by chance. One
-    random element of the whole group must also leave the function alone, which shows actions that are right to first
-    order only. A symmetry "holds", "fails", is "unused" where the function does not depend on its parameters at all, or
-    is "inconclusive" where all summands are rounding.
+    An invariant function has no slope along orbits: the charges of all generators, their inner products with its
+    gradient, vanish (Noether's theorem), although their summands do not. Charges are computed near the canonical
+    representative, at parameters perturbed by 1 %, so that no number is 0, 1 or equal to another by chance. One random
+    element of the whole group must also leave the function unchanged, which refutes actions that are correct only to
+    first order. A symmetry "holds", "fails", is "unused" if the function does not depend on its parameters at all, or
+    is "inconclusive" if all summands are rounding noise.
 
-    inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
-    evaluate(model, inputs) takes, where given; others: more of them. Two short sequences suffice. symmetries: those
-    that are found in a run on the inputs, by default. All is computed in float64, on copies of the model, or where the
-    function does not take that in the model's own precision.
+    inputs: a dict for model(**inputs), a tuple for model(*inputs), a tensor for model(inputs), or, if evaluate is
+    given, any argument of evaluate(model, inputs). Two short sequences suffice. others: a list of further inputs.
+    symmetries: by default the symmetries found in a run on the inputs. Computed on copies of the model in float64, or
+    in the model's own precision if the function does not run in float64.
 
-    ValueError in train mode, for weights that are no finite floating point numbers, and for outputs that are NaN, not
-    repeatable or hold no floating point tensor.
+    ValueError in train mode, for weights that are not finite floating point numbers, and for outputs that are NaN, not
+    repeatable or contain no floating point tensor.
     """
     check_model(model)
     check_list("others", others)
@@ -176,15 +177,13 @@ def verify_on_batches(
     begin: Begin | None = None,
     first: int = 0,
 ) -> Verification:
-    """Verify symmetries as `verify_symmetries` does, of a loss that is known to repeat itself, for a measure.
+    """Verify the symmetries of a loss that is known to be repeatable, as `verify_symmetries` does, for a measure.
 
-    A forward and backward pass and two forward passes in float64 on every batch, more where rounding is in doubt. A
-    side that is 0 is no reason to doubt a pair. Raises what the function raises.
+    Costs a forward and backward pass and two forward passes in float64 on every batch, more if a change may be
+    rounding. A pair may hold even if one of its sides is 0. Passes on the errors of `evaluate`.
 
-    begin: (symmetries, params) -> parameters of the same function, at which a measure begins. The element of the whole
-    group then acts from there; ValueError where the loss is another one there. first: the number of the first batch.
-    begin: (symmetries, params) -> parameters of the same function, at which a measure begins; ValueError where the loss
-    is another one there.
+    begin: (symmetries, params) -> parameters of the same function, at which a measure starts. The random element of
+    the whole group then acts on these; ValueError if the loss differs there. first: the number of the first batch.
     """
     check_eval(model)
     check_loaded(model)
@@ -200,13 +199,13 @@ def _verified(losses: ModelOutputs, symmetries: Symmetries, seed: int, begin: Be
         values = tuple(losses.own_value(index) for index in indices)
         params = losses.params()
         if begin is not None:
-            with contextlib.suppress(ValueError, LinAlgError):  # what is claimed may lead nowhere
+            with contextlib.suppress(ValueError, LinAlgError):  # a false symmetry may have no canonical representative
                 params = begin(symmetries, params)
                 moved = _acted(symmetries.groups, params, seed)
                 there = [losses.value(moved, index) for index in indices]
                 del moved
         if not there:
-            # Of ill-conditioned factors, or columns of different sizes, 1 % is anything but small to the function.
+            # For ill-conditioned factors, or columns of different sizes, a change by 1 % is large for the function.
             with contextlib.suppress(ValueError, LinAlgError):
                 params = canonical(symmetries.groups, params).params
         params = jittered({name: w.clone() for name, w in params.items()}, seed)
@@ -241,7 +240,7 @@ _REASONS: dict[Verdict, str] = {
 
 
 def _acted(chosen: Iterable[groups.Symmetry], params: Params, seed: int) -> Params:
-    """Return parameters acted on by a random element of each group, one after another."""
+    """Act on the parameters with a random element of each group, one after another."""
     generator = torch.Generator().manual_seed(seed)
     for each in chosen:
         params = each.moved(params, generator, FINITE)
@@ -257,7 +256,7 @@ def changed_by(
     *,
     first: int = 0,
 ) -> str:
-    """Say on which batch the loss is another one at the parameters move(w), in float64; "" if on none.
+    """Return a description of the first batch whose loss differs at the parameters move(w), in float64; "" if none.
 
     first: the number of the first batch.
     """
@@ -268,25 +267,25 @@ def changed_by(
 def _judged(
     symmetry: groups.Symmetry, params: Params, grads: Params, precision: float, rounding: float
 ) -> tuple[float, float, Verdict]:
-    """Compare charges with the sums of their absolute summands; rounding: what the loss has.
+    """Compare charges with the sums of their absolute summands. rounding: the rounding error of the loss.
 
-    Return the largest of the one relative to the other, of the other relative to rounding, and what they show.
+    Return the largest ratio of a charge to its sum, the largest sum relative to rounding, and the verdict.
     """
     vanishing = min(max(VANISHING, UNSURE * precision), 0.1)
     charge, size = symmetry.charge(params, grads)
     most = float(size.max()) if size.numel() else 0.0
     if most <= rounding / ROUNDING:
-        return 0.0, 0.0, "unused"  # a unit in the last place of the loss: it does not depend on these parameters
+        return 0.0, 0.0, "unused"  # the summands are below the last digit of the loss, which ignores these parameters
     slope, control = float((charge.abs() / size.clamp(min=rounding / vanishing)).max()), most / rounding
-    if not slope <= vanishing:  # NaN is no rounding
+    if not slope <= vanishing:  # so that NaN fails
         return slope, control, "fails"
     return slope, control, "holds" if control > CONTROL else "inconclusive"
 
 
 def _is_cut_off(losses: ModelOutputs, symmetry: groups.Symmetry, params: Params, seed: int, index: int) -> bool:
-    """Return whether a random element leaves the loss alone, so that gradients were cut off (detach, no_grad) instead.
+    """Return whether a random group element leaves the loss unchanged, so that the slope is due to detach or no_grad.
 
-    A move that is as large but no element must change the loss, by more than rounding.
+    A perturbation of the same size outside the group must change the loss by more than rounding.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -300,7 +299,7 @@ def _is_cut_off(losses: ModelOutputs, symmetry: groups.Symmetry, params: Params,
 def astray(
     symmetry: groups.Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], generator: torch.Generator
 ) -> Params:
-    """Return what an element has moved, with the same changes of all entries but random signs: none of the group."""
+    """Return parameters changed by as much as a group element does, but with random signs, so outside the group."""
 
     def signed(w: Tensor, moved: Tensor) -> Tensor:
         return w + (moved - w) * gaussian(w, generator).sign().to(w.dtype)
@@ -309,12 +308,12 @@ def astray(
 
 
 def _condition(grads: Params, params: Params) -> float:
-    """Return sum_i |w_i dL/dw_i|: what a relative change of the weights can change the loss by."""
+    """Return sum_i |w_i dL/dw_i|, a first-order bound on the change of the loss per relative change of the weights."""
     return sum(float((g * params[name].detach()).abs_().sum()) for name, g in grads.items())
 
 
 def jittered(params: Params, seed: int) -> Params:
-    """Move all parameters off, in place, by Gaussians of 1 % of their typical size, which is 1 where they are 0."""
+    """Add Gaussian noise to all parameters in place, 1 % of their typical size (of 1 for parameters that are 0)."""
     generator = torch.Generator().manual_seed(seed)
     for w in params.values():
         if w.is_floating_point():
@@ -324,7 +323,7 @@ def jittered(params: Params, seed: int) -> Params:
 
 
 def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification, begin: Begin | None) -> Verification:
-    """Try one random element of all groups together; if the output changes, those fail whose own element changes it."""
+    """Act with random elements of all groups; if the output changes, mark those as failing that change it alone."""
     left = known.holding(symmetries)
     if not left.every:
         return known
@@ -352,7 +351,7 @@ def _together(losses: ModelOutputs, symmetries: Symmetries, known: Verification,
 
 
 def canonical_changes(found: str) -> str:
-    """Say that a loss is another one where a measure begins."""
+    """Return the error message for a loss that differs at the point at which a measure starts."""
     return (
         f"The loss must be the same at the canonical point of the orbit. Found {found}; use Adaptive(), "
         "or pass symmetries= without these"
@@ -365,17 +364,17 @@ def _changed(losses: ModelOutputs, move: Callable[[Params], Params], known: Veri
         after = losses.value(moved, index)
         if abs(after - before) <= tolerance:
             continue
-        # Far from the canonical representative the loss is worse conditioned than near it, and so is the way there.
+        # Far from the canonical representative both the loss and the group action are worse conditioned than near it.
         noise = max(_noise(losses, moved, index), *(_noise(losses, losses.params(), index, on) for on in (_stay, move)))
         rounding = _told(tolerance + ROUNDING * noise, known.precision, before)
-        if not abs(after - before) <= rounding:  # NaN is no rounding
+        if not abs(after - before) <= rounding:  # so that NaN counts as a change
             where = f"on batch {losses.first + index}, where rounding explains {rounding:.1e}"
             return f"{after!r} in place of {before!r} {where}"
     return ""
 
 
 def _told(rounding: float, precision: float, value: float) -> float:
-    """Return what rounding explains of a change: where it takes three of four digits or more, nothing is told."""
+    """Return the change of a loss that rounding may explain, at most the loss of three quarters of its digits."""
     return min(rounding, precision**0.25 * max(1.0, abs(value)))
 
 
@@ -384,7 +383,7 @@ def _stay(params: Params) -> Params:
 
 
 def _noise(losses: ModelOutputs, params: Params, index: int, move: Callable[[Params], Params] = _stay) -> float:
-    """Return how far the loss after a move goes if all parameters are rounded up or down at random before it."""
+    """Return the change of the loss after a move if all parameters are rounded up or down at random before it."""
     generator = torch.Generator().manual_seed(0)
 
     near = [move(rounded(params, losses.precision, generator)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Judge finite moves by the model itself, in float64, on batches that the finder did not use."""
+"""Verify finite transformations by the outputs of the model, in float64, on batches that the finder did not use."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from quotient_manifolds.symmetries.charges.variations import Axes, Variations, o
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, Evaluate, ModelOutputs, doubled, relative_change
 
 ENTRIES, WORK, _FLOOR = 2e5, 1e10, 32
-"""How many entries the batches have in all at most, how many times parameters, and what a run costs besides."""
+"""ENTRIES: most entries of all batches together. WORK: most entries times parameters. _FLOOR: extra cost of a run."""
 _FEW = 20
-"""How many batches of the size that is given there should be at least; if that is too much work, smaller ones."""
+"""If this many batches of the given size are too much work, smaller ones are used."""
 _PART = 1e-3
-"""Batches on which outputs change by this part of the largest change, or more, are named."""
+"""Batches on which outputs change by more than this fraction of the largest change are named."""
 _SHORT = 8
-"""Of at most so many tokens all smaller numbers are tried."""
+"""For at most this many tokens, all smaller numbers of tokens are tried."""
 _LEAST = 1e-12
-"""Outputs that are all smaller than this are compared with it."""
+"""If all outputs are smaller than this, their change is relative to it."""
 _HELD = 3e6
-"""Up to so many entries parameters are held in float64."""
+"""Parameters are held in float64 if they have at most this many entries in all."""
 
 
 class Answers:
-    """Compare outputs before and after a move.
+    """Compare the model's outputs before and after a transformation of its weights.
 
-    batches: with other values, of other sizes, and far ones: 1000 times larger and smaller numbers, 64 times the
-    examples, 16 times the length, each if the model runs on it without NaN; and others that are given, as a model may
-    do other operations there. limits: by tensor of the batch the number of its words. own: the model's parameters,
-    those of small models in float64, once for all runs.
+    batches: variations of a batch with other values and sizes, if the model runs on them without NaN. Some are far
+    away: numbers 1000 times larger and smaller, 64 times the examples, 16 times the length. `others` are added, as a
+    model may run other operations on them. limits: the number of words, by index of the tensor in the batch. own:
+    the model's parameters; for small models in float64, converted once for all runs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Answers:
         self.own = {name: doubled(w.detach()) for name, w in model.named_parameters()}
         self._before: Mapping[str, Tensor] = {}
         self._known: list[list[Tensor]] = []
-        self._telling = 0  # the last batch with a change that was enough
+        self._telling = 0  # the batch that last exceeded `enough`
         left = min(ENTRIES, WORK / max(1, sum(w.numel() for w in model.parameters())))
         small: dict[Axes, int] = {}
         if _FEW * variations.numel({}) > left:
@@ -63,14 +63,14 @@ class Answers:
                         small[axes] = size
                         break
             self._tried(variations, {}, "normal", inf)
-        least = variations.numel(small) + _FLOOR  # tried in any case
+        least = variations.numel(small) + _FLOOR  # one batch is tried in any case
         left = self._tried(variations, small, "normal", max(left, least))
         sizes: dict[Axes, int] = {}
         for axes in variations.axes:
             for k, size in enumerate(_sizes(axes, small.get(axes, axes.size))):
                 if (new := self._tried(variations, {**small, axes: size}, "normal", left)) < left:
                     left, sizes[axes] = new, small.get(axes, axes.size)
-                elif k == 2 and axes not in sizes:  # neither longer nor shorter
+                elif k == 2 and axes not in sizes:  # no longer or shorter batch was kept
                     break
         for mood in (
             ("negative", "positive", "huge", "small", "far", "near") if variations.real else ("positive", "negative")
@@ -93,14 +93,14 @@ class Answers:
         self._known.pop()
 
     def _tried(self, variations: Variations, sizes: Mapping[Axes, int], mood: str, left: float) -> float:
-        """Keep a batch if it is not too large and the model runs there. Return how many entries are left then."""
+        """Keep a batch if it is not too large and the model runs on it; return how many entries are then left."""
         size = variations.numel(sizes) + _FLOOR
         if size > left:
             return left
         return left - size if self._keeps(variations.made(sizes, mood)) else left
 
     def _keeps(self, batch: Any) -> bool:
-        """Keep a batch if the model runs there, and return whether it does."""
+        """Keep a batch if the model runs on it, with outputs above rounding; return whether it is kept."""
         self.batches.append(batch)
         try:
             outputs = self._at({}, len(self.batches) - 1)
@@ -108,7 +108,7 @@ class Answers:
             outputs = []
         self._known.append(outputs)
         finite = all(bool(torch.isfinite(y).any()) and not bool(y.isnan().any()) for y in outputs)
-        if outputs and finite and _size(outputs) >= _LEAST * _size(self._known[0]):  # less is what rounding left
+        if outputs and finite and _size(outputs) >= _LEAST * _size(self._known[0]):  # less is rounding
             return True
         self._forget()
         return False
@@ -125,12 +125,11 @@ class Answers:
         *,
         enough: float = inf,
     ) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output, infinite if the model raises, and on which batches it is.
+        """Return the largest relative change of an output, infinite if the model raises, and the batches that change.
 
-        Of batches of one shape the first is named, and the worst one first of all. which: on these batches alone, if
-        there are any. enough: a change that is more is the last that is looked for, first where there was such a one
-        before. Parameters and buffers that are not given are the model's own. Outputs are computed once for the same
-        `before`.
+        The batches are given by index, the worst first, and one for each shape. which: the batches to evaluate, all if
+        empty. enough: evaluation stops at the first larger change, and begins with the batch that last exceeded it.
+        Parameters and buffers that are not given are the model's own. Outputs for the same `before` are computed once.
         """
         known = {**self._own, **self._before}
         if not all(_equal(w, before.get(name, self._own[name])) for name, w in known.items()):
@@ -158,7 +157,7 @@ class Answers:
 
 
 def _size(outputs: list[Tensor]) -> float:
-    """Return the largest finite absolute value."""
+    """Return the largest finite absolute value of outputs."""
     return max((float(y[torch.isfinite(y)].abs().max()) for y in outputs if y.numel()), default=0.0)
 
 
@@ -173,9 +172,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _sizes(axes: Axes, size: int) -> Iterator[int]:
-    """Yield sizes that the finder does not use, larger and smaller than one, some no multiple of anything.
+    """Yield sizes of axes, larger and smaller than the given one, mostly sizes that the finder does not use.
 
-    Of lengths more smaller ones than there are rounds, or all: a table of positions may hide something at each.
+    For lengths there are more smaller sizes than rounds, or all: a table of positions may hide something at each.
     """
     least = 2 if axes.leads else 1
     shorter = () if axes.leads else (2 * size // 3, *range(1, size if size <= _SHORT else 1))

@@ -1,8 +1,8 @@
-"""Read off token vectors what one map takes up and another gives back, for maps that read the same.
+"""Find translations, from token vectors, by which maps with the same input compensate for one another.
 
-Of uses y = W x of several weights, at all tokens:
+For uses y = W x of several weights, and any z:
 
-| vanishes | translation |
+| vanishes at all tokens | translation |
 |---|---|
 | dy of V minus dy of W | V += z, W -= z |
 | dy of A minus (B^T dy of W) | A += z, W -= B z |
@@ -24,13 +24,13 @@ from quotient_manifolds.symmetries.groups.factors import diagonal
 
 
 class Beside:
-    """Compare maps beside one another, and a map beside the product of two."""
+    """Compare parallel maps, and a map parallel to the product of two."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
 
     def every(self) -> Iterator[Translation]:
-        """Yield what one map takes up and another gives back, for maps that read the same."""
+        """Yield the translations by which maps with the same input compensate for one another."""
         uses, same = self.evidence.walk.uses, dict[tuple[object, ...], list[int]]()
         for n, use in enumerate(uses):
             if n not in self.evidence.tables and use.shape[2] == 1 and n in self.evidence.lone:
@@ -50,7 +50,10 @@ class Beside:
 
     @cached_property
     def sets(self) -> list[tuple[int, int]]:
-        """Return numbers of the sets of channels that each use reads and writes; of what is none, one of its own."""
+        """Return numbers of the sets of channels that each use reads and writes.
+
+        Nodes with a repeated channel, or without one, get a number of their own.
+        """
         known: dict[tuple[int, ...], int] = {}
 
         def number(nodes: Tensor) -> int:
@@ -66,7 +69,7 @@ class Beside:
         )
 
     def _order(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return which of some nodes is on the channel of each of others, of the same set."""
+        """Return, for each node of `other`, the index of the node of `one` on its channel; both are of one set."""
         key = self._key(one)
         order = torch.argsort(key)
         return order[torch.searchsorted(key[order], self._key(other))]
@@ -87,7 +90,7 @@ class Beside:
                 yield from self.evidence.made("beside", Part(other), Part(one, diagonal(-constant, gains)))
 
     def _of_three(self, a: int, b: int, m: int) -> Iterator[Translation]:
-        """Yield A += z, W -= B z and B += z, W -= z A, for W beside B A."""
+        """Yield A += z, W -= B z and B += z, W -= z A, for W parallel to B A."""
         A, B, W = (self.evidence.walk.uses[n] for n in (a, b, m))
         k, j = self._order(A.out, B.into), self._order(B.out, W.out)
         rows = [self.evidence.rows(self.evidence.side(n, True)) for n in (a, b, m)]

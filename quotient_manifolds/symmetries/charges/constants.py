@@ -1,4 +1,4 @@
-"""Say which bias takes up which of the constants that are added to channels: the nearest one on the same wire."""
+"""Assign each constant that a model adds to channels to a bias: the nearest one on the same wire."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from quotient_manifolds.symmetries.groups.gains import Constant, Constants, Gain
 from quotient_manifolds.symmetries.groups.rows import Rows
 
 Step = tuple[Tensor, Tensor, Tensor]
-"""By row which use of a gain it is or -1, the number of the gain, and the power."""
+"""For each row: a number of the use of a gain or -1, the number of the gain, and its power."""
 _FAR = 1 << 60
 _MOST = 1 / torch.finfo(torch.float64).eps
-"""What is added beyond this hides channels: nothing would be left of a bias that takes it up."""
+"""Larger constants mask channels: a bias that takes one up would be lost to rounding."""
 Steps = Callable[[Tensor], tuple[Tensor, list[Step]]]
-"""Return the units of nodes as constants and steps."""
+"""Function that returns the units of nodes as constants and steps."""
 
 
 def taken_up(
     walk: Walk, shares: Tensor, steps: Steps, gained: Callable[[Sequence[Step]], tuple[Gain, ...]]
 ) -> Constants:
-    """Return what is added to channels as parts of biases b: u_b / u_m times m, by units of the channels.
+    """Return the constants m added to channels as parts (u_b / u_m) m of biases b, with the units u of their channels.
 
-    A bias is an entry that is used as an activation once, the only one of its parameter on its wire. Nothing here has
-    to be true: charges decide. gained: steps as gains.
+    A bias is an entry that is used as an activation once, and the only entry of its parameter on its wire. These are
+    proposals: charges decide. gained: converts steps to gains.
     """
     found: list[Constant] = []
     for name, bias, node, values, event in _pairs(walk, shares):
@@ -37,18 +37,18 @@ def taken_up(
         entries = Rows.at(name, tuple(walk.entries.shapes[name]), bias[:, None])
         try:
             found.append(Constant(entries, values * above / below, gained(both)))
-        except ValueError:  # of what groups cannot read
+        except ValueError:  # groups cannot read its entries
             continue
     return Constants(tuple(found))
 
 
 def _pairs(walk: Walk, shares: Tensor) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
-    """Yield names with entries of biases, their nodes, and constants and their nodes; each entry is once in each."""
+    """Yield a parameter, entries of it that are biases, their nodes, constants and their nodes; no entry twice."""
     places, events, values = (torch.cat(each) for each in zip(*_events(walk), strict=True))
     owner, entry, node, by = (torch.cat(each) for each in zip(*_biases(walk, shares), strict=True))
     turned = walk.channels.dual.long()
     of = torch.full_like(places, -1)
-    for classes in (walk.channels.scales, walk.channels.wires):  # of one scale if there is any
+    for classes in (walk.channels.scales, walk.channels.wires):  # prefer a bias of the same scale
         own = 2 * classes + turned
         of = torch.where(of < 0, _nearest(own[node], by, own[events], places), of)
     taken = torch.nonzero(of >= 0)[:, 0]
@@ -64,7 +64,7 @@ def _pairs(walk: Walk, shares: Tensor) -> Iterator[tuple[str, Tensor, Tensor, Te
 
 
 def _events(walk: Walk) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield places of operations, nodes, and what is added to these."""
+    """Yield the places of operations that add constants, the nodes, and the constants."""
     none = torch.zeros(0, dtype=torch.long)
     yield none, none, none.double()
     for place, nodes, values in walk.constants:
@@ -73,7 +73,7 @@ def _events(walk: Walk) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _biases(walk: Walk, shares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield numbers of parameters, entries that are biases, their nodes, and the operations that take them."""
+    """Yield the numbers of parameters, their entries that are biases, the nodes, and the operations that use them."""
     yield tuple(torch.zeros(4, 0, dtype=torch.long))
     for number, (name, nodes) in enumerate(walk.leaves.items()):
         alone = (nodes > 0) & (walk.taken[name] >= 0) & (shares[walk.entries.start[name] :][: len(nodes)] == 1)
@@ -84,7 +84,7 @@ def _biases(walk: Walk, shares: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor
 
 
 def _nearest(known: Tensor, at: Tensor, wanted: Tensor, places: Tensor) -> Tensor:
-    """Return which of those of a wanted name is at the nearest place, the earlier of two; -1 if there are none."""
+    """Return the index of the known item of each wanted class at the nearest place, the earlier of two, or -1."""
     many = 1 + max(int(each.max()) if len(each) else 0 for each in (at, places))
     key, sought = known * many + at, wanted * many + places
     order = torch.argsort(key)
@@ -103,7 +103,7 @@ def _nearest(known: Tensor, at: Tensor, wanted: Tensor, places: Tensor) -> Tenso
 
 
 def without_common(steps: Sequence[Step]) -> list[Step]:
-    """Return steps without gains that others undo."""
+    """Return steps without pairs of gains that cancel."""
     kept = [torch.where(which >= 0, 2 * which + (power > 0), -1) for which, _, power in steps]
     ends = [(int(gain.min()), int(gain.max())) for _, gain, _ in steps]
     for i, j in combinations(range(len(steps)), 2):

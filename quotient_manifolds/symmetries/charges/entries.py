@@ -1,10 +1,10 @@
-"""Entries of parameters, and of functions of parameters each of whose entries depends on one of theirs.
+"""Number entries of parameters, and of functions of parameters if each entry depends on one parameter entry.
 
-All parameters in a row are theta, a vector of P entries. A transposed, split, stacked or scaled parameter is a
-parameter, too: its entries are entries of theta, and its derivative in these (its slope) turns changes of one into
-changes of the other. A view, copy, cast or affine function of a parameter is numbered by start and strides alone, so
-nothing of its size is formed. Any other function is found by forward derivatives along r and along r * (1 + entry):
-their quotient is 1 + the entry, if there is one, and no integer if there are several.
+Theta is the vector of all P parameter entries. A transposed, split, stacked or scaled parameter is a parameter, too:
+its entries are entries of theta. Its derivative by these, its slope, converts changes of one into changes of the other.
+A view, copy, cast or affine function of a parameter is numbered by start and strides alone, so that nothing of its size
+is allocated. Any other function is followed by forward derivatives along r and r * (1 + entry). Their quotient is
+1 + entry if there is one entry, and not an integer if there are several.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _INTEGER = 1e-6
 def grid(count: int) -> Tensor:
     """Return the numbers 0, ..., count - 1 without memory: a meta tensor, whose views number by offset and strides.
 
-    So torch's own arithmetic of views is that of the numbers; `numbers` says what they are.
+    Torch's own view operations thus act on the numbers; `numbers` computes them.
     """
     return torch.empty(count, dtype=torch.int8, device="meta")
 
 
 def numbers(view: Tensor) -> Tensor:
-    """Return the numbers of a view of a grid, int64; numbers that are in memory as they are."""
+    """Return the numbers of a view of a grid, int64; a tensor of numbers is returned as is."""
     if not view.is_meta:
         return view
     made = torch.full((), int(view.storage_offset()))
@@ -43,15 +43,15 @@ def numbers(view: Tensor) -> Tensor:
 
 
 def repeats(view: Tensor) -> bool:
-    """Return whether all along the first axis are the same numbers."""
+    """Return whether all slices along the first axis have the same numbers."""
     return len(view) < 2 or (view.stride(0) == 0 if view.is_meta else bool((view == view[:1]).all()))
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """Hold that a memory is scale * w + offset for the entries of a parameter that a view of theta's grid numbers.
+    """Describe a memory as scale * w + offset, for entries w of a parameter that a view of theta's grid numbers.
 
-    layout: of the memory, as the value that was computed into it has it: all entries, each once.
+    layout: of the value that was computed into the memory, with all of its entries, each once.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Affine:
 
     @cached_property
     def _digits(self) -> list[tuple[int, int, int]]:
-        """Return (stride in the memory, size, stride in theta) of each axis, the outermost first, as few as will do."""
+        """Return (stride in the memory, size, stride in theta) of each axis, outermost first, with axes merged."""
         axes = zip(self.layout.stride, self.layout.shape, self.view.stride(), strict=True)
         digits: list[tuple[int, int, int]] = []
         for place, size, step in sorted((axis for axis in axes if axis[1] > 1), reverse=True):
@@ -73,7 +73,7 @@ class Affine:
         return digits or [(1, 1, 0)]
 
     def of(self, layout: Layout) -> Tensor | None:
-        """Return the entries of theta of a value in this memory as a view of the grid; None if they are no such."""
+        """Return the entries of theta of a value in this memory as a view of the grid; None if there is none."""
         start, rest, reach = self.view.storage_offset(), layout.offset, []
         for place, _, step in self._digits:
             digit, rest = divmod(rest, place)
@@ -102,9 +102,9 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Give the numbers of parameters and of functions of them at some weights, and their slopes in theta.
+    """Evaluate parameters and functions of them at some weights, with slopes: derivatives by entries of theta.
 
-    values, slopes: by memory, of the functions that are not affine; what is affine is read where it is asked for.
+    values, slopes: by memory, of the functions that are not affine; affine ones are evaluated on demand.
     """
 
     entries: Entries
@@ -121,7 +121,7 @@ class Reading:
         return affine.scale * values + affine.offset, torch.full_like(values, affine.scale)
 
     def viewed(self, memory: int, theta: Tensor, spots: Tensor) -> Tensor:
-        """Return values at `spots` of a memory, which are the entries `theta`; each a view of a grid, or numbers."""
+        """Return values at `spots` of a memory, with entries `theta`; both are views of a grid or numbers."""
         affine = self.entries.strided.get(memory)
         if affine is None or not theta.is_meta:
             return self.at(memory, numbers(spots))[0]
@@ -131,12 +131,12 @@ class Reading:
 
 
 class Entries:
-    """Say which entry of theta each entry of a value depends on, for parameters and functions of them.
+    """Map each entry of a parameter, or of a function of parameters, to the entry of theta that it depends on.
 
-    start: by name, the first entry of a parameter. plain: by memory, the parameter that it is. strided: by memory, what
-    is a parameter or an affine function of one; made: of all other functions, the entry of theta of each of its
-    entries, or -1. operations: on parameters and constants alone. erased: entries of theta that one of these
-    multiplies by a constant 0.
+    start: by name, the first entry of a parameter. plain: by memory, the name of the parameter in it. strided: by
+    memory, the parameters and their affine functions. made: by memory, the entry of theta of each entry, or -1, for all
+    other functions. operations: the ones on parameters and constants only. erased: entries of theta that such an
+    operation multiplies by a constant 0.
     """
 
     def __init__(self, program: Program, shapes: Mapping[str, torch.Size]) -> None:
@@ -163,12 +163,12 @@ class Entries:
         return memory in self.strided or memory in self.made
 
     def affine(self, memory: int) -> tuple[float, float] | None:
-        """Return the scale and offset of a memory that is an affine function of a parameter, None for any other."""
+        """Return scale and offset if a memory is an affine function of a parameter, else None."""
         found = self.strided.get(memory)
         return None if found is None else (found.scale, found.offset)
 
     def view(self, number: int) -> Tensor:
-        """Return the entries of theta of a value: a view of their grid, or else the numbers as `of` has them."""
+        """Return the entries of theta of a value, as a view of the grid if possible, else as numbers."""
         layout = self.program.layouts[number]
         affine = self.strided.get(layout.memory)
         if affine is None:
@@ -177,16 +177,16 @@ class Entries:
         return layout.of(affine.at(torch.arange(layout.room))) if found is None else found
 
     def of(self, number: int) -> Tensor:
-        """Return the entry of theta of each entry of a value, -1 where it is a constant."""
+        """Return the entry of theta of each entry of a value, -1 for constants."""
         return numbers(self.view(number))
 
     def places(self, number: int) -> Tensor:
-        """Return which entry of its memory each entry of a value is, as a view of a grid."""
+        """Return the place of each entry of a value in its memory, as a view of a grid."""
         layout = self.program.layouts[number]
         return layout.of(grid(layout.room))
 
     def follow(self, operation: Operation, values: Callable[[int], Tensor]) -> bool:
-        """Take note of a function of parameters. Return False unless each of its entries depends on one of theta."""
+        """Record a function of parameters. Return False unless each of its entries depends on one of theta."""
         (out, *more), layouts = operation.outs, self.program.layouts
         if more or not layouts[out].is_floating_point:
             return False
@@ -235,7 +235,7 @@ class Entries:
         return True
 
     def _scales(self, operation: Operation) -> bool:
-        """Return whether an operation multiplies one function of parameters by constants, or fills it with some."""
+        """Return whether an operation multiplies one function of parameters by constants, or writes some into it."""
         taken = [number for number in operation.ins if self.program.layouts[number].memory not in self._fixed]
         return len(taken) == 1 and operation.name in ("mul", "masked_fill", "where", "tril", "triu")
 
@@ -251,7 +251,7 @@ class Entries:
 
     @cached_property
     def _needed(self) -> tuple[list[Operation], list[int]]:
-        """Return the operations that lead to functions that are not affine, and the parameters that they begin with."""
+        """Return the operations that compute functions that are not affine, and the parameters that they take."""
         wanted, needed, leaves = set[int](), list[Operation](), dict[int, None]()
         for operation in reversed(self.operations):
             if any(n in wanted or self.program.layouts[n].memory in self.made for n in operation.outs):
@@ -261,7 +261,7 @@ class Entries:
         return needed, list(leaves)
 
     def read(self, weights: Weights) -> Reading:
-        """Return what gives the numbers and slopes of all parameters and functions of them at these weights."""
+        """Evaluate all parameters and functions of them at these weights, with their slopes."""
         needed, leaves = self._needed
         layouts, constants = self.program.layouts, self.program.constants
         outs: list[int] = []
@@ -290,10 +290,10 @@ class Entries:
 
 
 def affine(operation: Operation, constant: Callable[[int], Tensor | None]) -> tuple[int, float, float] | None:
-    """Return n, scale and offset of an operation that computes scale * (value n) + offset entry by entry, or None.
+    """Return (n, scale, offset) if an operation computes scale * (value n) + offset entry by entry, else None.
 
-    A number of Python's or a constant of one entry scales or shifts; the scale is finite and not 0. constant: gives
-    values that do not vary.
+    Scale and offset are Python numbers or constants of one entry; the scale is finite and not 0. constant: returns a
+    value that does not vary, or None.
     """
 
     def number(each: object) -> float | None:
@@ -315,13 +315,13 @@ def affine(operation: Operation, constant: Callable[[int], Tensor | None]) -> tu
         if name == "mul":
             scale = a if b is None else b  # type: ignore[assignment]
         elif name == "div":
-            scale = 1 / b if b else 0.0  # of a number by x no affine function
+            scale = 1 / b if b else 0.0  # a number divided by x is not affine
         else:
             one, other = {"add": (1.0, times), "sub": (1.0, -times), "rsub": (-times, 1.0)}[name]
             scale, offset = (one, other * b) if b is not None else (other, one * a)  # type: ignore[operator]
     elif name == "_to_copy":
         kind = operation.kwargs.get("dtype") or torch.float64
-        scale = float(kind.is_floating_point and kind.itemsize > 1)  # a cast to 8 bits rounds, in float64, too
+        scale = float(kind.is_floating_point and kind.itemsize > 1)  # a cast to 8 bits rounds in float64, too
     elif name != "clone":
         return None
     good = isinstance(x, Ref) and scale and math.isfinite(scale) and math.isfinite(offset)

@@ -1,6 +1,6 @@
-"""Hold what samples at generic weights say of the uses of weights, for all that reads translations off them.
+"""Hold the evidence for translations: samples at generic weights.
 
-Everything is read off token vectors: no gradient of a weight is formed.
+A sample has the token vectors of all uses, and gradients of activations that are parameters, gains and small tables.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from quotient_manifolds.symmetries.charges.uses import Lookup, Use
 from quotient_manifolds.symmetries.groups import Part, Rows, Translation
 
 MOST = 1_000_000
-"""Entries of a table whose gradient is computed."""
+"""Maximum number of entries of a table whose gradient is computed."""
 MOST_APART = 1024
-"""Columns of a bias or a table, as positions, up to which each is a way of its own if there are enough samples."""
+"""A bias or table with at most this many columns, such as positions, is tested by column if samples suffice."""
 Drawn = Sequence[tuple[Mapping[str, Tensor], Sample]]
 
 
 class Evidence:
-    """Give token vectors, gradients and units at generic weights, and take note of how far from 0 charges were."""
+    """Provide token vectors, gradients and units at generic weights, and record how far from 0 charges were."""
 
     def __init__(self, frame: Frame, drawn: Drawn, draw: Callable[[], Sample]) -> None:
-        """Take samples, and what gives more, for units that are never on in these."""
+        """Take samples, and a function that draws another one, to find units that are active in none of these."""
         self.frame, self.walk = frame, frame.walk
         self.classes = _classes(self.walk.uses)
         self.drawn, self.draw = [self._joined(sample) for _, sample in drawn], lambda: self._joined(draw())
@@ -55,9 +55,10 @@ class Evidence:
         return replace(sample, read=joined(sample.read), written=joined(sample.written)) if several else sample
 
     def vanishes(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
-        """Return whether values are rounding of their summands at all tokens of all samples, and take note of that.
+        """Return whether values are rounding errors of their summands in all samples, and record the relative charge.
 
-        pairs: values and sizes of their summands, by sample; none are computed behind one that is not rounding.
+        pairs: values and sums of absolute summands, by sample, up to the first that is no rounding error. Returns False
+        if all summands are 0.
         """
         found, worst = False, 0.0
         for v, s in pairs:
@@ -71,21 +72,21 @@ class Evidence:
         return found
 
     def made(self, kind: str, *parts: Part) -> Iterator[Translation]:
-        """Yield a translation of parts, unless groups cannot act on what they are."""
+        """Yield the translation of these parts; if groups cannot act on them, record why."""
         try:
             yield Translation(parts, kind)
         except ValueError as error:
             self.refused.append(f"a translation of {parts[0].rows.name}: {error}")
 
     def tried(self, made: Iterator[Translation]) -> Iterator[Translation]:
-        """Yield what is made, unless groups cannot read what it is made of."""
+        """Yield all translations of an iterator; if it raises ValueError, yield nothing and record why."""
         try:
             yield from list(made)
         except ValueError as error:
             self.refused.append(f"a translation: {error}")
 
     def alone(self, entries: Tensor, uses: int = 1) -> bool:
-        """Return whether all entries, numbers or a view of a grid, are of parameters, and used so often."""
+        """Return whether all entries (numbers, or a view of a grid) belong to parameters and have `uses` uses each."""
         if entries.is_meta:
             shares = self.frame.shares.as_strided(entries.shape, entries.stride(), int(entries.storage_offset()))
             return bool((shares == uses).all())
@@ -93,10 +94,10 @@ class Evidence:
 
     @cached_property
     def lone(self) -> set[int]:
-        """Return the uses whose entries are all of parameters, with as many channels in all samples: see `_joined`.
+        """Return the uses whose entries are of parameters, in no other use, with as many channels in all samples.
 
-        A map that mixes tokens has more for longer inputs. Of uses of the same entries it is the first, for all of
-        them, if nothing else uses any of these.
+        A map that mixes tokens has more channels for longer inputs. Several uses of the same entries are represented
+        by the first (see `_joined`), if nothing else uses any of these entries.
         """
 
         def steady(n: int) -> bool:
@@ -107,7 +108,7 @@ class Evidence:
         return {some[0] for some in self.classes if self.alone(uses[some[0]].theta, len(some)) and steady(some[0])}
 
     def side(self, n: int, writes: bool) -> Port:
-        """Return a use by outputs, or by inputs and taps, as rows that are channels of no wire."""
+        """Return a use as a port whose rows are its outputs, or its inputs and taps, and are on no wire."""
         use = self.walk.uses[n]
         if writes or use.shape[2] == 1:
             theta, spots = (Table.side(each, writes) for each in (use.theta, use.spots))
@@ -117,7 +118,7 @@ class Evidence:
         return Port(n, use.memory, writes, False, rows, torch.zeros_like(rows), rows, theta, spots)
 
     def rows(self, port: Port) -> Rows | None:
-        """Return a port as rows of one parameter, None if it is no such."""
+        """Return a port as rows of one parameter; None unless groups can act on it as such."""
         pieces = list(self.frame.by_parameter(port))
         try:
             return self.frame.rows(pieces[0]) if len(pieces) == 1 and len(pieces[0].rows) == len(port.rows) else None
@@ -132,7 +133,7 @@ class Evidence:
         return Rows.at(name, shape, entries[:, None] - self.frame.entries.start[name])
 
     def gradients(self, port: Port) -> list[Tensor] | None:
-        """Return the gradients (rows, columns) of entries that are activations or a table, by sample."""
+        """Return the gradients (rows, columns) of a port's entries, by sample; None if samples do not have them."""
         name = self.frame.name_of(port)
         if name not in self.drawn[0].gradients:
             return None
@@ -141,7 +142,7 @@ class Evidence:
 
     @cached_property
     def biases(self) -> dict[int, Tensor]:
-        """Return by use the entries of its bias, if their gradient is that of the uses of the same weight alone."""
+        """Return by use the entries of its bias, if their gradient is the sum of dy over uses of the same weight."""
         found, every = dict[int, Tensor](), self.walk.biases
         for some in self.classes:
             bias = every.get(some[0])
@@ -156,22 +157,22 @@ class Evidence:
         return found
 
     def ratio(self, k: int, above: Tensor, below: Tensor) -> Tensor:
-        """Return the units of nodes over those of others in sample k."""
+        """Return the units of the nodes `above` over the units of the nodes `below` in sample k."""
         one, other = (torch.where(each > 0, self.units[k][each], 1.0) for each in (above, below))
         return one / other
 
     def ports(self, nodes: Tensor) -> list[Port]:
-        """Return the ports that have the channel of the first of some nodes."""
+        """Return the ports that contain the channel of the first of these nodes."""
         known = len(nodes) > 0 and int(nodes[0]) > 0 and (channel := int(self.frame.channel_of[nodes[0]])) >= 0
         return self.frame.holding(channel) if known else []
 
     def leaves(self, nodes: Tensor) -> list[Port]:
-        """Return those of them that are activations themselves, one entry for each channel."""
+        """Return the `ports` whose entries are activations themselves, such as biases, with one entry per channel."""
         last = len(self.walk.uses)
         return [p for p in self.ports(nodes) if p.use >= last and len(p.theta.steps) == 1]
 
     def of_nodes(self, port: Port, nodes: Tensor) -> Port | None:
-        """Return the rows of a port on the channels of nodes, in order, None if it does not have all of these."""
+        """Return the rows of a port on the channels of these nodes, in order; None unless it has each of them once."""
         channels = torch.where(nodes > 0, self.frame.channel_of[nodes], -1)
         if not bool((channels >= 0).all()) or bool((self.frame.nodes.dual[nodes] != port.dual).any()):
             return None
@@ -182,7 +183,7 @@ class Evidence:
 
 
 def _classes(uses: Sequence[Use]) -> list[list[int]]:
-    """Return the numbers of the uses, those of the same entries of one memory in one list, as of a layer run twice."""
+    """Return lists of the numbers of uses that share their entries, such as the uses of a layer that is run twice."""
     same = dict[tuple[object, ...], list[int]]()
     for n, use in enumerate(uses):
         theta = use.theta

@@ -1,4 +1,4 @@
-"""Ask charges what holds, try one finite element of everything, and learn from the inputs on which that fails."""
+"""Read symmetries off charges, test a finite element of the whole group, and learn from inputs on which it fails."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from quotient_manifolds.symmetries.trace.record import Recording, movable
 
 T = TypeVar("T")
 CHANGE = 1e-9
-"""Relative: outputs that a finite element changes by more are not invariant."""
+"""Outputs are invariant if a finite element changes them by less than this, relatively."""
 _ROUNDS, _LESSONS = 3, 4
 _STEP = 0.3
 Change = Callable[..., tuple[float, list[int]]]
-"""(some, which=()) -> the largest relative change of an output under all of these, and on which batches, of `which`."""
+"""(candidates, which=()) -> the largest relative change of an output under all of them, and the batches that change."""
 _POINTS, _LOSSES = 4, 2
-"""Of token vectors for shifts."""
+"""Points, and losses at each, whose token vectors determine shifts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Hold what leaves the outputs of a model as they are, at all weights, on all inputs that were tried.
+    """Hold the symmetries that leave a model's outputs unchanged, at all weights, on all inputs that were tried.
 
-    refused: what charges or a finite move spoke against, with numbers. held: what of the inputs could not be varied.
-    largest: the largest charge over the sum of its absolute summands among what is kept; smallest: the smallest pivot
-    among what is refused. change: the largest relative change of an output under a joint random element. finder: what
-    found them, None where nothing was looked for.
+    refused: sentences on symmetries that charges or a finite transformation rejected. held: sentences on properties of
+    the inputs that could not be varied. largest: the largest charge of the symmetries, over the sum of its absolute
+    summands. smallest: the smallest pivot among rejected ones. change: the largest relative change of an output under
+    a joint random element. finder: the finder used, None if there was nothing to search.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -54,7 +54,7 @@ class Found:
 
 
 class Finder(ABC):
-    """Hold what is made once, and the inputs that finite moves have failed on so far."""
+    """Hold a walk and its points, and the recordings of inputs on which finite transformations have failed so far."""
 
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         self.points, self.generator = points, generator
@@ -66,29 +66,29 @@ class Finder(ABC):
         self.all_own = {**parameters, **self.own}
         self.failed: list[int] = []
         self.sampled: list[tuple[Mapping[str, Tensor], list[Sample]]] = []
-        """The last points, from which shifts are read, too."""
+        """The last points, which `shifts` uses, too."""
         self.count = 0
 
     @property
     @abstractmethod
     def recording(self) -> Recording:
-        """Return the recording that is walked through."""
+        """Return the recording of the walk."""
 
     @abstractmethod
     def everywhere(self) -> Readings:
-        """Return what holds at all weights."""
+        """Return the symmetries that hold at all weights."""
 
     def completed(self, read: Readings) -> Readings:
-        """Return this with what was not found, where that can be looked for."""
+        """Return the readings, with missing symmetries if these can be searched for."""
         return read
 
     def which(self) -> list[int] | None:
-        """Return where the next point is: after a failed move every other one is where it failed."""
+        """Return the recordings for the next point; every other time, one on which a transformation failed, if any."""
         self.count += 1
         return [self.failed[self.count // 2 % len(self.failed)]] if self.failed and self.count % 2 else None
 
     def tokens(self, points: int, losses: int) -> Iterator[tuple[Mapping[str, Tensor], Sample]]:
-        """Yield samples with token vectors at generic points, constants included."""
+        """Yield weights and samples with token vectors at generic points, with constants included in biases."""
         constants = self.frame.constants
         for _ in range(points):
             at, found = self._sampled(losses)
@@ -98,14 +98,14 @@ class Finder(ABC):
                 yield weights, replace(sample, gradients=constants.pulled(at, sample.gradients))
 
     def shifts(self) -> Readings:
-        """Return translations that token vectors show to hold at all weights: at the points of `tokens`, and more."""
+        """Return translations that hold at all weights, from token vectors at the points of `tokens` and more."""
         drawn = [*self.sampled, *(self._sampled(_LOSSES) for _ in range(_POINTS - len(self.sampled)))]
         self.sampled = []
         pairs = [(at, sample) for at, found in drawn for sample in found]
         return translations(Evidence(self.frame, pairs, self._alike))
 
     def _alike(self) -> Sample:
-        """Return a sample at weights at which units are alike, or at others if the model does not run there."""
+        """Return a sample at weights with statistically alike units, or at others if the model does not run there."""
         with suppress(Undecided):
             return self._sampled(1, self.points.weights(alike=True))[1][0]
         return self._sampled(1)[1][0]
@@ -113,7 +113,7 @@ class Finder(ABC):
     def _sampled(
         self, losses: int, weights: Mapping[str, Tensor] | None = None
     ) -> tuple[Mapping[str, Tensor], list[Sample]]:
-        """Return weights and samples with gradients of biases and of tables of few words, to be shifted by columns."""
+        """Return weights, and samples with gradients of biases and small tables, whose columns may be shifted."""
         tables = {self.walk.entries.plain.get(use.memory) for use in self.walk.uses if use.tokens.place is None}
         shapes = self.frame.entries.shapes
         names = [name for name in shapes if name in tables and shapes[name].numel() <= MOST]
@@ -122,7 +122,7 @@ class Finder(ABC):
         return at.weights, found
 
     def found(self) -> Found:
-        """Solve, move, and solve again with what the move has taught."""
+        """Read symmetries, test a finite transformation, and repeat with the inputs on which it failed."""
         refused: list[str] = []
         for _ in range(_ROUNDS):
             read = self._read()
@@ -147,7 +147,7 @@ class Finder(ABC):
         return Found(kept, why, self.points.held, read.largest, read.smallest, change, self)
 
     def _read(self) -> Readings:
-        """Return what charges say, nothing if they decide nothing; of symmetries those that act at the own weights."""
+        """Return the symmetries read off charges that act at the model's own weights; none if charges are undecided."""
         try:
             read = self.everywhere()
         except Undecided as error:
@@ -167,24 +167,24 @@ class Finder(ABC):
         return unable(symmetry, self.own)
 
     def _learned(self, index: int) -> bool:
-        """Make a batch a source of points. Return whether that is possible."""
+        """Add a batch to the sources of points; return whether that is possible."""
         try:
             self.failed.append(self.points.add(self.answers.batches[index]))
         except (ValueError, RuntimeError):
             return False
         return True
 
-    # Finite moves
+    # Finite transformations
 
     def _moved(self, symmetries: Iterable[Symmetry]) -> Mapping[str, Tensor]:
-        """Return the model's weights, in float64, acted on by a random element of each, one after another."""
+        """Return the model's weights, in float64, acted on by a random element of each symmetry in turn."""
         draft = Draft(self.own)
         for symmetry in symmetries:
             symmetry.move(draft, self._element(symmetry))
         return draft
 
     def _element(self, symmetry: Symmetry) -> Tensor:
-        if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # all of them, none with probability 1/2
+        if isinstance(symmetry, Gauge) and symmetry.reflections is not None:  # apply all, not each at random
             element = replace(symmetry, reflections=None).element(self.generator, _STEP)
             return symmetry.algebra.reflect(symmetry.reflections) @ element
         if not isinstance(symmetry, Translation):
@@ -200,25 +200,25 @@ class Finder(ABC):
         return {name: max(float(norm(w)) / max(1, w.numel()) ** 0.5, 1e-3) for name, w in self.own.items()}
 
     def change(self, symmetries: Sequence[Symmetry], which: Collection[int] = ()) -> tuple[float, list[int]]:
-        """Return the largest relative change of an output under joint random elements, and on which batches.
+        """Return the largest relative change of an output under joint random elements, and the batches that change.
 
-        which: on these batches alone, if there are any.
+        which: the batches to evaluate, all if empty.
         """
         if not symmetries:
             return 0.0, []
         try:
             moved = self._moved(symmetries)
-        except ValueError:  # of an element that cannot act here: what it belongs to is found by bisection
+        except ValueError:  # an element cannot act at these weights; bisection finds its symmetry
             return float("inf"), []
         return self.answers.change(self.own, moved, which)
 
     def _invariant(
         self, some: list[T], change: Change, apart: Callable[[T], list[T]]
     ) -> tuple[list[T], list[tuple[T, float]]]:
-        """Return those, or what in them stands `apart`, that change nothing all together, and what others changed.
+        """Return the candidates, or their parts, that together change no output, and the others with their changes.
 
-        They are looked for by bisection on batches on which all of them change something, as these are few, then on
-        all.
+        apart: splits a candidate into parts. Bisection first uses a few batches on which the whole set changes outputs,
+        then all batches.
         """
         refused: list[tuple[T, float]] = []
         for _ in range(_ROUNDS):
@@ -228,10 +228,10 @@ class Finder(ABC):
             some = _bisected(some, (), partial(change, which=where[:_LESSONS]), apart, refused)
         return _bisected(some, (), change, apart, refused), refused
 
-    # Components
+    # Components of groups
 
     def _with_reflections(self, symmetries: Sequence[Symmetry]) -> Iterator[Symmetry]:
-        """Yield the symmetries, gauges with those elements outside the identity component that are symmetries."""
+        """Yield the symmetries; gauges get the reflections, outside the identity component, that are symmetries."""
         gauges = {k: each for k, each in enumerate(symmetries) if isinstance(each, Gauge)}
         flips = [(k, bit) for k, gauge in gauges.items() for bit in range(gauge.algebra.components)]
         good = self._invariant(flips, partial(self._flipped, gauges), lambda flip: [flip])[0]
@@ -244,7 +244,7 @@ class Finder(ABC):
     def _flipped(
         self, gauges: Mapping[int, Gauge], flips: Sequence[tuple[int, int]], which: Collection[int] = ()
     ) -> tuple[float, list[int]]:
-        """Return what reflections of gauges, by number, change, and on which batches."""
+        """Return the largest change of an output under reflections (gauge, bit), and the batches that change."""
         draft = Draft(self.own)
         for k in dict.fromkeys(k for k, _ in flips):
             gauges[k].move(draft, gauges[k].algebra.reflect(_bits(gauges[k], k, flips)))
@@ -252,7 +252,7 @@ class Finder(ABC):
 
 
 def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
-    """Return why a symmetry does not act at these parameters, or nothing."""
+    """Return the reason if a symmetry cannot act at these parameters, else an empty string."""
     try:
         for slot in symmetry.wire.slots if isinstance(symmetry, Gauge) else ():
             slot.units(params)
@@ -267,9 +267,9 @@ def unable(symmetry: Symmetry, params: Mapping[str, Tensor]) -> str:
 def _bisected(
     some: list[T], beside: Sequence[T], change: Change, apart: Callable[[T], list[T]], refused: list[tuple[T, float]]
 ) -> list[T]:
-    """Return those, or what in them stands `apart`, that change nothing with all that is kept beside.
+    """Return the candidates, or their parts, that change no output together with the kept ones in `beside`.
 
-    refused: what the others changed.
+    refused: receives the others, with the relative changes that they cause.
     """
     size = change([*some, *beside])[0] if some else 0.0
     if size < CHANGE:
@@ -284,20 +284,20 @@ def _bisected(
 
 
 def _bits(gauge: Gauge, k: int, flips: Iterable[tuple[int, int]]) -> Tensor:
-    """Return which elements outside the identity component are meant by pairs of a gauge's number and theirs."""
+    """Return which reflections of gauge k occur in the pairs (gauge, bit), bool (components,)."""
     own = {bit for number, bit in flips if number == k}
     return torch.tensor([bit in own for bit in range(gauge.algebra.components)], dtype=torch.bool)
 
 
 def _reflected(symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry with all elements outside the identity component that there are."""
+    """Return a symmetry with all of its group's elements outside the identity component."""
     if not isinstance(symmetry, Gauge) or not symmetry.algebra.components:
         return symmetry
     return replace(symmetry, reflections=torch.ones(symmetry.algebra.components, dtype=torch.bool))
 
 
 def _atoms(symmetry: Symmetry) -> list[Symmetry]:
-    """Return what stands or falls on its own: each log-scale of a torus apart, and each block of a gauge."""
+    """Return the parts that can hold alone: each log-scale of a torus, and each block of a gauge."""
     if not isinstance(symmetry, Torus):
         return [*_parts(symmetry)]
     atoms: list[Symmetry] = []
@@ -313,7 +313,7 @@ def _atoms(symmetry: Symmetry) -> list[Symmetry]:
 
 
 def _parts(symmetry: Symmetry) -> tuple[Symmetry, ...]:
-    """Return what each block of a gauge has, or the symmetry."""
+    """Return the symmetries of the blocks of a gauge, or the symmetry itself."""
     blocks = isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, DirectSum)
     return symmetry.parts if blocks else (symmetry,)  # type: ignore[attr-defined]
 

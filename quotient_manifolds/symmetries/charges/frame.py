@@ -1,7 +1,8 @@
-"""Lay what a walk proposes out as ports: rows of entries of parameters that write or read channels.
+"""Turn the proposals of a walk into ports: rows of parameter entries that write or read channels.
 
-A channel is the eldest of all nodes that are tied to it (`Channels.wires`); a node is u times its channel, u its units
-(gains and constants between them), or the contragredient of that. Ports become the slots of `groups.Wire`.
+A channel is represented by the eldest of all nodes that are tied to it (`Channels.wires`). A node is u times its
+channel, or the contragredient of this; u is the product of the gains and constants between them, the units of the node.
+Ports become the slots of `groups.Wire`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _AFFINE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Number entries as a matrix (rows, columns): starts (rows, 1 or columns) + steps (columns,)."""
+    """Hold a matrix of entry numbers (rows, columns) as starts (rows, 1 or columns) + steps (columns,)."""
 
     starts: Tensor
     steps: Tensor
@@ -39,7 +40,7 @@ class Table:
 
     @classmethod
     def side(cls, view: Tensor, writes: bool) -> Table:
-        """Return the rows of a use (outputs, inputs, *taps) by outputs, or by inputs; see `entries.numbers`."""
+        """Return a use (outputs, inputs, *taps) as rows: outputs if `writes`, else inputs (see `entries.numbers`)."""
         view = view if writes else view.transpose(0, 1)
         if not view.is_meta or not view.numel():
             return cls.of(numbers(view).flatten(1))
@@ -48,7 +49,7 @@ class Table:
 
     @property
     def dense(self) -> Tensor:
-        """Compute all numbers."""
+        """Compute the full matrix."""
         return self.starts + self.steps
 
     def at(self, index: Tensor, columns: Tensor | None = None) -> Table:
@@ -61,10 +62,10 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """Hold rows of entries that one use of a weight has on channels, each channel once.
+    """Hold the rows of entries by which one use of a weight writes or reads channels, each channel once.
 
-    use: its number in the walk; from `len(walk.uses)` on, entries that are activations themselves. rows: which of the
-    channels that the use writes or reads. theta: entries of theta, -1 for constants; spots: places in `memory`.
+    use: number of the use in the walk; from `len(walk.uses)` on, a parameter that is itself an activation. rows: which
+    of the channels that the use writes or reads. theta: entries of theta, -1 for constants; spots: places in `memory`.
     """
 
     use: int
@@ -89,7 +90,7 @@ class Port:
 
     @property
     def covariant(self) -> bool:
-        """Return whether X acts on the rows in the channels' units, or -X^T."""
+        """Return whether X acts on the rows in the channels' units; otherwise -X^T does."""
         return self.writes != self.dual
 
     def at(self, index: Tensor, columns: Tensor | None = None) -> Port:
@@ -107,10 +108,10 @@ class Port:
 
 
 class Frame:
-    """Hold the ports of a walk, and how channels and log-scales are numbered.
+    """Hold the ports of a walk, and number its channels and log-scales.
 
-    roots: the eldest node of each channel. scales: the eldest node of each log-scale. shares: into how many parts the
-    gradient of each entry of theta is divided: its uses. uses: the number of the use of each port, then of each gain.
+    roots: the eldest node of each channel. scales: the eldest node of each log-scale. shares: the number of uses of
+    each entry of theta, by which its gradient is divided. uses: the number of the use of each port, then of each gain.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -120,7 +121,7 @@ class Frame:
         place = torch.full((len(self.nodes.wires),), -1)
         place[self.roots] = torch.arange(len(self.roots))
         self.channel_of = place[self.nodes.wires]
-        """By node: its channel, or -1."""
+        """The channel of each node, or -1."""
         self.ports = [replace(port, channels=place[port.channels]) for port in ports]
         last = len(walk.uses) + len(self.entries.plain)
         self.uses = [port.use for port in self.ports] + list(range(last, last + len(walk.gains)))
@@ -130,7 +131,7 @@ class Frame:
         self._known_steps: dict[bytes, tuple[Tensor, list[Step]]] = {}
 
     def _wholes(self) -> Iterator[Port]:
-        """Yield each side of each use, and each parameter that is an activation, by nodes."""
+        """Yield a port for each side of a use and each parameter that is an activation; dual nodes get their own."""
         wires, dual = self.nodes.wires, self.nodes.dual
         for number, use in enumerate(self.walk.uses):
             for writes, nodes in ((True, use.out), (False, use.into)):
@@ -152,7 +153,7 @@ class Frame:
             number += 1
 
     def _equal_rows(self, at: Tensor, nodes: Tensor) -> Iterator[Tensor]:
-        """Yield places of a parameter as rows: of one channel and one scale each, as many columns as others have."""
+        """Yield places of a parameter as rows, one for each channel and scale, grouped by their number of columns."""
         if not len(at):
             return
         key = self.nodes.wires[nodes[at]] * len(self.nodes.wires) + self.nodes.scales[nodes[at]]
@@ -164,7 +165,7 @@ class Frame:
 
     @staticmethod
     def _pieces(port: Port) -> Iterator[Port]:
-        """Yield a port as ports in which each channel is once: first rows of all channels, then second ones."""
+        """Split a port into ports with each channel once: first the first rows of all channels, then the second."""
         left = torch.arange(len(port.rows))
         while len(left):
             order = torch.argsort(port.channels[left], stable=True)
@@ -174,7 +175,7 @@ class Frame:
             left = left[order[~fresh]].sort()[0]
 
     def _without_copies(self, port: Port) -> Port:
-        """Return a port without columns that others are, too: what acts on rows acts on these alike."""
+        """Return a port without duplicate columns, on which actions on rows are the same."""
         table, made = port.theta, self.entries.affine(port.memory) is None
         numbered = (table.steps - table.steps.min())[None] if table.starts.shape[1] == 1 else table.dense + 1
         first = distinct_columns(numbered)[0]
@@ -187,7 +188,7 @@ class Frame:
 
     @cached_property
     def shares(self) -> Tensor:
-        """Return how often each entry of theta is used, at least once (P,)."""
+        """Return the number of uses of each entry of theta (P,), at least 1."""
         count = torch.zeros(self.entries.size, dtype=torch.int16)
         for use in self.walk.uses:
             view = use.theta
@@ -195,7 +196,7 @@ class Frame:
                 count.as_strided(view.shape, view.stride(), int(view.storage_offset())).add_(1)
                 continue
             at = use.entries[use.entries >= 0]
-            count[at] = count[at] + 1  # once, however often an entry occurs
+            count[at] = count[at] + 1  # one use counts once, however often an entry occurs in it
         for name, nodes in self.walk.leaves.items():
             start = self.entries.start[name]
             count[start : start + nodes.numel()] += nodes.reshape(-1) > 0
@@ -205,7 +206,7 @@ class Frame:
         return count.clamp_(min=1)
 
     def gains(self, reading: Reading) -> Tensor:
-        """Return the numbers of all gains, as `Channels.units` takes them."""
+        """Return the values of all gains, for `Channels.units`."""
         found = [reading.at(gain.memory, gain.places)[0] for gain in self.walk.gains]
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
@@ -214,21 +215,21 @@ class Frame:
         return self.nodes.units(self.gains(reading))
 
     def scale_of(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the numbers of the log-scales of nodes, and their signs."""
+        """Return the number and the sign of each node's log-scale."""
         return torch.searchsorted(self.scales, self.nodes.scales[nodes]), self.nodes.turn[nodes]
 
     @cached_property
     def constants(self) -> Constants:
-        """Return the constants that biases take up."""
+        """Return the constants added to channels that biases absorb."""
         return taken_up(self.walk, self.shares, self._steps, self.gained)
 
     # Groups
 
     def wire(self, channels: Tensor, positions: Tensor | None = None, flipped: Tensor | None = None) -> Wire:
-        """Return the wire of these channels (ValueError if the groups cannot act on what they have).
+        """Return the wire of these channels. Raises ValueError if the groups cannot act on their entries.
 
-        positions: where each is in the wire, which may fold several channels onto one; in order if None. flipped: which
-        of them are contragredients of their position.
+        positions: the place of each channel in the wire, by default in order; several channels may share a place.
+        flipped: which of the channels are contragredients of their position.
         """
         place = torch.arange(len(channels)) if positions is None else positions
         flip = torch.zeros(len(channels), dtype=torch.bool) if flipped is None else flipped
@@ -237,14 +238,14 @@ class Frame:
         return Wire(tuple(slots), int(place.max()) + 1, constants)
 
     def torus(self, slices: Sequence[Slices], size: int) -> Torus:
-        """Return the torus of these slices (ValueError as `Torus` raises it)."""
+        """Return the torus of these slices. Raises ValueError if `Torus` does."""
         return Torus(tuple(slices), size, self.constants)
 
     def placed(self, channels: Tensor, positions: Tensor, flipped: Tensor) -> Iterator[Port]:
-        """Yield what ports have of some channels, with positions for channels, each once in a port, in order.
+        """Yield the rows of ports on some channels, as ports of positions, in order and each once in a port.
 
-        flipped: which channels are contragredients of their position. Such rows change whether they are dual. Channels
-        of one position are of several wires, in the order in which they are given.
+        flipped: which channels are contragredients of their position: whether their rows are dual is reversed. Channels
+        of one position belong to different wires, in the order in which they are given.
         """
         place, copy = torch.full((2, len(self.roots)), -1)
         place[channels] = positions
@@ -264,10 +265,10 @@ class Frame:
 
     @cached_property
     def _holders(self) -> tuple[Tensor, list[list[int]]]:
-        """Return the kind of each channel, and by kind the numbers of the ports that have such channels."""
+        """Return the kind of each channel, and for each kind the numbers of the ports with such channels."""
         generator = torch.Generator().manual_seed(1)
         names = torch.randint(1 << 62, (len(self.ports),), generator=generator)
-        sets = torch.zeros(len(self.roots), dtype=torch.long)  # sums of names tell sets of ports apart
+        sets = torch.zeros(len(self.roots), dtype=torch.long)  # a sum of random names identifies a set of ports
         for name, port in zip(names, self.ports, strict=True):
             sets[port.channels] += name
         unique, kind = sets.unique(return_inverse=True)
@@ -278,24 +279,24 @@ class Frame:
         return kind, holders
 
     def holding(self, channel: int) -> list[Port]:
-        """Return the ports that have a channel."""
+        """Return the ports that contain a channel."""
         kind, holders = self._holders
         return [self.ports[number] for number in holders[int(kind[channel])]]
 
     @property
     def kinds(self) -> Tensor:
-        """Return a number for each channel, the same for channels with the same ports."""
+        """Return the kind of each channel; channels with the same ports have the same number."""
         return self._holders[0]
 
     def _slots(self, port: Port) -> Iterator[Slot]:
-        """Yield slots: entries of one parameter each."""
+        """Yield the slots of a port, with entries of one parameter each."""
         for piece in self.by_parameter(port):
             constant, steps = self._steps(piece.nodes)
             units = None if bool((constant == 1).all()) else constant
             yield Slot(self.rows(piece), piece.channels, port.writes, port.dual, units, self.gained(steps), port.use)
 
     def by_parameter(self, port: Port) -> Iterator[Port]:
-        """Yield the columns that are entries of one parameter each, of the rows in which they are."""
+        """Split a port into ports whose entries belong to one parameter each."""
         if self._of_one(port.theta):
             yield port
             return
@@ -313,7 +314,7 @@ class Frame:
                         yield port.at(every[rows], torch.nonzero(which == k)[:, 0])
 
     def _of_one(self, table: Table) -> bool:
-        """Return whether a sum of starts and steps is of one parameter, by its ends."""
+        """Return whether all sums of starts and steps belong to one parameter, by the smallest and the largest."""
         if table.starts.shape[1] != 1 or not table.starts.numel() or not table.steps.numel():
             return False
         (a, b), (c, d) = table.starts.aminmax(), table.steps.aminmax()
@@ -321,7 +322,7 @@ class Frame:
         return 0 < first == last
 
     def owners(self, entries: Tensor) -> Tensor:
-        """Return the number of the parameter of each entry, from 1 on, 0 for constants."""
+        """Return the number of the parameter of each entry, counted from 1; 0 for constants."""
         return torch.bucketize(entries.contiguous(), self._starts, right=True)
 
     @cached_property
@@ -329,7 +330,7 @@ class Frame:
         return torch.tensor(list(self.entries.start.values()), dtype=torch.long)
 
     def rows(self, port: Port) -> Rows:
-        """Return the entries of a port of one parameter (ValueError for a function of it that is not affine)."""
+        """Return a port of one parameter as `Rows`. Raises ValueError for a function of it that is not affine."""
         name = self.name_of(port)
         start, shape, steps = self.entries.start[name], tuple(self.entries.shapes[name]), port.theta.steps
         function = self._function(port.memory, port.places)
@@ -338,18 +339,18 @@ class Frame:
         return Rows.at(name, shape, port.entries - start, **function)
 
     def name_of(self, port: Port) -> str:
-        """Return the parameter of a port's first entry."""
+        """Return the name of the parameter of a port's first entry."""
         first = port.theta.starts[0, 0] + port.theta.steps[0]
         return list(self.entries.start)[int(torch.bucketize(first, self._starts, right=True)) - 1]
 
     def slopes(self, port: Port) -> Tensor:
-        """Return what the entries of a port are multiplied by, (1, 1) or (rows, columns); raise as `rows` does."""
+        """Return the scale of each entry's affine function, (1, 1) or (rows, columns). Raises as `rows` does."""
         known = self.entries.affine(port.memory)
         scale = known[0] if known is not None else self._function(port.memory, port.places).get("scale", 1.0)
         return scale if isinstance(scale, Tensor) else torch.full((1, 1), scale, dtype=torch.float64)
 
     def _function(self, memory: int, places: Tensor) -> dict[str, float | Tensor]:
-        """Return scale and offset of a function of a parameter (ValueError if it is not affine)."""
+        """Return scale and offset of a function of a parameter, empty for the identity; ValueError if not affine."""
         if (known := self.entries.affine(memory)) is not None:
             scale, offset = known
             return {} if known == (1.0, 0.0) else {"scale": scale, "offset": offset}
@@ -362,7 +363,7 @@ class Frame:
 
     @cached_property
     def _affine(self) -> dict[int, tuple[Tensor, Tensor] | None]:
-        """Return scale and offset of each function of parameters by memory, None for those that are not affine."""
+        """Return by memory scale and offset of each function of parameters, None if it is not affine."""
         generator, made = torch.Generator().manual_seed(5), self.entries.made
         found: dict[int, list[tuple[Tensor, Tensor]]] = {memory: [] for memory in made}
         for _ in range(3):
@@ -380,7 +381,7 @@ class Frame:
         return {m: first if all(same(first, each) for each in more) else None for m, (first, *more) in found.items()}
 
     def gained(self, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Gain, ...]:
-        """Return steps as gains of all rows (ValueError for gains that groups cannot read)."""
+        """Return steps as gains of all rows. Raises ValueError for gains that groups cannot read."""
         found = []
         for which, number, power in steps:
             for one in which[which >= 0].unique():
@@ -396,7 +397,7 @@ class Frame:
         return replace(self._known_gains[key], power=power)
 
     def _gain_of(self, gains: Tensor) -> Gain:
-        """Return the gain of rows by the numbers of gains."""
+        """Return the gain of some rows, given the number of each row's gain."""
         which = torch.bucketize(gains.contiguous(), self._first_gain, right=True) - 1
         of = self.walk.gains[int(which[0])]
         at = gains - self._first_gain[which[0]]
@@ -422,7 +423,7 @@ class Frame:
         return sizes.cumsum(0)[:-1]
 
     def ratio(self, above: Sequence[Tensor], below: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]]:
-        """Return products of units of nodes over others, by rows, as constants and gains (ValueError as `gained`)."""
+        """Return products of units above / below, by rows, as constants and gains. Raises as `gained` does."""
         constant, steps = torch.ones(len((*above, *below)[0]), dtype=torch.float64), list[Step]()
         for nodes, power in (*((n, 1) for n in above), *((n, -1) for n in below)):
             c, some = self._steps(nodes)
@@ -454,7 +455,7 @@ class Frame:
 
 
 def _once_each(view: Tensor) -> bool:
-    """Return whether a view has each number of its grid once: each stride is longer than what smaller ones reach."""
+    """Return whether a view has no number twice: each stride exceeds the reach of all smaller ones."""
     reach = 0
     for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
         if size > 1 and stride <= reach:

@@ -1,8 +1,8 @@
-"""Take functions of parameters alone for parameters: a weight normed by hand, or weights that a network makes.
+"""Treat functions of parameters as parameters, such as a weight normalized by hand or weights computed by a network.
 
-What a model computes of these parameters depends on them by the values only. If their derivative has full rank,
-gradients by the values follow from those by the parameters; with coordinates that the values leave open they are a
-chart, in which fields are linear again.
+A model depends on these parameters only through the values of the functions. If the values have a derivative of full
+rank, gradients by the values follow from gradients by the parameters. Together with coordinates for what they leave
+open, the values form a chart, in which vector fields are linear again.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from quotient_manifolds.symmetries.trace.program import Layout, Operation, Progr
 from quotient_manifolds.symmetries.trace.replay import arguments, wide
 
 _TRIED = 3
-"""Points at which gradients must be functions of the values."""
+"""The number of points at which gradients must factor through the values."""
 _RANGE = 1e-8
-"""Relative: what of a gradient is outside of the rows of the derivative means that parameters are used elsewhere."""
+"""If a larger relative part of a gradient is outside the derivative's row space, parameters have other uses."""
 
 
 @dataclass(frozen=True, eq=False)
 class Function(Record):
-    """Compute values of a program from parameters by name, in a row.
+    """Compute values of a program from parameters by name, as one vector.
 
-    operations: in order, (name of the function, args, kwargs, outs), which pickle. leaves: (number, layout, name) of
-    parameters. constants: (number, values).
+    operations: (name of the function, args, kwargs, outs) in order, which can be pickled. leaves: (number, layout,
+    name) of parameters. constants: (number, values).
     """
 
     operations: tuple[tuple[str, Any, Any, tuple[int, ...]], ...]
@@ -53,7 +53,7 @@ class Function(Record):
 
     @classmethod
     def of(cls, program: Program, operations: Sequence[Operation], outs: Sequence[int]) -> Function:
-        """Return the function that some operations make of parameters."""
+        """Return the function of parameters that some operations compute."""
         taken = {n for each in operations for n in each.ins}
         leaves = tuple((n, program.layouts[n], name) for n, name in program.parameters.items() if n in taken)
         constants = tuple((n, wide(t)) for n, t in program.constants.items() if n in taken)
@@ -78,7 +78,7 @@ def _named(name: str) -> Any:
 
 
 def charts(walk: Walk, own: Mapping[str, Tensor]) -> Iterator[Chart]:
-    """Yield a chart for each set of parameters of which functions are used that are no functions entry by entry."""
+    """Yield a chart for each set of parameters that a model uses through functions that mix entries."""
     program, layouts = walk.program, walk.program.layouts
     data, made = {layouts[n].memory for n in program.inputs}, list[Operation]()
     for each in program.operations:
@@ -105,7 +105,7 @@ def charts(walk: Walk, own: Mapping[str, Tensor]) -> Iterator[Chart]:
     directly = frozenset[str]().union(*(of.get(n, ()) for n in used if layouts[n].memory not in roots))
     while left:
         some, names = {left.pop()}, frozenset[str]()
-        while some:  # all that have parameters in common
+        while some:  # values with parameters in common share a chart
             names = names.union(*(of[n] for n in some))
             together = {n for n in left if of[n] & names}
             if not together:
@@ -120,7 +120,7 @@ def charts(walk: Walk, own: Mapping[str, Tensor]) -> Iterator[Chart]:
 def _chart(
     walk: Walk, made: Sequence[Operation], outs: Sequence[int], names: Sequence[str], own: Mapping[str, Tensor]
 ) -> Chart | None:
-    """Return a chart at these weights, None where the values are not free."""
+    """Return a chart at these weights; None unless the derivative of the values has full rank."""
     needed, wanted = list[Operation](), {*outs}
     for each in reversed(made):
         if wanted.intersection(each.outs):
@@ -142,7 +142,7 @@ def _chart(
 
 
 class Charting:
-    """Write weights and gradients in the coordinates of a chart but `rest`, behind the parameters that it leaves."""
+    """Express weights and gradients in a chart's coordinates except `rest`, after all other parameters."""
 
     def __init__(self, chart: Chart, shapes: Mapping[str, torch.Size]) -> None:
         self.chart, names, start = chart, dict(chart.shapes), 0
@@ -155,11 +155,11 @@ class Charting:
         self.others = torch.cat([torch.zeros(0).long(), *(w for name, w in at.items() if name not in names)])
 
     def weights(self, theta: Tensor) -> Tensor:
-        """Return weights in a row."""
+        """Return weights theta in these coordinates."""
         return torch.cat([theta[self.others], self.chart.results(theta[self.own])])
 
     def gradients(self, theta: Tensor, G: Tensor) -> Tensor | None:
-        """Return gradients (losses, ...), None where parameters are used in another way, too."""
+        """Return gradients (losses, ...) by these coordinates; None if parameters are also used in another way."""
         J = self.chart.slope(theta[self.own])[: sum(torch.Size(shape).numel() for _, shape in self.chart.made)]
         own = G[:, self.own]
         found = torch.linalg.lstsq(J.T, own.T).solution.T
@@ -168,12 +168,12 @@ class Charting:
         return torch.cat([G[:, self.others], found], 1)
 
     def tangents(self, theta: Tensor, D: Tensor) -> Tensor:
-        """Return tangents, columns."""
+        """Return tangent vectors, the columns of D, in these coordinates."""
         J = self.chart.slope(theta[self.own])[: sum(torch.Size(shape).numel() for _, shape in self.chart.made)]
         return torch.cat([D[self.others], J @ D[self.own]])
 
     def point(self, point: Point) -> Point:
-        """Return a point (Undecided where parameters are used in another way, too)."""
+        """Return a point in these coordinates. Raises Undecided if parameters are also used in another way."""
         G = self.gradients(point.theta, point.gradients)
         if G is None:
             raise Undecided(f"{', '.join(name for name, _ in self.chart.shapes)} are used in other ways, too")
@@ -189,9 +189,10 @@ def read_charted(
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
-    """Return what moves the weights theta in the coordinates of a chart, in directions beyond known ones (P, k).
+    """Return vector fields in a chart that move the weights theta in directions beyond the known ones (P, k).
 
-    Constants along what the values leave open, and fields on values and other parameters. kernel: as in `read_rest`.
+    These are constant along what the values leave open, or act on values and other parameters. kernel: as in
+    `read_rest`.
     """
     charting, params = Charting(chart, shapes), _split(theta, shapes)
     for _ in range(_TRIED):

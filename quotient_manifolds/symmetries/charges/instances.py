@@ -1,8 +1,8 @@
-"""Read log-scales off charges, and entries between channels that functions tie, by instances.
+"""Solve for log-scales, and for generators between channels that functions tie, by one small null space per kind.
 
-An instance is a channel with what is aligned with it: the scales of its units, channels that are functions of it, the
-other channel of its plane. Instances with the same uses are of one kind, and a kind has one small null space, whose
-equations are instances times samples. So what a gate, a norm or a rotary embedding allows is found without a template.
+An instance is a channel with all channels and scales aligned with it: the scales of its units, functions of it, and the
+other channel of its plane. Instances with the same uses form a kind. Its null space has one equation for each instance
+and sample. So the symmetries of a gate, a norm or a rotary embedding are found without a template.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from quotient_manifolds.symmetries.charges.uses import Gain
 from quotient_manifolds.symmetries.groups import Complex, DirectSum, Gauge, Slices, Span, Symmetry, Torus
 
 _MOST = 400
-"""Unknowns of an instance at most."""
+"""Maximum number of unknowns of an instance that are solved for one by one."""
 _LARGEST = 16
-"""Channels of one wire in an instance at most, for entries between them."""
+"""Maximum number of channels of one wire in an instance for which entries between them are unknowns."""
 _PARTS = 8
-"""Kinds are taken apart at most so often where their instances differ."""
+"""Maximum number of null spaces computed for one kind, which is split if its instances differ."""
 _SAMPLES = 64
-"""Samples that are drawn for one kind at most."""
+"""Maximum number of samples drawn for one kind."""
 _PATIENCE = 4
-"""How often points are drawn for instances that were idle."""
+"""Maximum number of times that points are drawn for idle unknowns, whose summands are all 0."""
 _MARGIN = 10.0
 _ZERO = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Hold instances (n, u) by numbers of unknowns, with generators (u, k) that are the same for all of them."""
+    """Hold n instances, as numbers (n, u) of their unknowns, and the generators (u, k) that they share."""
 
     instances: Tensor
     basis: Tensor
 
 
 class Instances:
-    """Number the log-scales of positions and the entries between positions of one instance, and read groups off.
+    """Number the unknowns (log-scales, and entries X_ij between positions of one instance) and solve for groups.
 
-    free: pairs of positions (n, 2) that are free alone. blocks: of each position the number of the diagonal generator
-    of another group that it is in, or 0; with a minus sign where it is the contragredient.
+    free: positions (i, j) of entries that are free on their own, (n, 2). blocks: for each position, the number of the
+    diagonal generator of another group that contains it, or 0; negative if the position is its contragredient.
     """
 
     def __init__(self, positions: Positions, free: Tensor, blocks: Tensor) -> None:
@@ -69,14 +69,14 @@ class Instances:
         flipped[positions.channels] = positions.flipped
         turned = nodes.dual[frame.scales[self.scales]] ^ (flipped[channel.clamp(0)] & (channel >= 0))[self.scales]
         self.sign = 1 - 2 * turned.double()
-        """By scale: of a generator X_ii of its position."""
+        """By log-scale: its sign in the generator X_ii of its position."""
         self.entries = self._entries(free)
         self.gains = [self._gain(gain) for gain in frame.walk.gains]
         self.count = len(self.scales) + len(self.entries)
         self._by_wire = self._of_wires()
 
     def _entries(self, free: Tensor) -> Tensor:
-        """Return pairs of positions (n, 2) of one wire that are in one instance, and not free alone."""
+        """Return the pairs (n, 2) of positions of one wire and one instance whose entries are not free on their own."""
         p, count = self.positions, len(self.positions.held)
         order = torch.argsort(p.wire_of, stable=True)
         order = order[torch.argsort(p.component[order], stable=True)]
@@ -92,14 +92,14 @@ class Instances:
         return pairs[keep & (p.component[pairs[:, 0]] == p.component[pairs[:, 1]])]
 
     def look(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the unknown log-scales of nodes (0 where there is none), and their signs (0 there)."""
+        """Return the number and sign of each node's unknown log-scale, both 0 for nodes without one."""
         at, turn = self.frame.scale_of(nodes.clamp(0))
         at = self.local[at.clamp(max=len(self.local) - 1)]
         known = (nodes > 0) & (at >= 0)
         return torch.where(known, at, 0), torch.where(known, turn, 0.0)
 
     def _gain(self, gain: Gain) -> tuple[Tensor, Tensor]:
-        """Return the unknowns (n, 2) after and before each gain, with coefficients of the logarithm of its value."""
+        """Return the log-scales (n, 2) after and before each gain, and their coefficients in the gain's logarithm."""
         (after, a), (before, b) = self.look(gain.after), self.look(gain.before)
         return torch.stack([after, before], 1), gain.power * torch.stack([a, -b], 1)
 
@@ -121,7 +121,7 @@ class Instances:
         ports = [(*self.look(port.nodes), -1.0 if port.dual else 1.0) for port in self.positions.ports]
         for r, z, sample in zip(R, Z, data, strict=True):
             for (at, turn, dual), (a, b) in zip(ports, sample.ports, strict=True):
-                terms = a * b  # of X_ii, which is minus the log-scale of a contragredient
+                terms = a * b  # for X_ii; a contragredient has minus its log-scale
                 r.index_add_(0, at, dual * turn * terms.sum(0))
                 z.index_add_(0, at, turn.abs() * terms.abs().sum(0))
             for (ids, ways), q in zip(self.gains, sample.gains, strict=True):
@@ -136,7 +136,7 @@ class Instances:
 
     @cached_property
     def equations(self) -> list[tuple[Tensor, Tensor]]:
-        """Return unknowns (n, m) and coefficients of sums that must vanish, by ties and shared gains."""
+        """Return the linear equations that ties and shared gains impose, as unknowns (n, m) and their coefficients."""
         p, gains = self.positions, self.frame.walk.gains
         found = []
         if len(p.fixed):
@@ -162,7 +162,7 @@ class Instances:
 
     @cached_property
     def name(self) -> Tensor:
-        """Return the name of what each unknown is of: a set of uses, the same in other instances."""
+        """Return an integer for each unknown that identifies its set of uses; it is the same in other instances."""
         p, generator, S = self.positions, self.positions.generator, len(self.scales)
         name = torch.zeros(self.count, dtype=torch.long)
         for port in p.ports:
@@ -182,7 +182,7 @@ class Instances:
 
     @cached_property
     def kinds(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return instances (n, u) by kind, and for each unknown its instance, and its column there."""
+        """Return the instances (n, u) of each kind, and for each unknown its instance and its column there."""
         p, name = self.positions, self.name
         component = p.components[self.frame.scales[self.scales]]
         component = torch.cat([component, p.component[self.entries[:, 0]]])
@@ -204,7 +204,7 @@ class Instances:
         return found, instance, column
 
     def _pattern(self, I: Tensor) -> Tensor:
-        """Return for each column which positions it is of, as numbers within the instance."""
+        """Return the two positions of each column's unknown, numbered within the instance."""
         S = len(self.scales)
         both = torch.full((*I.shape, 2), -1)
         scale = I < S
@@ -214,7 +214,7 @@ class Instances:
         return (flat[:, :, None] == flat[:, None, :]).long().argmax(2)
 
     def solve(self, data: Sequence[Vectors]) -> tuple[list[Kind], list[str], float, float]:
-        """Return the generators of all kinds, what was not decided, the largest charge kept, and the smallest pivot."""
+        """Return the generators of all kinds, undecided cases, the largest relative charge and the smallest pivot."""
         R, Z = self.charges(data)
         found, refused, largest, smallest = [], [], 0.0, float("inf")
         for I, (A, same, whole) in zip(self.kinds[0], self._bases, strict=True):
@@ -234,7 +234,7 @@ class Instances:
             same = same / same.norm(dim=1, keepdim=True).clamp(min=1e-300)
             same = torch.cat([same, torch.diag_embed((~alive.any(0)).double())])
             lead = left = torch.arange(n)
-            for part in range(_PARTS):  # of all instances first, then of one and those that are like it
+            for part in range(_PARTS):  # first all instances, then one and those like it
                 N, pivot = null_space(torch.cat([M[lead].reshape(-1, u), same]), scale=1.0)
                 smallest = min(smallest, pivot)
                 good = torch.zeros(len(left), dtype=torch.bool)
@@ -260,14 +260,14 @@ class Instances:
 
     @cached_property
     def _bases(self) -> list[tuple[Tensor | None, Tensor, bool]]:
-        """Return what `_basis` says of each kind."""
+        """Return `_basis` of each kind."""
         return [self._basis(I) for I in self.kinds[0]]
 
     def _basis(self, I: Tensor) -> tuple[Tensor | None, Tensor, bool]:
-        """Return a basis (u, k) of what is solved for, None for the unknowns themselves, and equations of it.
+        """Return a basis (u, k) to solve in (None for all unknowns), its equations, and whether it is complete.
 
-        Where unknowns are too many: what equations leave of them, or if that is too much, all log-scales of a kind as
-        one. And whether that is all.
+        If there are too many unknowns, the basis is the null space of their equations. If that is too large as well,
+        all log-scales with the same name become one unknown, and the basis is incomplete.
         """
         (n, u), same = I.shape, self._dense(I)
         if self.needed(n, u) <= _SAMPLES:
@@ -283,13 +283,13 @@ class Instances:
         return A, same @ A, False
 
     def _touched(self, I: Tensor) -> Tensor:
-        """Return the positions that instances are of."""
+        """Return the positions of the unknowns of instances."""
         S, flat = len(self.scales), I.reshape(-1)
         own = self.position[flat[flat < S]]
         return torch.cat([own[own >= 0], self.entries[flat[flat >= S] - S].reshape(-1)])
 
     def wanted(self, data: Sequence[Vectors]) -> Iterator[tuple[int, int]]:
-        """Yield how many points and losses more are wanted: for many unknowns, and for what was idle."""
+        """Yield how many more points and losses are needed, for kinds with many unknowns, then for idle unknowns."""
         kinds = (self.needed(len(I), same.shape[1]) for I, (_, same, _) in zip(self.kinds[0], self._bases, strict=True))
         more = max((need for need in kinds if need <= _SAMPLES), default=0) - len(data)
         if more > 0:
@@ -310,7 +310,7 @@ class Instances:
         return -(-(u + 8) // n) if u <= _MOST else 1 << 30
 
     def _dense(self, I: Tensor) -> Tensor:
-        """Return equations of instances as rows (n, u)."""
+        """Return the equations of the instances of one kind as rows (n, u)."""
         _, instance, column = self.kinds
         mine = torch.zeros(int(instance.max()) + 1, dtype=torch.bool).index_fill_(0, instance[I[:, 0]], True)
         rows = [torch.zeros(0, I.shape[1], dtype=torch.float64)]
@@ -324,7 +324,7 @@ class Instances:
         return torch.cat(rows)
 
     def survives(self, kinds: Sequence[Kind], data: Sequence[Vectors]) -> tuple[bool, float]:
-        """Return whether all generators of kinds have no charge in other samples, and the largest relative charge."""
+        """Return whether the charges of all generators vanish on other samples, and the largest relative charge."""
         R, Z = self.charges(data)
         worst = 0.0
         for kind in kinds:
@@ -335,7 +335,7 @@ class Instances:
     # Groups
 
     def groups(self, kinds: Sequence[Kind]) -> tuple[list[Symmetry], list[str]]:
-        """Return the groups of kinds: matrices on the channels of instances, and one torus of all log-scales."""
+        """Return groups of matrices on the channels of instances, one torus of all log-scales, and refusals."""
         gauges: list[Symmetry] = []
         refused: list[str] = []
         scales: list[tuple[Tensor, Tensor]] = []
@@ -353,9 +353,9 @@ class Instances:
         return gauges + ([torus] if torus is not None else []), refused
 
     def _split(self, kind: Kind) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Return columns' positions with generators that change no gain, and log-scales that are in none of them.
+        """Split generators into (positions, matrices on these), which change no gain, and the remaining log-scales.
 
-        Both are without the diagonals of blocks.
+        The log-scales exclude the diagonals of blocks.
         """
         S, lead = len(self.scales), kind.instances[0]
         scale = lead < S
@@ -382,9 +382,9 @@ class Instances:
         return (touched, _sparse(inside) if inside.shape[1] else inside), _sparse(rest) if rest.shape[1] else rest
 
     def _gauges(self, I: Tensor, touched: Tensor, inside: Tensor) -> Iterator[Gauge]:
-        """Yield the groups of matrices on the positions of each instance, the same algebra on all.
+        """Yield the groups of matrices on the positions of each instance, with the same algebra on all instances.
 
-        Generators that touch no position in common are of different groups.
+        Generators that act on no common position belong to different groups.
         """
         p, S, lead = self.positions, len(self.scales), I[0]
         m, scale = len(touched), lead < S
@@ -411,7 +411,7 @@ class Instances:
             yield Gauge(p.folded(aligned, flips), DirectSum(aligned.shape[1], ((parts, algebra),)))
 
     def _torus(self, scales: Sequence[tuple[Tensor, Tensor]], refused: list[str]) -> Torus | None:
-        """Return the torus of log-scales of instances (n, u) with exponents (u, k)."""
+        """Return the torus of log-scales of instances (n, u) with exponents (u, k); None if no log-scale can act."""
         rows, columns, powers, count = [], [], [], 0
         for I, N in scales:
             at, which = torch.nonzero(N, as_tuple=True)
@@ -441,7 +441,10 @@ class Instances:
             return None
 
     def _slices(self, L: csr_matrix, refused: list[str], moved: np.ndarray) -> tuple[list[Slices], np.ndarray]:
-        """Return slices that log-scales L (scales, k) multiply, and which of the k are of what no group can act on."""
+        """Return the slices that log-scales L (scales, k) multiply, and which of the k are refused.
+
+        Set `moved` to 1 for all of the k that multiply any slice.
+        """
         frame, slices, dead = self.frame, [], np.zeros(L.shape[1], dtype=bool)
 
         def add(port: Port, E: csr_matrix, once: bool) -> None:
@@ -487,9 +490,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def alike(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Return blocks (blocks, c) of channels on which matrices (k, m, m) are the same, or, flipped, contragredient.
+    """Return blocks (blocks, c) of channels on which matrices (k, m, m) are equal, and which are contragredient.
 
-    One block of all channels if they are not.
+    If there are no such blocks, all channels are one block.
     """
     m = X.shape[1]
     part = components(m, *torch.nonzero(X.abs().amax(0) > _ZERO).T)
@@ -509,7 +512,7 @@ def alike(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sparse(N: Tensor) -> Tensor:
-    """Return the same span in echelon form: exponents of few slices, integers where they are."""
+    """Return a basis of the same span in echelon form, rounded near integers, so that exponents are of few slices."""
     pivots = _leading(N)
     N = torch.linalg.solve(N[pivots].T, N.T).T
     N = torch.where((N - N.round()).abs() < _ZERO, N.round(), N)

@@ -1,7 +1,8 @@
 """Solve for all generators of narrow wires at once: the null space of their charges at generic points.
 
-Unknowns are an entry X_ij for every two channels that ports let mix, a log-scale of each channel in its units, and a
-log-scale of each slice of each parameter. Each sample of a gradient gives one linear equation, the charge <grad, xi>.
+The unknowns of a generator xi are an entry X_ij for every two channels that ports allow to mix, a log-scale of each
+channel in its units, and a log-scale of each slice of each parameter. Each sampled gradient gives one linear equation:
+the charge <grad, xi> is 0.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from quotient_manifolds.symmetries.charges.nodes import Classes
 from quotient_manifolds.symmetries.charges.samples import Undecided
 
 _ALL = 20_000
-"""Pairs of channels of all components together, from which fewer are solved for and more are read."""
+"""Most pairs of channels in all components together; beyond it, wider components are read, not solved for."""
 MOST = 1500
-"""Unknowns that are solved for together at most."""
+"""Most unknowns that are solved for together."""
 NOISE = 1e-9
 _OFTEN, _RARE = 6, 8
-"""At how many points an unknown has to be exercised, and in how many of all points at least one is so."""
+"""An unknown must be exercised at _OFTEN points, among about _RARE times as many in all."""
 _CHUNK = 256
-"""Gradients of which charges are computed at once."""
+"""Gradients whose charges are computed at once."""
 _STUCK = 4
-"""Times in a row that twice as many fresh points may break a null space that gets no smaller: rounding decides then."""
+"""Times in a row that fresh points, doubled each time, may break a null space that gets no smaller, due to rounding."""
 _FLOOR = 1e-6
-"""Of the largest: a summand that is smaller may be rounding itself, which is not to be compared with itself."""
+"""Relative to the largest sum of summands: smaller ones may be rounding, and charges are compared with this instead."""
 
 
 def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = None) -> tuple[Tensor, float]:
-    """Return orthonormal columns that rows (n, k) vanish on, up to tolerance times the largest pivot, or `scale`.
+    """Return an orthonormal basis (k, m) of the null space of rows (n, k), and the smallest nonzero pivot over `scale`.
 
-    And the smallest pivot above that, relative to the largest.
+    Pivots up to tolerance times `scale`, by default the largest pivot, count as 0.
     """
     k = rows.shape[1]
     if not rows.numel():
@@ -59,7 +60,7 @@ def null_space(rows: Tensor, tolerance: float = NOISE, scale: float | None = Non
 
 
 def connected(X: Tensor) -> Iterator[Tensor]:
-    """Yield which of matrices (k, n, n) touch channels in common."""
+    """Yield the index sets of matrices (k, n, n) that are connected by common channels."""
     touched = ((X != 0).any(1) | (X != 0).any(2)).numpy()
     part = connected_components(coo_matrix(touched @ touched.T), directed=False)[1]
     for one in np.unique(part):
@@ -68,7 +69,7 @@ def connected(X: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Hold weights in a row, what functions of them are there, and gradients (losses, P) of random losses."""
+    """Hold the vector of weights (P,), the values of functions of them, and gradients (losses, P) of random losses."""
 
     theta: Tensor
     reading: Reading
@@ -76,11 +77,11 @@ class Point:
 
 
 class Charged(Protocol):
-    """Hold unknowns by number, of which there are charges at points."""
+    """Number the unknowns of a generator, and compute their charges at points."""
 
     count: int
     size: int
-    """How many entries theta has."""
+    """The number of entries of theta."""
 
     @property
     def groups(self) -> list[Tensor]:
@@ -90,7 +91,7 @@ class Charged(Protocol):
         """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands."""
 
     def slices_of(self, entries: Tensor) -> Tensor:
-        """Return which unknowns cannot be known if no gradient reaches these entries, bool (unknowns,)."""
+        """Return which unknowns are undetermined if no gradient reaches these entries, bool (unknowns,)."""
 
 
 U = TypeVar("U", bound=Charged)
@@ -99,16 +100,16 @@ U = TypeVar("U", bound=Charged)
 class Unknowns:
     """Number the unknowns of narrow components of a frame, and compute their charges and fields.
 
-    pairs: (n, 2) channels i, j of entries X_ij, i != j. They are followed by the log-scales, numbered as in the frame,
-    and those of slices. Slices are solved for with the log-scales, apart from pairs.
-    left: channels of components that are too wide.
+    pairs: (n, 2), the channels i, j of entries X_ij, i != j. The log-scales of channels follow, numbered as in the
+    frame, then the log-scales of slices. Slices are solved for together with log-scales, separately from pairs.
+    left: the channels of components that are too wide to solve for.
     """
 
     def __init__(self, frame: Frame, most: int = MOST) -> None:
         self.frame, entries = frame, frame.entries
         self.components = self._components()
         self.pairs, self.left = self._possible(most)
-        while len(self.pairs) > _ALL:  # bases are as long as all unknowns together
+        while len(self.pairs) > _ALL:  # a basis vector has an entry for each unknown
             most //= 2
             self.pairs, self.left = self._possible(most)
         C = len(frame.roots)
@@ -124,7 +125,7 @@ class Unknowns:
         self._tables = [(port.entries, port.places) for port in frame.ports]
 
     def _components(self) -> Tensor:
-        """Return for each channel what it is solved together with: by functions, and by uses of the same entries."""
+        """Return the component of each channel: channels joined by functions, or by uses of the same entries."""
         frame, walk = self.frame, self.frame.walk
         classes = Classes(len(frame.nodes.wires))
         classes.join(frame.nodes.solved, torch.arange(len(frame.nodes.wires)))
@@ -147,11 +148,11 @@ class Unknowns:
         return classes.of[frame.roots]
 
     def _possible(self, most: int) -> tuple[Tensor, Tensor]:
-        """Return the pairs that ports let mix, and the channels of components that would have too many."""
+        """Return the pairs (i, j) that ports allow to mix, and the channels of components with too many unknowns."""
         count = len(self.frame.roots)
         ports = [piece for port in self.frame.ports for piece in self.frame.by_parameter(port)]
         names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
-        signature = torch.zeros(count, dtype=torch.long)  # sums of names tell sets of ports apart
+        signature = torch.zeros(count, dtype=torch.long)  # sums of random names distinguish sets of ports
         for name, port in zip(names, ports, strict=True):
             signature[port.channels] += name
         unique, kind = signature.unique(return_inverse=True)
@@ -165,7 +166,7 @@ class Unknowns:
         classes, place = self.components.unique(return_inverse=True)
         wide = torch.zeros(len(classes), dtype=torch.float64).index_add(0, place, each[kind]) > most
         mixed, count = (fits | fits.T).double(), -1
-        while int(wide.sum()) > count:  # what mixes with channels of a wide component is read with them
+        while int(wide.sum()) > count:  # a component that mixes with a wide one is wide, too
             count = int(wide.sum())
             near = (mixed @ torch.bincount(kind[wide[place]], minlength=len(fits)).double()) > 0
             wide = wide.index_fill(0, place[near[kind]], True)
@@ -175,7 +176,7 @@ class Unknowns:
         return pairs[pairs[:, 0] != pairs[:, 1]], torch.nonzero(wide[place])[:, 0]
 
     def _of(self, channels: Tensor) -> Tensor:
-        """Return the unknown of each two channels of a port (n, n), `count` where there is none."""
+        """Return the unknown of each pair of a port's channels, (n, n), `count` if there is none."""
         key = channels[:, None] * len(self.frame.roots) + channels
         if not len(self._keys):
             return torch.full_like(key, self.count)
@@ -205,12 +206,12 @@ class Unknowns:
     # At a point
 
     def fields(self, point: Point) -> Tensor:
-        """Return the changes of theta (P, unknowns) by each unknown: charges of gradients that are 1 at one entry."""
+        """Return the change of theta by each unknown, (P, unknowns): the charges of gradients that are unit vectors."""
         each = torch.eye(self.size, dtype=torch.float64).split(_CHUNK)
         return torch.cat([self.charges(replace(point, gradients=G))[0] for G in each])
 
     def slices_of(self, entries: Tensor) -> Tensor:
-        """Return which unknowns are slices of parameters that have some of these entries, bool (unknowns,)."""
+        """Return which unknowns are slices of parameters that contain some of these entries, bool (unknowns,)."""
         found, at = torch.zeros(self.count, dtype=torch.bool), self.first_slice
         for name, shape, axis in self.slices:
             start = self.frame.entries.start[name]
@@ -240,7 +241,7 @@ class Unknowns:
     def charges(self, point: Point, of_use: Callable[[int], Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the charges of all unknowns, (losses, unknowns), and the sums of their absolute summands.
 
-        of_use: the part of the gradient that goes to each use, equal parts if None.
+        of_use: returns the part of the gradient that belongs to each use; equal parts if None.
         """
         frame, shared = self.frame, point.gradients / self.frame.shares
         units = frame.units(point.reading)
@@ -257,7 +258,7 @@ class Unknowns:
             Q, Z = a @ b.T, a.abs() @ b.abs().T
             if not port.covariant:
                 Q, Z = -Q.mT, Z.mT
-            scale, turn = frame.scale_of(port.nodes)  # X_ii is a log-scale of the node, its inverse of a dual one
+            scale, turn = frame.scale_of(port.nodes)  # X_ii is the node's log-scale, negative if dual
             q, z = (each.diagonal(dim1=1, dim2=2) for each in (Q, Z))
             sign = turn * (1 - 2 * frame.nodes.dual[port.nodes].double())
             total.index_add_(1, self.first_scale + scale, sign * q)
@@ -292,10 +293,10 @@ class Unknowns:
 
 @dataclass(frozen=True, eq=False)
 class Kernel(Generic[U]):
-    """Hold generators of which no charge differs from 0 at any point that was tried.
+    """Hold the generators whose charges vanish at all points that were tried.
 
-    parts: for each of the unknowns' groups a basis (unknowns, k). largest: the largest charge of one of them over the
-    sum of its absolute summands; smallest: the smallest pivot of what was refused. points: how many were tried.
+    parts: a basis (unknowns, k) for each group of unknowns. largest: the largest charge of a basis vector over the sum
+    of its absolute summands. smallest: the smallest pivot of rejected directions. points: the number of points tried.
     """
 
     unknowns: U
@@ -311,10 +312,11 @@ class Kernel(Generic[U]):
 
 
 def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
-    """Return the null space of charges at points that are added until fresh ones break nothing, twice.
+    """Return the null space of charges at points, which are added until two fresh ones in a row confirm it.
 
-    Unknowns that are exercised at a few points only, as of a unit that is hardly ever on, are held, and slices of
-    parameters of which no gradient reaches some entries: whether these have to move with others cannot be known.
+    Unknowns that are exercised at few points, as of a unit that is rarely active, are set to 0. So are slices of
+    parameters with entries that no gradient reaches: whether these entries must change with others is undetermined.
+    Raises Undecided if the null space does not settle.
     """
     groups = unknowns.groups
     wanted = int(1.1 * max(map(len, groups), default=0)) + 24
@@ -373,13 +375,13 @@ def solve(unknowns: U, draw: Callable[[], Point]) -> Kernel[U]:
 
 
 def relative(charge: Tensor, size: Tensor) -> Tensor:
-    """Return |charge| / size where a size is no rounding of others, else 0."""
+    """Return |charge| / size, with a floor on sizes that may be rounding of others."""
     floor = _FLOOR * size.amax(dim=-1, keepdim=True).clamp(min=1e-300)
     return charge.abs() / torch.maximum(size, floor)
 
 
 def _solved(total: Tensor, size: Tensor, groups: Sequence[Tensor], idle: Tensor) -> tuple[list[Tensor], float]:
-    """Return a basis for each group, and the smallest pivot that says that something is no symmetry."""
+    """Return a basis of the null space for each group, and the smallest pivot that rejects a direction."""
     scale = size.square().mean(0).sqrt()
     scale = scale.clamp(min=_FLOOR * float(scale.max()))
     rows, found, smallest = total / scale, [], float("inf")

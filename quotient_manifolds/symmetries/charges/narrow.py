@@ -1,4 +1,4 @@
-"""Find the symmetries of a net of few parameters."""
+"""Find the symmetries of a network with few parameters."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 from quotient_manifolds.symmetries.trace.record import Recording
 
 FEW, FEW_MORE = 200, 500
-"""Parameters, up to which fields that no wire has are solved for, where something is missing: on functions of them."""
+"""Numbers of parameters up to which missing symmetries on no wire are solved for: as vector fields on the parameters
+themselves (FEW), and on functions of them (FEW_MORE)."""
 _LOSSES = 16
-"""Random losses at a point; of more than there are outputs the others say nothing new."""
+"""Random losses at a point; losses beyond the number of outputs add nothing."""
 _STACKED, _INPUTS, _WEIGHTS = 32, 8, 4
-"""Gradients in one run, and weights where charges cost little; at most so many inputs one after another."""
+"""Gradients in one run; most inputs that are run one after another; weights in one run if charges are cheap."""
 _NEW = 1e-6
-"""Of unit vectors: parts above are directions of their own."""
+"""Components of unit vectors above this are new directions."""
 
 
 class Narrow(Finder):
-    """Find the symmetries of a net of few parameters by gradients of all of them; wires that are wide are read."""
+    """Find the symmetries of a small network from gradients of all parameters; wide wires are read off charges."""
 
     @property
     def recording(self) -> Recording:
@@ -41,15 +42,15 @@ class Narrow(Finder):
 
     def __init__(self, points: Points, generator: torch.Generator) -> None:
         super().__init__(points, generator)
-        self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by a gradient at some generic point
-        # Whether words differ in a stack of inputs, as long as the model runs on such: masks of labels do not take it.
+        self.touched = torch.zeros(self.frame.entries.size, dtype=torch.bool)  # by some gradient
+        # Whether words differ in a stack of inputs, tried in order: with a mask of labels, they must not.
         self._ways: tuple[bool, ...] = (True, False)
         self._drawn: list[tuple[Mapping[str, Tensor], Tensor]] = []
-        """Weights and gradients of one run that are no points yet."""
+        """Weights and gradients of one run that `point` has yet to return."""
 
     @cached_property
     def unknowns(self) -> Unknowns:
-        """Return all unknowns of narrow components."""
+        """Return the unknowns of all narrow components."""
         return Unknowns(self.frame)
 
     def everywhere(self) -> Readings:
@@ -57,11 +58,11 @@ class Narrow(Finder):
         known = Recognition(kernel, self.counted(), self.elsewhere, self.generator)
         wide = read(self.frame, self.unknowns.left, self.tokens, self.generator)
         groups, some = (*known.symmetries, *wide.symmetries), [*sums(self.frame, self.tokens)]
-        shifts = self.shifts()  # at the points of `tokens`
-        symmetries = [each for each in groups if not is_of_means(each)]  # which shifts say in closed orbits
+        shifts = self.shifts()  # uses the points that `tokens` drew
+        symmetries = [each for each in groups if not is_of_means(each)]  # shifts express them with closed orbits
         means = [each for each in (*groups, *some) if is_of_means(each)]
         able, params = [each for each in symmetries if not self._unable(each)], self._ordered
-        # The log-scale of a bias that no output depends on spans all of it here, but never passes 0: shifts stay.
+        # The log-scale of an unused bias has the same tangent here, but never passes 0, so its shift is kept.
         every = spanned(tangents([each for each in able if not isinstance(each, Torus)], params))
         for each in (*shifts.symmetries, *means, *self._erased()):
             T = tangents([] if self._unable(each) else [each], params)
@@ -79,7 +80,7 @@ class Narrow(Finder):
         )
 
     def _erased(self) -> Iterator[Translation]:
-        """Yield entries of parameters that are multiplied by 0, as of a weight that is pruned."""
+        """Yield translations of entries that are multiplied by 0, as in pruned weights, and have no gradient."""
         entries = self.frame.entries
         free = torch.zeros_like(self.touched).index_fill_(0, entries.erased, True) & ~self.touched
         for name, flags in self._split(free).items():
@@ -115,9 +116,10 @@ class Narrow(Finder):
         return replace(rest, symmetries=kept).beside(read, max(0, kernel.shape[1] - spanned(known).shape[1]))
 
     def _kernel(self, theta: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Return the directions at generic weights, columns, of which no gradient knows, but those of units never on.
+        """Return the directions (columns) orthogonal to all gradients at theta, and which entries have no gradient.
 
-        These are drawn until their number stays, or is known. And which entries have no gradient here.
+        Gradients are drawn until the number of directions settles, or falls to `known`. Entries that have no gradient
+        here, but have one at other points, are held: their units are inactive.
         """
         size, before, calm = len(theta), -1, 0
         G = torch.zeros(0, size, dtype=torch.float64)
@@ -134,7 +136,7 @@ class Narrow(Finder):
             before = kernel.shape[1]
 
     def _split(self, theta: Tensor) -> Params:
-        """Return what a row of all entries is by parameter."""
+        """Split a vector of all entries, (P,), into parameters by name."""
         shapes = self.frame.entries.shapes
         parts = zip(shapes.items(), theta.split([shape.numel() for shape in shapes.values()]), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
@@ -171,9 +173,10 @@ class Narrow(Finder):
     def _gradients(
         self, weights: Mapping[str, Tensor] | None, several: int = 1
     ) -> list[tuple[Mapping[str, Tensor], Tensor]]:
-        """Return weights, up to so many generic ones if none are given, and gradients (losses, P) at fresh inputs.
+        """Return pairs of weights and gradients (losses, P) at fresh inputs.
 
-        All are of one run where operations take several batches at once, and nothing but outputs is looked at.
+        If no weights are given, there are up to `several` pairs, at generic ones. One run without taps computes all
+        pairs if operations can be batched, unless the model has both taps and many outputs.
         """
         outputs = _outputs(self.recording)
         while self._ways and (outputs < _LOSSES or not self.points.tapped):
@@ -201,7 +204,7 @@ class Narrow(Finder):
         return [(weights, torch.cat(rows))]
 
     def _rows(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Return gradients (losses, *shape) by name as rows (losses, P) of all parameters, 0 where there are none."""
+        """Return gradients (losses, *shape) by name as rows (losses, P) of all parameters, 0 for missing ones."""
         losses = len(next(iter(gradients.values())))
         rows = torch.zeros(losses, self.frame.entries.size, dtype=torch.float64)
         for name, each in gradients.items():
@@ -211,6 +214,6 @@ class Narrow(Finder):
 
 
 def _outputs(recording: Recording) -> int:
-    """Return how many numbers a model returns, at least 1."""
+    """Return how many numbers a model outputs, at least 1."""
     program = recording.program
     return max(1, sum(prod(program.layouts[number].shape) for number in program.outputs))

@@ -1,8 +1,9 @@
-"""Nodes are channels of wires. Operations join them by arrays of pairs; node 0 stands for whatever is no channel.
+"""Number the channels of wires as nodes, and record how operations join them.
 
-Classes of joined nodes are kept as the walk goes. How a node follows from the eldest of its class (by which gains, or
-as its contragredient) is computed once, in the end, along a spanning forest of the earliest joins: upwards by pointer
-doubling, so that no loop runs over nodes.
+Operations join arrays of pairs of nodes; node 0 stands for any entry that is not a channel. Classes of joined nodes are
+updated during the walk. How a node follows from the eldest (first numbered) of its class, by gains or as its
+contragredient, is computed once at the end, along a spanning forest of the earliest joins. Paths to the roots are
+followed by pointer doubling, so that no loop runs over nodes.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from torch import Tensor
 
 
 class Tie(IntEnum):
-    """Say how closely joined channels are tied, the closest first."""
+    """Rank how closely joined channels are tied, the closest first."""
 
     SAME = 0
-    """One channel, of one scale."""
+    """The same channel, with the same scale."""
     GAIN = 1
-    """One channel, in other units."""
+    """The same channel in other units."""
     ALIKE = 2
     """A function of one channel each, so that their groups are solved together channel by channel."""
     TOGETHER = 3
-    """Solved together."""
+    """Channels that are solved together."""
 
 
 def firsts(places: Tensor, count: int) -> Tensor:
-    """Return where each of the numbers 0, ..., count - 1 comes first in `places`."""
+    """Return the first index in `places` of each of the numbers 0, ..., count - 1."""
     start = torch.full((count,), len(places))
     return start.scatter_reduce(0, places, torch.arange(len(places)), "amin")
 
 
 def distinct_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where each distinct column of nonnegative integers comes first, and for every column which one it is."""
+    """Return the first index of each distinct column of nonnegative integers, and for every column its number."""
     place, size = torch.zeros(matrix.shape[1], dtype=torch.long), 1
     if not matrix.numel():
         return place[:1], place
     for row, high in zip(matrix, matrix.amax(1).tolist(), strict=True):
-        if size * (high + 1) >= 2**62:  # what was told apart is numbered anew, to fit
+        if size * (high + 1) >= 2**62:  # renumber the distinct columns so far, so that keys fit
             names, place = torch.unique(place, return_inverse=True)
             size = len(names)
         place, size = place * (high + 1) + row, size * (high + 1)
@@ -51,7 +52,7 @@ def distinct_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Classes:
-    """Hold a partition of the nodes as a forest: roots are the eldest nodes of their classes."""
+    """Hold a partition of the nodes as a forest whose roots are the eldest nodes of their classes."""
 
     def __init__(self, nodes: int = 1) -> None:
         self._up = torch.arange(nodes)
@@ -83,7 +84,7 @@ class Classes:
         return self._up
 
     def join(self, a: Tensor, b: Tensor) -> None:
-        """Unite the class of a_i with that of b_i, for all i."""
+        """Unite the classes of a_i and b_i, for all i."""
         while True:
             a, b = self.eldest(a), self.eldest(b)
             apart = a != b
@@ -95,7 +96,7 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Joins:
-    """Hold pairs of nodes: b = const * gain^power * a, or the contragredient of that where `dual`."""
+    """Hold pairs of nodes with b = const * gain^power * a, or the contragredient of this if `dual`."""
 
     a: Tensor
     b: Tensor
@@ -107,7 +108,7 @@ class Joins:
 
 
 class Nodes:
-    """Collect the channels of a walk and how operations join them."""
+    """Collect the channels of a walk and the joins between them."""
 
     def __init__(self) -> None:
         self.wires, self.solved, self.tensors = Classes(), Classes(), Classes()
@@ -142,7 +143,7 @@ class Nodes:
         power: int = 1,
         const: Tensor | float = 1.0,
     ) -> None:
-        """Join channel b_i to channel a_i; of the same pair joined before nothing is kept but the first."""
+        """Join channel b_i to channel a_i. Only the first of equal pairs is kept."""
         a, b = torch.broadcast_tensors(a, b)
         shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
         keep = torch.nonzero((a > 0) & (b > 0) & (a != b))[:, 0]
@@ -165,18 +166,18 @@ class Nodes:
         self.solved.join(made.a, made.b)
 
     def solve_together(self, *labels: Tensor) -> None:
-        """Have all these channels solved together."""
+        """Mark all these channels to be solved together."""
         nodes = torch.cat([each.reshape(-1) for each in labels]).unique()
         nodes = nodes[nodes > 0]
         if len(nodes) > 1:
             self.solved.join(nodes[:1].expand_as(nodes[1:]), nodes[1:])
 
     def take_units(self, nodes: Tensor, sources: Tensor) -> None:
-        """Give the eldest of wires the units of the channels that they are functions of."""
+        """Give nodes that are the eldest of their wires the units of `sources`, which they are functions of."""
         self.sources.append((nodes, sources))
 
     def settled(self) -> Channels:
-        """Return what the joins say of each node; they are dropped, so it can be asked once."""
+        """Compute the relations of all nodes from the joins. These are dropped, so call it only once."""
         count = len(self)
         joins = every(self.joins)
         self.joins.clear()
@@ -209,17 +210,17 @@ _EMPTY = {
     "const": torch.zeros(0, dtype=torch.float64),
 }
 _NONE = 0, 0, 0, 0, -1, 1, 1.0
-"""The join of a node that follows from none."""
+"""The join of a node that follows from no other."""
 
 
 def every(joins: list[Joins]) -> Joins:
-    """Return joins as one."""
+    """Concatenate joins."""
     return Joins(*(torch.cat([empty, *(getattr(each, name) for each in joins)]) for name, empty in _EMPTY.items()))
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Hold for each node how it follows from another: const * gain^power times it, or its contragredient if `dual`."""
+    """Hold how each node follows from another: as const * gain^power times it, or its contragredient if `dual`."""
 
     const: Tensor
     gain: Tensor
@@ -228,7 +229,7 @@ class Step:
 
     @classmethod
     def along(cls, joins: Joins, by: Tensor) -> Step:
-        """Return the steps by join k, given as k + 1, by the reverse of it, as -(k + 1), or by none, as 0."""
+        """Return the steps along joins: k + 1 stands for join k, -(k + 1) for its reverse, 0 for no join."""
         none = Joins(
             *(
                 torch.cat([torch.full((1,), value, dtype=each.dtype), each])
@@ -243,10 +244,10 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Hold for each node its wire, scale, component of ties and of what is solved together, each by the eldest node.
+    """Hold the wire, scale, component of ties and solved-together set of each node, each as its eldest node.
 
-    dual: whether it is the contragredient of its wire's eldest. turn: the sign of its log-scale in that of its scale.
-    up: the node it follows from (0 for the eldest), and step: how.
+    dual: whether the node is the contragredient of its wire's eldest. turn: the sign of its log-scale relative to its
+    scale's eldest. up: the node that it follows from (0 for the eldest). step: how it follows.
     """
 
     wires: Tensor
@@ -263,13 +264,13 @@ class Channels:
         values = torch.cat([gains.double(), torch.ones(1, dtype=torch.float64)])
         units = self.step.const * values[self.step.gain] ** self.step.power
         sign, to = torch.where(self.step.dual, -1, 1), self.up
-        while bool(to.any()):  # u = step * u_up, and the reciprocal of u_up across a contragredient
+        while bool(to.any()):  # u = step * u_up; across a contragredient, step / u_up
             units, sign, to = torch.where(sign > 0, units * units[to], units / units[to]), sign * sign[to], to[to]
         return units
 
 
 def _forest(joins: Joins, tie: Tie, eldest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each node the one that it follows from and by which join, along a forest of the earliest joins."""
+    """Return the node that each node follows from, and by which join, along a forest of the earliest joins."""
     count, ids = len(eldest), torch.nonzero(joins.tie <= tie)[:, 0].numpy()
     a, b = joins.a.numpy()[ids], joins.b.numpy()[ids]
     pairs = np.minimum(a, b) * count + np.maximum(a, b)
@@ -288,7 +289,7 @@ def _forest(joins: Joins, tie: Tie, eldest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parities(joins: Joins, up: Tensor, by: Tensor) -> Tensor:
-    """Return 1 for nodes that an odd number of contragredients lies above, 0 for others."""
+    """Return 1 for nodes with an odd number of contragredient joins up to the root, else 0."""
     if not len(joins.a):
         return torch.zeros_like(up)
     parity, to = torch.where(by != 0, joins.dual[by.abs() - 1], 0), up

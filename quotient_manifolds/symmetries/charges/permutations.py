@@ -1,6 +1,6 @@
-"""Keep the permutations of proposed units - neurons, heads, experts, channels - that leave all outputs as they are.
+"""Keep the permutations of proposed units - neurons, heads, experts, channels - that leave all outputs unchanged.
 
-One random exchange of everything that is proposed is tried first; those that change outputs are found by bisection.
+First, all proposed units are permuted at once, at random. Proposals that change outputs are then found by bisection.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from quotient_manifolds.symmetries.groups import Params, Permutation
 from quotient_manifolds.symmetries.trace.record import movable
 
 CHANGE = 1e-9
-"""Relative: an exchange that changes outputs by more is none."""
+"""The largest relative change of outputs at which a permutation is kept."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 _TRIES = 200
-"""How many exchanges are tried at most to tell which of some units may change places."""
+"""The maximum number of trials to find which units of rejected proposals may be permuted."""
 
 Check = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]
 """(parameters and buffers before, after) -> the largest relative change of an output."""
@@ -28,7 +28,7 @@ Check = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], float]
 
 @dataclass(frozen=True)
 class Refused:
-    """Say what changed outputs, and by how much."""
+    """Hold a permutation that changed outputs, and the relative change."""
 
     permutation: Permutation
     change: float
@@ -37,9 +37,9 @@ class Refused:
 def permutations(
     walk: Walk, check: Check, generator: torch.Generator | None = None, refused: list[Refused] | None = None
 ) -> tuple[Permutation, ...]:
-    """Return exchanges of units that leave all outputs as they are, at generic weights and statistics.
+    """Return the permutations of units that leave all outputs unchanged, at generic weights and statistics.
 
-    walk: one that keeps its joins and labels. refused: takes what was proposed and changes outputs.
+    walk: must be made with `keep`. refused: a list to which proposals that change outputs are appended.
     """
     generator = generator or torch.Generator().manual_seed(0)
     found = list(proposed(walk)) if walk.leaves or walk.uses else []
@@ -47,7 +47,7 @@ def permutations(
 
 
 class _Judge:
-    """Exchange units at generic weights and statistics, and see whether outputs change."""
+    """Permute units at generic weights and statistics, and check whether outputs change."""
 
     def __init__(self, walk: Walk, check: Check, generator: torch.Generator, refused: list[Refused]) -> None:
         self.recording, self.check, self.generator, self.refused = walk.recording, check, generator, refused
@@ -55,7 +55,7 @@ class _Judge:
         self.left = _TRIES
 
     def kept(self, found: list[Permutation]) -> Iterator[Permutation]:
-        """Yield those that change nothing; of the units of others those that may change places."""
+        """Yield the permutations that change no output, and for the others their units that may be permuted."""
         moved, recording = {name for each in found for name in each.names}, self.recording
         for name, w in recording.parameters.items():
             if movable(w):
@@ -72,7 +72,7 @@ class _Judge:
         return w * (1 + _NOISE * a) + _OFFSET * size * b
 
     def change(self, some: Iterable[Permutation]) -> float:
-        """Return by how much an exchange of two units of each changes outputs, and one of all its units."""
+        """Return the largest change of outputs if two units of each permutation are exchanged, and if all move."""
         some = list(some)
         worst = 0.0
         for order in (self._two, self._all):
@@ -91,7 +91,7 @@ class _Judge:
 
     def _all(self, units: int) -> Tensor:
         order, which = torch.arange(units), torch.randperm(units, generator=self.generator)
-        order[which] = which.roll(1)  # no unit stays
+        order[which] = which.roll(1)  # no unit stays in place
         return order
 
     def _bisected(self, some: list[Permutation]) -> Iterator[Permutation]:
@@ -107,7 +107,7 @@ class _Judge:
             yield from self._bisected(some[half:])
 
     def _apart(self, of: Permutation) -> Iterator[Permutation]:
-        """Yield exchanges of those of the units that may change places: halves of halves, joined where two may."""
+        """Yield permutations of some units: halve recursively, then merge parts whose first units may swap."""
 
         def holds(units: list[int]) -> bool:
             self.left -= 1

@@ -1,4 +1,4 @@
-"""Generic points: a forward pass recorded at several sizes, and other weights and inputs for each recording."""
+"""Draw generic points: random weights and inputs for forward passes recorded at several sizes."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from quotient_manifolds.symmetries.trace.record import PRECISIONS, Recording, mo
 from quotient_manifolds.symmetries.trace.replay import wide
 
 OTHERS = 3
-"""How many recordings of variations are enough."""
+"""Number of recordings of variations that is enough."""
 _TRIES = 24
-"""After how many points at which the model does not run, or is not finite, no more are tried."""
+"""Points in a row at which the model may fail to run, or to be finite, before drawing stops with an error."""
 _PATIENCE = 3
-"""After how many replays that raise the model is recorded anew at the point."""
+"""Number of failed replays after which the model is recorded anew at the point."""
 WORK = 1e8
-"""From how many parameters times entries of the batch on points are rather small than large."""
+"""A model is large, and gets small points, if parameters times entries of the batch exceed this number."""
 _SPREAD = 4
-"""How many times as large as the smallest recording one may be that points of a large model are of."""
+"""Points of a large model use recordings that are at most this many times larger than the smallest one."""
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""Of operations from which Python gets numbers or sizes that it may branch on."""
+"""Tags of operations that return numbers or sizes to Python, which may branch on them."""
 _ROUNDING = 1e-6
-"""Of the outputs of the batch that is given: smaller ones may be what rounding left of sums that cancel."""
+"""Relative to the outputs on the given batch: smaller outputs may be rounding errors of sums that cancel."""
 _NOISE, _OFFSET, _LEAST = 0.3, 0.1, 1e-3
 _GAIN, _ORDINARY, _ZERO, _SOME = 6.0, 16.0, 1e-6, 1 << 16
-"""How much a matrix enlarges at most, in the root mean square; the largest ordinary entry, in medians, which are of so
-many entries at most that are not 0 beside the largest."""
+"""_GAIN: largest root mean square gain of a matrix. _ORDINARY: largest ordinary entry, in medians of absolute values.
+The median is over at most _SOME entries, without those below _ZERO times the largest."""
 _UNIFORM = 3**0.5 / (1 << 15)
-"""Times a uniform integer of 16 bits, a number with standard deviation 1."""
+"""A uniform random 16-bit integer times this number has standard deviation 1."""
 _CHUNK = 1 << 17
 HELD = 1 << 16
-"""Entries of a parameter up to which other ones are held."""
+"""Drawn parameters with at most this many entries are held in memory."""
 
 
 class Point(NamedTuple):
-    """Hold a recording, weights by name, in at least float32, and inputs in the order of its program, in float64."""
+    """Hold a recording, weights by name (at least float32), and inputs in the order of its program (float64)."""
 
     recording: Recording
     weights: Mapping[str, Tensor]
@@ -64,11 +64,11 @@ class Point(NamedTuple):
 
 
 class Drawn(Mapping[str, Tensor]):
-    """Give other weights: each plus noise, uniform, as large as 0.3 of it and a tenth of the parameter's size.
+    """Draw random weights: w plus uniform noise with standard deviation 0.3 |w| + 0.1 s, s the parameter's size.
 
-    alike: all numbers of a parameter are its mean plus noise with its standard deviation, at least a tenth of its size.
-    Units differ by chance alone then, and each is on somewhere, where at a model's own weights one may hardly ever be.
-    Large ones are drawn again, from a seed, each time they are asked for, and never held. All are on the processor.
+    The size is the root mean square. alike: entries are the parameter's mean plus noise of its standard deviation, but
+    at least 0.1 s. Units then differ by chance alone, and each is active for some inputs; at the model's own weights,
+    some hardly ever are. Large parameters are never held: each access draws them again from a seed. All are on the CPU.
     """
 
     def __init__(self, own: Mapping[str, Tensor], seed: int, alike: bool) -> None:
@@ -78,7 +78,7 @@ class Drawn(Mapping[str, Tensor]):
         self._large = {name for name, w in own.items() if w.numel() > HELD}
         self._kept: dict[str, Tensor] = {}
         self._sizes: dict[str, tuple[float, float]] = {}
-        """The root mean square of each parameter and its mean."""
+        """The root mean square and the mean of each parameter."""
 
     def __len__(self) -> int:
         return len(self._own)
@@ -96,7 +96,7 @@ class Drawn(Mapping[str, Tensor]):
         return self._kept[name]
 
     def rows(self, name: str, index: Tensor) -> Tensor | None:
-        """Return the rows of a large table at an index, of which no others are drawn; None of any other parameter."""
+        """Return rows of a large table, drawing only the chunks that hold them; None for any other parameter."""
         w = self._own[name]
         if name not in self._large or not movable(w):
             return None
@@ -107,12 +107,12 @@ class Drawn(Mapping[str, Tensor]):
 
     @staticmethod
     def _chunk(w: Tensor) -> int:
-        """Return how many entries have one seed: whole rows that a processor's cache holds."""
+        """Return how many entries share a seed: whole rows, as many as fit in a processor's cache."""
         row = max(1, w[0].numel()) if w.ndim and len(w) else 1
         return max(1, _CHUNK // row) * row
 
     def _drawn(self, name: str, w: Tensor, only: int | None = None) -> Tensor:
-        """Return other numbers of a parameter, or of one of its chunks, in one row."""
+        """Draw values for a parameter, or for one of its chunks as a vector."""
         size, mean = self._size(name, w)
         chunks = w.detach().reshape(-1).split(self._chunk(w))
         like, places = (w, range(len(chunks))) if only is None else (chunks[only], (only,))
@@ -120,7 +120,7 @@ class Drawn(Mapping[str, Tensor]):
         for k, new in zip(places, made.view(-1).split(self._chunk(w)), strict=True):
             generator, known = torch.Generator().manual_seed(self._seeds[name] + k), chunks[k].cpu()
             words = torch.empty(-(-len(known) // 4), dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
-            drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers of a word: others take longer
+            drawn = words.view(torch.int16)[: len(known)].to(new)  # four numbers per word save time
             if self._alike:
                 spread = max(max(0.0, size**2 - mean**2) ** 0.5, _OFFSET * size)
                 torch.mul(drawn, _UNIFORM * spread, out=new).add_(mean)
@@ -138,11 +138,11 @@ class Drawn(Mapping[str, Tensor]):
 
 
 def tamed(w: Tensor) -> Tensor:
-    """Return a parameter of ordinary size: matrices that do not enlarge by much, and no entries beside which all are 0.
+    """Return a parameter with outliers compressed and its gain as a matrix limited; ordinary ones are unchanged.
 
-    Far along an orbit entries are thousands of times as large as others, or as those of another layer. A tenth of their
-    size as noise saturates each softmax, and moves as large as that leave rounding no digits. Entries of c x are taken
-    to c (2 - 1 / x), so that none are equal. Ordinary parameters are returned as they are.
+    Far along an orbit, some entries are thousands of times larger than others, or than the entries of another layer.
+    Noise of a tenth of that size saturates every softmax, and transformations of that size leave only rounding errors.
+    An entry c x, with c the largest ordinary one and x > 1, becomes c (2 - 1 / x), so that distinct entries stay so.
     """
     if not movable(w) or w.numel() < 2:
         return w
@@ -164,11 +164,11 @@ def tamed(w: Tensor) -> Tensor:
 
 
 class Points:
-    """Draw points at which charges decide what holds for all weights, inputs and sizes.
+    """Draw generic points, at which charges decide which symmetries hold for all weights, inputs and sizes.
 
-    recordings: of the batch that is given, then of variations of it that run and are finite: of other sizes where the
-    model takes them, and with other values if numbers of Python are read from tensors. held: a sentence for each thing
-    that could not be varied. left_out: how many points were drawn at which the model did not run or was not finite.
+    recordings: the given batch, then variations of it on which the model runs and is finite. They have other sizes if
+    the model takes these, and other values if Python reads numbers from tensors. held: a sentence for each property
+    that could not be varied. left_out: the number of points at which the model did not run or was not finite.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Points:
         self._uses: dict[tuple[int, bool], tuple[Walk | None, Uses]] = {}
         self._turn = 0
         self._trusted = set[tuple[int, bool]]()
-        """Recordings of which gradients in stacks are those of each batch, with other words and without."""
+        """(recording, whether words differ) for which stacked gradients agreed with the gradients of one batch."""
         variations = Variations(batch, self.generator, self.limits)
         varied, apart = self._sizes(variations) if shapes else ({}, {})
         self.held = variations.held(list(varied))
@@ -203,7 +203,7 @@ class Points:
                     self._try(variations, apart if self._large else {}, mood)
 
     def _first(self, batch: Any) -> tuple[Recording, Any]:
-        """Record a batch, of a large model its first examples if it takes these. Return what is recorded, too."""
+        """Record a batch, or its first examples if the model is large and takes them; return the batch, too."""
         for some in first_examples(batch) if self._large else ():
             try:
                 return self._recorded(some), some
@@ -212,7 +212,7 @@ class Points:
         return self._recorded(batch), batch
 
     def _sizes(self, variations: Variations) -> tuple[dict[Axes, int], dict[Axes, int]]:
-        """Record variations of other sizes, each axis alone, then all together. Return the sizes of both."""
+        """Record variations of other sizes: each axis alone, then all together. Return the sizes of both."""
         varied: dict[Axes, int] = {}
         for axes in variations.axes:
             if set(axes.places) <= {place for other in varied for place in other.places}:
@@ -247,9 +247,9 @@ class Points:
         return made
 
     def add(self, batch: Any) -> int:
-        """Record another batch, which becomes a source of points itself, and return its place among the recordings.
+        """Record another batch, which becomes a source of points, and return the index of its recording.
 
-        Raises ModelError for what the model raises, and ValueError if its outputs are not finite.
+        Raises ModelError if the model raises, and ValueError if outputs are not finite or no more than rounding.
         """
         made = self._recorded(batch)
         outputs = [made.values[number] for number in made.program.outputs]
@@ -258,30 +258,30 @@ class Points:
         if _size(made) < _ROUNDING * _size(self.recordings[0]):
             raise ValueError("Outputs must be more than rounding to give charges. Found less; leave this batch out")
         kept = {*made.program.inputs, *made.program.choices}
-        if self._large and _entries(made) >= _entries(self.recordings[0]):  # a walk takes a smaller one
+        if self._large and _entries(made) >= _entries(self.recordings[0]):  # walks use a smaller one
             made = replace(made, values=tuple(t if n in kept else t.new_empty(0) for n, t in enumerate(made.values)))
         self.recordings.append(made)
         self.batches.append(batch)
         return len(self.recordings) - 1
 
     def give(self, batch: Any) -> None:
-        """Add a batch that was given: outputs are compared there, too."""
+        """Record a batch that the user gave; outputs are compared on it, too."""
         self.add(batch)
         self.given.append(batch)
 
     def like(self, program: Program) -> list[int]:
-        """Return the places of the recordings that have the same operations as a program, at whatever sizes."""
+        """Return the indices of the recordings that have the same operations as a program, at any sizes."""
         return [k for k, each in enumerate(self.recordings) if each.program.names == program.names]
 
     def places(self, walk: Walk) -> list[int]:
-        """Return the places of recordings with the operations and uses of a walk, those of good points if any."""
+        """Return the indices of recordings with the operations and uses of a walk, only `exercised` ones if any."""
         like = self.like(walk.program)
         alike = [k for k in like if self._used(k, self.recordings[k].program, walk).fit]
         good = self.exercised()
         return [k for k in alike if k in good] or alike
 
     def weights(self, *, alike: bool = False) -> Mapping[str, Tensor]:
-        """Return other weights; where they are `alike`, at which each unit is like any other (see `Drawn`)."""
+        """Return random weights; if `alike`, all units have the same distribution (see `Drawn`)."""
         seed = int(torch.randint(1 << 62, (), generator=self.generator))
         return Drawn(self._tame, seed, alike)
 
@@ -289,9 +289,10 @@ class Points:
         return MOODS[int(torch.randint(len(MOODS), (), generator=self.generator))]
 
     def inputs(self, recording: Recording, *, kept: bool = False, stacked: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
-        """Return other inputs of the same shapes; integers that are no words stay as recorded if `kept`.
+        """Draw inputs of the same shapes; if `kept`, integers that are not words stay as recorded.
 
-        stacked: of so many batches, along axes in front. Words are dealt to all of them together.
+        Words are integers that index a table, such as token ids. stacked: leading axes, for several batches at once,
+        to which words are dealt together.
         """
         mood, rows, made = self._mood(), recording.program.limits, []
         for place, number in enumerate(recording.program.inputs):
@@ -306,7 +307,7 @@ class Points:
         return tuple(made)
 
     def point(self, which: Collection[int] | None = None) -> Point:
-        """Return a fresh point of one of the recordings, or of those at the places `which`, in turn."""
+        """Return a fresh point, taking the recordings in turn: the `exercised` ones, or those at indices `which`."""
         return self._at(self._next(which))
 
     def _next(self, which: Collection[int] | None) -> int:
@@ -325,7 +326,7 @@ class Points:
         return Point(recording, self.weights() if weights is None else weights, inputs)
 
     def _choosing(self, place: int) -> Recording:
-        """Return a recording that chooses as it did: on other values there are other operations, as of experts."""
+        """Return a recording with fixed choices, e.g. of experts: other choices need other operations."""
         old = self.recordings[place]
         chosen = {number: old.values[number] for number in old.program.choices}
         self.recordings[place] = replace(old, program=replace(old.program, chosen=chosen))
@@ -335,10 +336,10 @@ class Points:
         return self.recordings[place]
 
     def exercised(self) -> list[int]:
-        """Return the places of recordings that make good points.
+        """Return the indices of the recordings that make good points, or of all if there are none.
 
-        Left out are those of one example, of which signs say little, of one token where others have more, which
-        attends to nothing but itself, and the largest of a large model, if there are others.
+        Excluded are recordings of one example, as its signs show little; of one token if others have more, as it
+        attends only to itself; and the largest ones of a large model.
         """
         tensors = [[each.values[n] for n in each.program.inputs] for each in self.recordings]
         sizes = list(map(_entries, self.recordings))
@@ -351,10 +352,10 @@ class Points:
         return good or list(range(len(sizes)))
 
     def _anew(self, place: int, weights: Mapping[str, Tensor] | None) -> Point:
-        """Return a point that is recorded there: shapes inside depend on values, so an older record does not run."""
+        """Record the model at a fresh point: its inner shapes depend on values, so the old recording cannot run."""
         weights, old = dict(self.weights() if weights is None else weights), self.recordings[place]
         own = {name: w.to(old.parameters[name], copy=True) for name, w in weights.items()}
-        known = {name for name, _ in self.model.named_parameters()}  # of one parameter in two places, one name
+        known = {name for name, _ in self.model.named_parameters()}  # shared parameters have one name here
         own |= {name: own[first] for name, first in old.tied.items() if name in known}
         batch = Variations(self.batches[place], self.generator, self.limits).made({}, self._mood())
         (cast,) = self._casts
@@ -371,12 +372,12 @@ class Points:
         weights: Mapping[str, Tensor] | None = None,
         generic: bool = True,
     ) -> tuple[Point, list[Sample]]:
-        """Return a fresh point, or fresh inputs at given weights, and samples of as many losses there.
+        """Return a fresh point, with the given weights if any, and a sample for each of `losses` random losses.
 
-        walk: whose uses have token vectors, at recordings with the same operations; without, there are only gradients
-        of the parameters `vectors`. which: places of the recordings to choose from.
+        walk: samples hold the token vectors of its uses, at recordings with the same operations. Without a walk, they
+        hold only gradients of the parameters `vectors`. which: indices of the recordings to choose from.
 
-        Raises RuntimeError if 24 points in turn do not run or are not finite.
+        Raises Undecided if 24 points in a row do not run or are not finite.
         """
         if walk is not None and which is None:
             which = self.places(walk)
@@ -411,10 +412,10 @@ class Points:
         *,
         words: bool,
     ) -> list[dict[str, Tensor]]:
-        """Return gradients (rows, *shape) at so many inputs for each of several weights, all in one run.
+        """Return gradients (rows, *shape) at `count` inputs for each of several weights, computed in one run.
 
-        losses: how many rows an input has at most. words: whether these differ; other integers are the same in all.
-        Raises RUN_ERRORS where operations do not take several batches at once.
+        losses: the largest number of rows per input. words: whether words differ between inputs; other integers are
+        the same in all. Raises RUN_ERRORS if some operation does not take several batches at once.
         """
         place = self._next(which)
         recording = self.recordings[place]
@@ -430,11 +431,11 @@ class Points:
 
     @property
     def tapped(self) -> bool:
-        """Return whether anything that depends on weights decides without a derivative, in any recording."""
+        """Return whether an operation of a recording depends on weights but passes no derivative (see `taps`)."""
         return any(self._used(k, each.program, None).cuts for k, each in enumerate(self.recordings))
 
     def _used(self, place: int, program: Program, walk: Walk | None) -> Uses:
-        """Return uses of a walk, or none, in the program of a recording; they are known unless it was made anew."""
+        """Return the uses of a walk, or no uses, in a recording's program; cached unless it was recorded anew."""
         if program is not self.recordings[place].program:
             return Uses(program) if walk is None else Uses.along(walk, program)
         known, used = self._uses.get((place, walk is None), (None, None))
@@ -444,16 +445,16 @@ class Points:
         return used
 
     def answers(self) -> Answers:
-        """Return what the model itself answers on batches that no recording is of."""
+        """Return the model's outputs as functions of its weights, on unused batches and on those that were given."""
         return Answers(self.model, self.batches[0], self.evaluate, self.generator, self.limits, self.given)
 
 
 def _entries(recording: Recording) -> int:
-    """Return how many entries the inputs have."""
+    """Return the number of entries of all inputs."""
     return sum(recording.values[number].numel() for number in recording.program.inputs)
 
 
 def _size(recording: Recording) -> float:
-    """Return the largest absolute value of finite entries of the outputs."""
+    """Return the largest absolute value among the finite entries of the outputs."""
     outputs = (recording.values[number].detach() for number in recording.program.outputs)
     return max((float(y[torch.isfinite(y)].abs().max()) for y in outputs if bool(torch.isfinite(y).any())), default=0.0)

@@ -1,7 +1,7 @@
 """Align the channels of wide wires: positions, wires of positions with the same ports, and their token vectors.
 
-Rows of entries that several uses have are tied: their channels must be acted on alike. Channels that ties make one are
-one position, and so are contragredients of one another; what ties allow no action on is held.
+Rows of entries that several uses share are tied: groups must act on their channels alike. Channels that ties identify,
+also as contragredients of one another, form one position. A position on which ties allow no action is held.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from quotient_manifolds.symmetries.groups import Wire
 
 _EQUAL = 1e-9
 _NAMED = 3
-"""Parameters that a sentence names."""
+"""The number of parameters that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tied:
-    """Hold rows of entries in two roles each, row by row: (2, n) nodes, and what their ports do there.
+    """Hold n rows of entries with two roles each: the nodes (2, n), and the actions of their ports.
 
-    way: 1 for writers, -1 for readers. covariant: whether X acts on the row in the channel's units, or -X^T.
+    way: 1 for writers, -1 for readers. covariant: whether X acts on the row in the channel's units; else -X^T does.
     """
 
     nodes: Tensor
@@ -43,10 +43,10 @@ class Tied:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Hold token vectors of one sample in the units of channels.
+    """Hold the token vectors of one sample in the units of channels.
 
     ports: a and b (tokens, rows) of each port; its charge is a^T b. gains: derivatives by the logarithm of each gain,
-    divided among the uses of its entry. units: of all nodes.
+    divided by the number of uses of its entry. units: of all nodes.
     """
 
     ports: tuple[tuple[Tensor, Tensor], ...]
@@ -56,7 +56,7 @@ class Vectors:
 
 @dataclass(frozen=True, eq=False)
 class Wired:
-    """Hold positions with the same ports, and by port which of its rows they are, in order, None for all."""
+    """Hold positions with the same ports, and for each port their rows in order, or None for all rows."""
 
     positions: Tensor
     rows: Mapping[int, Tensor | None]
@@ -69,12 +69,12 @@ def components(size: int, a: Tensor, b: Tensor) -> Tensor:
 
 
 def names(count: int, generator: torch.Generator) -> Tensor:
-    """Return random integers whose sums are names of sets."""
+    """Return random integers whose sums identify sets."""
     return torch.randint(1 << 62, (count,), generator=generator)
 
 
 def vectors(frame: Frame) -> list[str]:
-    """Return the parameters of which samples must have gradients: activations themselves, and gains."""
+    """Return the parameters whose gradients samples need: activations themselves, and gains."""
     at, found = frame.entries.start, set(frame.walk.leaves)
     entries = torch.cat([torch.zeros(0, dtype=torch.long), *(gain.entries for gain in frame.walk.gains)])
     gained = set(frame.owners(entries).unique().tolist())
@@ -82,16 +82,17 @@ def vectors(frame: Frame) -> list[str]:
 
 
 def _by(tensor: Tensor, factors: Tensor) -> Tensor:
-    """Return the tensor times factors, itself where these are 1, as most are."""
+    """Return the tensor times factors; the tensor itself if all factors are 1, as they mostly are."""
     return tensor if bool((factors == 1).all()) else tensor * factors
 
 
 class Positions:
-    """Hold positions of some channels of a frame, at weights that say which units are equal.
+    """Hold the positions of some channels of a frame, at weights that determine which units are equal.
 
-    position, flipped: of each of `channels`. ports: of positions. held: positions that nothing but log-scales may act
-    on alone. loose: ties that are not within one position. wires: positions with the same ports. component: of each
-    position, by functions and ties. fixed: nodes that ties allow no log-scale.
+    position, flipped: the position of each of `channels`, and whether it is the contragredient of this. ports: of
+    positions. held: positions on which only log-scales may act alone. loose: ties that are not within one position.
+    wires: positions with the same ports. component: of each position, by functions and ties. fixed: nodes to which ties
+    allow no log-scale.
     """
 
     def __init__(self, frame: Frame, channels: Tensor, weights: Mapping[str, Tensor]) -> None:
@@ -112,7 +113,7 @@ class Positions:
         self.mixed[self.of[frame.channel_of[self.loose.nodes]].reshape(-1)] = True
         self.ports = list(frame.placed(channels, self.position, self.flipped))
         self.components = self._components()
-        """By node."""
+        """The component of each node."""
         self.component = torch.zeros(len(self.held), dtype=torch.long)
         self.component[self.position] = self.components[frame.roots[channels]]
         self.wires = self._wires()
@@ -121,7 +122,7 @@ class Positions:
             self.wire_of[wire.positions], self.place_of[wire.positions] = number, torch.arange(len(wire.positions))
 
     def _ties(self, inside: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tied, Tensor]:
-        """Return rows that are tied, and nodes of rows whose entries are used otherwise, too, or are constants."""
+        """Return tied rows, and the nodes of rows with constants or with entries that also have other uses."""
         frame, shares, last = self.frame, self.frame.shares, len(self.frame.walk.uses)
         several = bool((shares > 1).any())
         keys, nodes, more, held = [], [], [], []
@@ -164,13 +165,13 @@ class Positions:
         return Tied(node[both], way[both], covariant[both]), torch.cat(held)
 
     def _folded(self) -> Tensor:
-        """Make channels that are tied in equal units one position. Return which ties are not within one."""
+        """Merge channels that are tied in equal units into one position. Return which ties remain between two."""
         frame, ties, C = self.frame, self.ties, len(self.frame.roots)
         channel = frame.channel_of[ties.nodes]
         units = self.units[ties.nodes] ** ties.way
         ratio = units[0] / units[1]
         flip = (ties.covariant[0] != ties.covariant[1]).long()
-        # A constant ratio on all channels with the same ports leaves their matrices the same
+        # A constant ratio on all channels with the same ports does not change their matrices
         role = torch.unique(
             torch.cat([frame.kinds[channel], ties.way, ties.covariant.long()]), dim=1, return_inverse=True
         )[1]
@@ -190,7 +191,7 @@ class Positions:
         return loose
 
     def _components(self) -> Tensor:
-        """Return for each node the eldest that functions, ties and shared gains tie it to, one by one."""
+        """Return the eldest node to which functions, ties and shared gains connect each node, channel by channel."""
         frame = self.frame
         classes = Classes(len(frame.nodes.wires))
         classes.join(frame.nodes.components, torch.arange(len(frame.nodes.wires)))
@@ -219,7 +220,7 @@ class Positions:
         number = torch.zeros(len(self.held), dtype=torch.long)
         for k, part in enumerate(parts):
             number[part] = k
-        for p, port in enumerate(self.ports):  # its rows are in the order of positions
+        for p, port in enumerate(self.ports):  # rows of a port are in the order of positions
             of = number[port.channels]
             found = of.unique().tolist()
             for k in found:
@@ -239,7 +240,7 @@ class Positions:
         return made
 
     def _values(self, sample: Sample, w: Tensor, units: Tensor) -> list[Tensor]:
-        """Return what each port reads or writes in the units of channels, the same for all losses of a point."""
+        """Return the values that each port reads or writes, in the units of channels, equal for all losses."""
         found = []
         for port, at in zip(self.ports, self._leaves, strict=True):
             side = sample.written if port.writes else sample.read
@@ -248,7 +249,7 @@ class Positions:
         return found
 
     def _row(self, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the numbers of these parameters, in one row."""
+        """Return the entries of the parameters `names` as one vector."""
         every = [numbers[name].reshape(-1).double() for name in self.names]
         return torch.cat(every) if every else torch.zeros(0, dtype=torch.float64)
 
@@ -277,11 +278,11 @@ class Positions:
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the parameters of which samples have gradients."""
+        """Return the parameters whose gradients samples contain."""
         return vectors(self.frame)
 
     def _flat(self, entries: Tensor) -> Tensor:
-        """Return where entries of theta are in a row of these parameters (0 for others)."""
+        """Return the index of entries of theta in the vector of these parameters, 0 for others."""
         offsets, at = torch.full((len(self.frame.entries.start) + 1,), -1 << 60), 0
         for number, (name, shape) in enumerate(self.frame.entries.shapes.items()):
             if name in self.names:
@@ -303,7 +304,7 @@ class Positions:
         return self.folded(positions[None], torch.zeros(1, dtype=torch.bool))
 
     def folded(self, positions: Tensor, flip: Tensor) -> Wire:
-        """Return one wire of several, aligned: positions (wires, n), and which wires are contragredients."""
+        """Combine aligned wires into one. positions: (wires, n). flip: which wires are contragredients."""
         place, turn = torch.full((len(self.held),), -1), torch.zeros(len(self.held), dtype=torch.bool)
         place[positions] = torch.arange(positions.shape[1]).expand_as(positions)
         turn[positions] = flip[:, None].expand_as(positions)
@@ -315,7 +316,7 @@ class Positions:
         return self.frame.wire(self.channels[at], place[of], self.flipped[at] ^ turn[of])
 
     def stacked(self, wire: Wired, sample: Vectors, shared: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a and b (tokens, positions) of ports of a wire, one below another: its charge is a^T b."""
+        """Concatenate a and b (tokens, positions) of ports of a wire along tokens: its charge is a^T b."""
         found = []
         for p in shared:
             at, pair = wire.rows[p], sample.ports[p]

@@ -1,8 +1,8 @@
-"""Read the groups of wide wires off their charges, where all unknowns at once are too many for a null space.
+"""Determine the groups of wide wires from their charges, if one null space of all unknowns would be too large.
 
-The charge of a wire is one matrix C = a^T b of token vectors. An entry of C that vanishes at generic points is free
-alone; what pairs of aligned channels have in common are rotations; log-scales and planes are read by instances. Samples
-are added until fresh ones, at weights of their own, break nothing, twice.
+The charges of all generators X_ij of a wire are one matrix C = a^T b of token vectors. If C_ij vanishes at generic
+points, X_ij is free on its own. Combinations that are the same for all pairs of aligned channels are rotations.
+Log-scales and planes are solved for by instances. Samples are added until two fresh points in a row refute nothing.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from quotient_manifolds.symmetries.groups import (
 )
 
 Draw = Callable[[int, int], Iterable[tuple[Mapping[str, Tensor], Sample]]]
-"""Return samples at so many generic points with so many losses each, with the weights of the point."""
+"""Function (points, losses) -> (weights, sample) for that many losses at each of that many generic points."""
 
 _DOUBTFUL = 1e-4
-"""Relative charges below are followed on, so that the smallest that is refused is known."""
+"""Entries with a smaller relative charge are followed on further samples, so that the smallest refused one is known."""
 _ROWS = 256
 _DENSE = 32
-"""Of how many entries of a product of matrices one is wanted if it is computed as a whole."""
+"""A product of matrices is computed as a whole if more than one in this many of its entries is needed."""
 _ENTRIES = 1 << 29
-"""Entries of a charge at most."""
+"""Maximum number of entries of a charge matrix."""
 _POINTS, _LOSSES, _ROUNDS = 2, 5, 12
 
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Hold symmetries that were read, and what was refused, as sentences.
+    """Hold the symmetries that charges show, and sentences that say what was refused and why.
 
-    largest: of the charges that were taken for 0, over the sum of absolute summands; smallest: of those that were not.
+    largest: the largest relative charge (over the sum of absolute summands) that counted as 0. smallest: the smallest
+    one that did not.
     """
 
     symmetries: tuple[Symmetry, ...]
@@ -59,9 +60,9 @@ class Readings:
 
 
 class Alone:
-    """Hold the entries of the charges of wires, and between wires, that vanish alone on all samples so far.
+    """Hold the generators X_ij, within and between wires, whose own charges vanish on all samples so far.
 
-    pairs: positions (n, 2), with the largest relative charge of each in `worst`.
+    pairs: their positions (i, j), shape (n, 2). A position is a channel, or several that ties make one.
     """
 
     def __init__(self, positions: Positions, data: Sequence[Vectors], generator: torch.Generator) -> None:
@@ -81,7 +82,10 @@ class Alone:
         self.survives(data)
 
     def _mixing(self) -> list[tuple[int, int, list[int]]]:
-        """Return wires a and b such that X may take what is written to b to a, too, and the ports that cover both."""
+        """Return (a, b, shared ports) for wires such that X_ij may be free, with i on wire a and j on wire b.
+
+        Every covariant port of b must also have a, and every other port of a must also have b.
+        """
         p = self.positions
         has = torch.zeros(2, len(p.ports), len(p.wires))
         for number, wire in enumerate(p.wires):
@@ -96,7 +100,7 @@ class Alone:
     def _first(
         self, a: int, b: int, shared: list[int], data: Sequence[Vectors], weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return where a random combination of samples has an entry that may be 0, and is exercised."""
+        """Return i, j of entries whose charge nearly vanishes in a random combination of samples, but not its terms."""
         p = self.positions
         A, B = ([p.stacked(p.wires[k], sample, shared)[side] for sample in data] for k, side in ((a, 0), (b, 1)))
         x = torch.cat([w * each for w, each in zip(weights.tolist(), A, strict=True)]).T.contiguous()
@@ -112,7 +116,7 @@ class Alone:
         return i, j
 
     def survives(self, data: Sequence[Vectors]) -> bool:
-        """Return whether all that was free is so on these samples."""
+        """Update the relative charges with these samples; return whether all free entries are still free."""
         p, before = self.positions, len(self.pairs)
         for number, (a, b, shared, i, j, worst) in enumerate(self._kinds):
             for sample in data:
@@ -124,7 +128,7 @@ class Alone:
 
     @property
     def pairs(self) -> Tensor:
-        """Return the pairs of positions (n, 2) that are free."""
+        """Return the positions (i, j) of all free X_ij, shape (n, 2)."""
         w = self.positions.wires
         found = [
             torch.stack([w[a].positions[i[worst <= NOISE]], w[b].positions[j[worst <= NOISE]]], 1)
@@ -134,13 +138,13 @@ class Alone:
 
     @property
     def gap(self) -> tuple[float, float]:
-        """Return the largest relative charge of what is free, and the smallest of what is not."""
+        """Return the largest relative charge of a free entry, and the smallest one of an entry that is not free."""
         every = torch.cat([torch.zeros(1, dtype=torch.float64), *(each[-1] for each in self._kinds)])
         above = every[every > NOISE]
         return float(every[every <= NOISE].max()), float(above.min()) if len(above) else _DOUBTFUL
 
     def gauges(self, blocks: Tensor) -> tuple[list[Symmetry], list[str]]:
-        """Return a group for each connected set of positions, and refusals; number their diagonals in `blocks`."""
+        """Return a group for each connected set of free entries, and refusals. Number their diagonals in `blocks`."""
         p, pairs = self.positions, self.pairs
         count = len(p.held)
         off = pairs[pairs[:, 0] != pairs[:, 1]]
@@ -153,7 +157,7 @@ class Alone:
             channels, at = own.unique(return_inverse=True)
             mask = torch.diag(diagonal[channels])
             mask[at[:, 0], at[:, 1]] = True
-            if bool(mask.all()):  # heads are blocks of one group
+            if bool(mask.all()):  # full blocks of one size on a wire, such as heads, form one group
                 alike.setdefault((int(p.wire_of[channels[0]]), len(channels)), []).append(channels)
             else:
                 left.append((channels[None], Pattern(len(channels), mask)))
@@ -188,7 +192,11 @@ def _relative(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Hold what entries X_ij and X_ji of several wires have in common: wires, positions (n, wires), (2 * wires, k)."""
+    """Hold k combinations of X_ij and X_ji on several wires that have no charge, the same for all pairs of channels.
+
+    aligned: positions (n, wires). basis: coefficients (2 * wires, k). centered: whether means over channels are left
+    out.
+    """
 
     wires: Sequence[int]
     aligned: Tensor
@@ -198,7 +206,7 @@ class Rotation:
 
 
 class Rotations:
-    """Find matrices that act on several wires at once, channel by channel: R or R^T on each, R skew or any."""
+    """Find generators that act on several aligned wires at once: R or -R^T on each, with R skew or arbitrary."""
 
     def __init__(self, positions: Positions, free: Tensor, generator: torch.Generator) -> None:
         self.positions, self.generator = positions, generator
@@ -215,7 +223,7 @@ class Rotations:
         return self._free[at] == key
 
     def families(self) -> list[tuple[list[int], Tensor]]:
-        """Return wires with aligned positions (channels, wires), for channels that are on the same wires."""
+        """Return (wires, positions (n, wires)) for all components that have one position on each of the same wires."""
         p = self.positions
         order = torch.argsort(p.wire_of, stable=True)
         order = order[torch.argsort(p.component[order], stable=True)]
@@ -233,7 +241,7 @@ class Rotations:
         return found
 
     def find(self, data: Sequence[Vectors]) -> list[Rotation]:
-        """Return what vanishes at random pairs of channels, and at all pairs on the last two samples."""
+        """Return the combinations whose charges vanish at random pairs, and at all pairs on the last two samples."""
         found = []
         for wires, aligned in self.families():
             for centered in (False, True):
@@ -250,7 +258,7 @@ class Rotations:
         return found
 
     def _pattern(self, wires: list[int], aligned: Tensor, centered: bool, data: Sequence[Vectors]) -> Tensor:
-        """Return combinations of X_ij and X_ji of all wires, (2 * wires, k), that vanish at random pairs."""
+        """Return combinations (2 * wires, k) of X_ij and X_ji of all wires whose charges vanish at random pairs."""
         many = max(24, 8 * len(wires) // len(data))
         i, j = torch.randint(len(aligned), (2, 6 * many), generator=self.generator)
         keep = i != j
@@ -260,7 +268,7 @@ class Rotations:
         if len(i) < min(many, len(aligned)) // 2:
             return torch.zeros(2 * len(wires), 0, dtype=torch.float64)
         N = torch.eye(2 * len(wires), dtype=torch.float64)
-        for some in (data[:2], data):  # most families have no rotation at first sight
+        for some in (data[:2], data):  # two samples suffice to refute most families
             rows = [self._rows(wires, aligned, i, j, centered, sample) for sample in some]
             M, size = (torch.stack(each) for each in zip(*rows, strict=True))
             M = M / size.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-300)
@@ -275,7 +283,7 @@ class Rotations:
     def _rows(
         self, wires: list[int], aligned: Tensor, i: Tensor, j: Tensor, centered: bool, sample: Vectors
     ) -> tuple[Tensor, Tensor]:
-        """Return the charges of X_ij and X_ji of all wires, (pairs, 2 * wires), and the sizes of their summands."""
+        """Return the charges (pairs, 2 * wires) of X_ij and X_ji of all wires, and the sums of absolute summands."""
         p, columns, sizes = self.positions, [], []
         for k, column in zip(wires, p.place_of[aligned].T, strict=True):
             a, b = p.stacked(p.wires[k], sample, list(p.wires[k].rows))
@@ -288,7 +296,7 @@ class Rotations:
         return torch.stack(columns, 1), torch.stack(sizes, 1)
 
     def _tie_rows(self, wires: list[int], aligned: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return equations by which rows of entries in two roles are acted on alike."""
+        """Return equations (n, 2 * wires): X acts in the same way on a row of entries in each of its two roles."""
         p, K = self.positions, len(wires)
         rows = [torch.zeros(0, 2 * K, dtype=torch.float64)]
         ties, frame = p.loose, self.positions.frame
@@ -312,14 +320,14 @@ class Rotations:
                 s = torch.ones(len(aligned), dtype=torch.float64)
                 s[row[row >= 0]] = (p.units[ties.nodes[side, at]] ** float(one[2 + side]))[row >= 0]
                 covariant = bool(one[4 + side]) != bool(one[6 + side])
-                for t, (x, y) in enumerate(((i, j), (j, i))):  # s_x / s_y X_xy, or minus that of X_yx
+                for t, (x, y) in enumerate(((i, j), (j, i))):  # s_x / s_y X_xy if covariant, else -s_x / s_y X_yx
                     entry = 2 * c + (t if covariant else 1 - t)
                     M[t, :, entry] += sign * (1.0 if covariant else -1.0) * s[x] / s[y]
             rows.append(M.reshape(-1, 2 * K))
         return torch.cat(rows)
 
     def worst(self, wires: Sequence[int], aligned: Tensor, N: Tensor, centered: bool, data: Sequence[Vectors]) -> float:
-        """Return the largest charge of combinations at all pairs of channels, over the largest of entries of wires."""
+        """Return the largest charge of combinations at all pairs, over the sum over wires of max |a_i| max |b_j|."""
         p, worst = self.positions, 0.0
         for sample in data:
             D = [torch.zeros(len(aligned), len(aligned), dtype=torch.float64) for _ in range(N.shape[1])]
@@ -338,7 +346,10 @@ class Rotations:
         return worst
 
     def gauges(self, found: Sequence[Rotation], blocks: Tensor) -> list[Symmetry]:
-        """Return the groups of rotations; what is none is named in `refused`. Number their diagonals in `blocks`."""
+        """Return the groups of rotations, and append families without one to `refused`.
+
+        The diagonals of `GL` are numbered in `blocks`.
+        """
         made: list[Symmetry] = []
         for each in found:
             N = torch.where(each.basis.abs() > 1e-8, each.basis, 0.0)
@@ -355,7 +366,7 @@ class Rotations:
         return made
 
     def _gauge(self, found: Rotation, own: Tensor, N: Tensor, blocks: Tensor) -> Gauge:
-        """Return the group of one family: N (wires, 2, k) are coefficients of X_ij and X_ji."""
+        """Return the group of one family, with coefficients N (wires, 2, k) of X_ij and X_ji."""
         n = len(found.aligned)
         positions = found.aligned[:, own].T
         flip = torch.zeros(len(own), dtype=torch.bool)
@@ -379,9 +390,9 @@ class Rotations:
 
 
 def _means(positions: Positions, data: Sequence[Vectors], free: Tensor) -> tuple[list[Symmetry], float]:
-    """Return 1 w^T, and t 1^T, on whole wires on which they have no charge, and the largest charge of these.
+    """Return the symmetries 1 w^T and t 1^T of whole wires if their charges vanish, and the largest of these charges.
 
-    Where all readers have a bias, t 1^T is a sum of constants that these take.
+    If all readers of a wire have a bias, t 1^T is left out: it is a sum of constants that these biases take up.
     """
     made: list[Symmetry] = []
     largest = 0.0
@@ -403,14 +414,14 @@ def _means(positions: Positions, data: Sequence[Vectors], free: Tensor) -> tuple
                 worst = max(worst, float((charge.abs() / summands.clamp(min=1e-300)).max()))
                 size = max(size, float(summands.min()))
             if worst < NOISE and size > 0:
-                with suppress(ValueError):  # of wires that groups cannot act on
+                with suppress(ValueError):  # groups cannot act on some wires
                     made.append(Gauge(positions.wire(wire.positions), kind(n)))
                     largest = max(largest, worst)
     return made, largest
 
 
 def sums(frame: Frame, draw: Draw) -> Iterator[Gauge]:
-    """Yield t 1^T on whole wires whose readers do not all have a bias, where it has no charge."""
+    """Yield the symmetries t 1^T of whole wires whose readers do not all have a bias, if their charges vanish."""
     drawn = list(draw(_POINTS, _LOSSES)) if len(frame.roots) else []
     if drawn:
         positions = Positions(frame, torch.arange(len(frame.roots)), drawn[0][0])
@@ -419,19 +430,20 @@ def sums(frame: Frame, draw: Draw) -> Iterator[Gauge]:
 
 
 def is_of_sums(symmetry: Symmetry) -> bool:
-    """Return whether a symmetry is t 1^T, which makes constants of a known sum of inputs."""
+    """Return whether a symmetry is t 1^T, which turns a known sum of inputs into constants."""
     return isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, FromSum)
 
 
 def is_of_means(symmetry: Symmetry) -> bool:
-    """Return whether a symmetry is 1 w^T or t 1^T: its orbits need not be closed."""
+    """Return whether a symmetry is 1 w^T or t 1^T, whose orbits need not be closed."""
     return isinstance(symmetry, Gauge) and isinstance(symmetry.algebra, (FromSum, IntoMean))
 
 
 def read(frame: Frame, channels: Tensor, draw: Draw, generator: torch.Generator) -> Readings:
-    """Return the symmetries of the wires of some channels, which are all of their components of a frame.
+    """Return the symmetries of the wires of some channels, which must be whole components of a frame.
 
-    draw: gives samples, of which the gradients are those of `positions.vectors(frame)`.
+    draw: returns samples with gradients of the parameters `positions.vectors(frame)`. Raises Undecided if fresh points
+    keep refuting what was found.
     """
     if not len(channels):
         return Readings((), (), 0.0, float("inf"))

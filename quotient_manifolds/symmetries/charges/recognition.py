@@ -1,4 +1,4 @@
-"""Read groups off the null space of charges: which matrices act on which wires, which log-scales on which slices."""
+"""Recognize groups in the null space of charges: matrices that act on wires, and log-scales of slices."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from quotient_manifolds.symmetries.groups import (
 from quotient_manifolds.symmetries.groups.rows import Rows
 
 _ZERO = 1e-8
-"""Below which coordinates of unit vectors are rounding."""
+"""Smaller coordinates of unit vectors are rounding."""
 _STILL = 1e-5
-"""Changes by log-scales, of which one is 1, that are smaller are rounding of sums that change nothing."""
+"""Relative changes below this, by log-scales with largest entry 1, are rounding of sums that change nothing."""
 
 
 Made = tuple[Algebra, Tensor, "Tensor | None", "Tensor | None"]
-"""An algebra, its channels, their positions in the wire, and which are flipped."""
+"""An algebra, its channels, their positions in the wire, and which are contragredients of their position."""
 
 
 class Recognition:
-    """Hold the symmetries in a kernel, and what is none of the groups' kinds, as sentences.
+    """Hold the symmetries in a kernel, and a sentence on all generators that form no known group.
 
-    gauges: on wires. scales: the log-scales that are in none of them, (unknowns, k), of which `torus` makes a group.
+    gauges: the groups on wires. scales: the log-scales outside of these, (unknowns, k), which `torus` makes a group.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Recognition:
     # Log-scales
 
     def _of_channels(self, scales: Tensor) -> Tensor:
-        """Return the log-scales without slices (unknowns, k)."""
+        """Return the combinations of log-scales that involve no slice, (unknowns, k)."""
         first = self.unknowns.first_slice
         return scales @ null_space(scales[first:])[0] if bool(scales[first:].any()) else scales
 
     def _independent(self, alone: Tensor, scales: Tensor) -> Tensor:
-        """Return sparse log-scales whose actions are independent, and of the diagonals of the gauges.
+        """Return sparse log-scales whose actions are independent of each other and of the gauges' diagonals.
 
-        Those of channels alone come first: slices of a parameter have more than one sum for the same.
+        alone: the log-scales of channels alone, which come first, as several sums of slices can have the same action.
         """
         known = list(self._diagonals)
         for some in (alone, scales) if scales.shape[1] else ():
@@ -103,7 +103,7 @@ class Recognition:
 
     @cached_property
     def _fields(self) -> Tensor:
-        """Return the changes of theta by each unknown, relative to its entries that are not small (P, unknowns)."""
+        """Return the relative change of theta by each unknown, (P, unknowns), with a floor on small entries."""
         return self._fields_at(self.point)
 
     def _fields_at(self, point: Point) -> Tensor:
@@ -111,14 +111,14 @@ class Recognition:
         return self.unknowns.fields(point) / size[:, None]
 
     def torus(self, scales: Tensor, every: Tensor) -> Torus | None:
-        """Return the group of independent log-scales (unknowns, k); what it cannot act on is named in `refused`.
+        """Return the group of independent log-scales (unknowns, k); `refused` names the entries it cannot act on.
 
-        every: all log-scales, of which independent ones that leave that alone are taken then: of channels or of slices
-        of parameters, many do the same.
+        every: all log-scales. If there are such entries, independent log-scales that leave them unchanged are taken
+        from `every`, as many log-scales of channels or slices have the same action.
         """
         unknowns, frame = self.unknowns, self.frame
         slices: list[Slices] = []
-        unable: list[Tensor] = []  # exponents, under all log-scales, of what no group acts on
+        unable: list[Tensor] = []  # exponents, under all log-scales, of entries that no group acts on
 
         def add(rows: Rows, exponents: Tensor) -> None:
             slices.append(Slices.of(rows, torch.where(exponents.abs() > 1e-12, exponents, 0.0)))
@@ -165,12 +165,12 @@ class Recognition:
         return self.torus(kept, left) if kept.shape[1] else None
 
     def _of_port(self, port: Port, scales: Tensor) -> Tensor:
-        """Return the exponents of a port's rows under log-scales."""
+        """Return the exponents (rows, k) of a port's rows under log-scales."""
         at, turn = self.frame.scale_of(port.nodes)
         return (1.0 if port.writes else -1.0) * turn[:, None] * scales[self.unknowns.first_scale + at]
 
     def _of_gain(self, gain: Gain, scales: Tensor) -> Tensor:
-        """Return the exponents of a gain under log-scales."""
+        """Return the exponents (entries, k) of a gain under log-scales."""
         E = torch.zeros(len(gain.after), scales.shape[1], dtype=torch.float64)
         for nodes, way in ((gain.after, 1.0), (gain.before, -1.0)):
             at, turn = self.frame.scale_of(nodes.clamp(0))
@@ -179,7 +179,7 @@ class Recognition:
         return E
 
     def _shared(self, port: Port, E: Tensor) -> Iterator[tuple[Rows, Tensor]]:
-        """Yield rows with their exponents, divided among the uses of each entry."""
+        """Yield rows with their exponents, divided by the number of uses of each entry."""
         shares = self.frame.shares[port.entries]
         index = torch.arange(len(port.rows))
         if bool((shares == shares[:, :1]).all()):
@@ -191,7 +191,7 @@ class Recognition:
     # Matrices
 
     def _gauges(self, N: Tensor) -> Tensor:
-        """Take the generators of one component apart into groups on wires. Return which pairs are free alone."""
+        """Split the generators of one component into groups on wires; return which pairs are symmetries alone."""
         pairs = self.unknowns.pairs
         if not N.shape[1]:
             return torch.zeros(len(pairs), dtype=torch.bool)
@@ -212,19 +212,20 @@ class Recognition:
         return alone
 
     def _agreed(self, N: Tensor) -> Tensor:
-        """Return the generators under which all uses of an entry change it alike."""
+        """Return the combinations of generators under which all uses of an entry change it alike."""
         return N @ null_space(self._tied @ N, _ZERO, 1.0)[0] if len(self._tied) and N.shape[1] else N
 
     @cached_property
     def _tied(self) -> Tensor:
-        """Return rows that vanish on these generators, of which there are more than in any component."""
+        """Return rows that vanish on these combinations; there are more rows than generators in any component."""
         most = max(part.shape[1] for part in self.kernel.parts)
         return self.unknowns.agreement(self.point, most + 8, self.generator)
 
     def _acting(self, N: Tensor) -> Tensor:
-        """Return the generators that are orthogonal to those that move nothing, whatever the weights are.
+        """Return the generators orthogonal to those that act trivially at all weights.
 
-        At any weights a part of an algebra may move nothing, as of 1 w^T on more channels than have columns.
+        At given weights, part of an algebra may act trivially, such as 1 w^T on more channels than columns. So other
+        weights are added until the rank settles.
         """
         if not N.shape[1]:
             return N
@@ -239,7 +240,7 @@ class Recognition:
             F, before = more, rank
 
     def _patterns(self, pairs: Tensor) -> None:
-        """Take entries that are free alone as patterns, one for each connected set of channels."""
+        """Add a gauge, by GL or a pattern, for each connected set of channels whose pairs are symmetries alone."""
         C = len(self.frame.roots)
         graph = coo_matrix((np.ones(len(pairs)), (pairs[:, 0].numpy(), pairs[:, 1].numpy())), (C, C))
         part = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
@@ -265,14 +266,14 @@ class Recognition:
                 self.refused.append(str(error))
 
     def _diagonal(self, channel: int) -> Tensor:
-        """Return the log-scale of one channel in all its units as a unit vector of unknowns."""
+        """Return the log-scale of one channel, in all of its units, as a unit vector of unknowns."""
         frame, v = self.frame, torch.zeros(self.unknowns.count, dtype=torch.float64)
         at = torch.nonzero(frame.channel_of[frame.scales] == channel)[:, 0]
         v[self.unknowns.first_scale + at] = 1 - 2 * frame.nodes.dual[frame.scales[at]].double()
         return v / v.norm()
 
     def _without_gains(self, N: Tensor) -> Tensor:
-        """Return generators less log-scales, so that they change no gain and as little of the diagonal as can be."""
+        """Subtract log-scales from generators, so that these change no gain and the least of the diagonal."""
         T, D = self._alone, self._gain_rows()
         if len(D) and N.shape[1]:
             N, left = _least(N, T, D)
@@ -288,7 +289,7 @@ class Recognition:
         return _least(N, T, select)[0]
 
     def _gain_rows(self) -> Tensor:
-        """Return the changes of all gains by unknowns (gains, unknowns)."""
+        """Return the changes of all gains by the unknowns, (gains, unknowns)."""
         rows, frame = [torch.zeros(0, self.unknowns.count, dtype=torch.float64)], self.frame
         for gain in frame.walk.gains:
             D = torch.zeros(len(gain.after), self.unknowns.count + 1, dtype=torch.float64)
@@ -300,7 +301,7 @@ class Recognition:
         return torch.cat(rows)
 
     def _matrices(self, N: Tensor) -> Tensor:
-        """Return generators as matrices of all channels (k, C, C), sparse in what they touch."""
+        """Return generators as matrices on all channels, (k, C, C), with rounding set to 0."""
         frame, C = self.frame, len(self.frame.roots)
         X = torch.zeros(N.shape[1], C, C, dtype=torch.float64)
         i, j = self.unknowns.pairs.T
@@ -313,9 +314,9 @@ class Recognition:
         return torch.where(X.abs() > 1e-10 * top, X, 0.0)
 
     def _block(self, N: Tensor, X: Tensor, diagonal: Tensor) -> None:
-        """Take generators on connected channels as groups on single wires, on wires side by side, or as they are.
+        """Add gauges for generators on connected channels: on single wires, on several alike, or on all channels.
 
-        diagonal: log-scales that change no gain, of which an algebra may need some to be closed.
+        diagonal: log-scales that change no gain; an algebra may need some of them to be closed.
         """
         touched = (X != 0).any(0)
         channels = torch.nonzero(touched.any(0) | touched.any(1))[:, 0]
@@ -323,7 +324,7 @@ class Recognition:
         outside = self._matrices(diagonal).diagonal(dim1=1, dim2=2)[:, ~inside].T
         diagonal = diagonal @ null_space(outside, _ZERO, 1.0)[0]
         here = self._matrices(diagonal).diagonal(dim1=1, dim2=2)[:, inside].T
-        diagonal = sparse(diagonal, here)  # of those that are the same on these channels one
+        diagonal = sparse(diagonal, here)  # keep one of those that agree on these channels
         X, D = (each[:, channels[:, None], channels] for each in (X, self._matrices(diagonal)))
         kinds = self.unknowns.kind[channels]
         wires = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
@@ -343,7 +344,7 @@ class Recognition:
         self.refused.append(f"{len(X)} generators on {len(channels)} channels: {problem}")
 
     def _taken_apart(self, X: Tensor, channels: Tensor, wires: Sequence[Tensor]) -> list[Made]:
-        """Return algebras with channels, positions and flips: on single wires, then on several alike."""
+        """Return algebras with channels, positions and flips: on single wires, then on several wires alike."""
         made: list[Made] = []
         apart = [X[:0]]
         for wire in wires:
@@ -360,9 +361,9 @@ class Recognition:
         return made
 
     def _folded(self, X: Tensor, single: Tensor, channels: Tensor, wires: Sequence[Tensor]) -> Made | None:
-        """Return generators that act on several wires alike, or by contragredients.
+        """Return the algebra that acts on several wires alike, or by contragredients.
 
-        None unless all are sums of these and of those of single wires, to which these are orthogonal.
+        None unless these generators and the orthogonal ones of single wires together span all generators.
         """
         names = self.frame.nodes.components[self.frame.roots[channels]]
         aligned = [wire[torch.argsort(names[wire])] for wire in wires]
@@ -396,7 +397,7 @@ class Recognition:
 
 
 def recognized(X: Tensor) -> Algebra:
-    """Return the algebra that matrices (k, n, n) span (ValueError if they span none)."""
+    """Return the algebra that matrices (k, n, n) span; raises ValueError if their span is no algebra."""
     n = X.shape[1]
     for algebra in (GL(n), SO(n), CenteredSO(n), IntoMean(n), FromSum(n), *([Complex()] if n == 2 else [])):
         if algebra.dimension == len(X) and bool(((algebra.project(X) - X).abs() < _ZERO * X.abs().max()).all()):
@@ -405,7 +406,7 @@ def recognized(X: Tensor) -> Algebra:
 
 
 def sparse(B: Tensor, D: Tensor) -> Tensor:
-    """Return combinations of columns of B for which those of D are in reduced echelon form, largest pivots first."""
+    """Return combinations of columns of B that bring D, combined alike, to reduced echelon form, by largest pivots."""
     norms, n = D.norm(dim=0), len(D)
     M = ((D if B is D else torch.cat([D, B]))[:, norms > _ZERO] / norms[norms > _ZERO]).numpy()
     for k in range(M.shape[1]):
@@ -421,7 +422,7 @@ def sparse(B: Tensor, D: Tensor) -> Tensor:
 
 
 def _rounded(B: Tensor) -> Tensor:
-    """Return columns of largest entry 1, without what rounding left."""
+    """Scale columns to largest entry 1, and set rounding to 0."""
     B = B / B.abs().amax(0).clamp(min=1e-300)
     return torch.where(B.abs() > 1e-10, B, 0.0)
 
@@ -431,7 +432,7 @@ def _orthonormal(N: Tensor) -> Tensor:
 
 
 def _pivots(M: Tensor, sizes: Tensor) -> Tensor:
-    """Return which columns are independent of earlier ones, the largest first."""
+    """Return the indices of independent columns of M, relative to their `sizes`, by QR with pivoting."""
     if not M.shape[1]:
         return torch.zeros(0, dtype=torch.long)
     M = torch.where(sizes > _STILL, M / sizes.clamp(min=_STILL), 0.0)
@@ -440,14 +441,14 @@ def _pivots(M: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _least(N: Tensor, T: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-    """Return N + T y with the least D (N + T y), and the norms of that."""
+    """Return N + T y, with y chosen so that |D (N + T y)| is least, and the column norms of D (N + T y)."""
     if T.shape[1] and N.shape[1]:
         N = N - T @ (torch.linalg.pinv(D @ T, rtol=1e-10) @ (D @ N))
     return N, (D @ N).norm(dim=0)
 
 
 def _once(port: Port) -> Iterator[Port]:
-    """Yield rows of single entries so that each entry is once in each part."""
+    """Split a port with one column into ports in which each entry occurs once."""
     left = torch.arange(len(port.rows))
     while len(left):
         order = torch.argsort(port.entries[left, 0], stable=True)

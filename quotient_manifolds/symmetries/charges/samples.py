@@ -1,8 +1,8 @@
-"""Token vectors of every use of a weight at one point: what charges are made of.
+"""Compute the token vectors of every use of a weight at one point, from which charges are formed.
 
-At a use y = W x, the charge of a wire that W writes is the sum over tokens of dy y^T, and of one that it reads minus
-the sum of dx x^T, where dx and dy are derivatives of a loss by this use alone. So one backward pass through the
-activations gives the charges of all wires, and no gradient of a weight is formed.
+A use y = W x adds the sum over tokens of dy y^T to the charge of the wire that W writes, and minus the sum of dx x^T to
+the charge of the wire that it reads. Here dx and dy are the derivatives of a loss through this use alone. One backward
+pass through the activations gives the charges of all wires, without any gradient of a weight.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from quotient_manifolds.symmetries.trace.replay import Replay, wide
 
 _SMALL = 1e-30
 _FAINT = 1e-5
-"""Of the largest gradient: what is smaller has lost digits."""
+"""Relative to the largest gradient: smaller ones have lost digits."""
 _SAME = 1e-6
-"""How far a gradient of a stack may be from that of one batch, relative to its length."""
+"""Largest distance between a stacked gradient and the gradient of one batch, relative to its norm."""
 _AT_ONCE = 2e7
-"""Numbers of gradients that are computed at once."""
+"""Entries of all gradients up to which they are computed in one batched call."""
 
 
 class Undecided(RuntimeError):
-    """Say that charges decide nothing: there are no points, or what they say does not settle."""
+    """Report that charges decide nothing: no points exist, or results at fresh points do not settle."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Hold activations at one side of a use and the derivatives of a loss by them, each (tokens, channels)."""
+    """Hold the activations at one side of a use, and the derivatives of a loss by them, each (tokens, channels)."""
 
     values: Tensor
     slopes: Tensor
@@ -44,9 +44,9 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Hold, for one loss at one point, what each use reads and writes, by its number, and gradients of parameters.
+    """Hold, for one loss at one point, the activations of each use, by its number, and gradients of parameters.
 
-    read: of tables nothing. gradients: of the parameters that were asked for, by name.
+    read: the inputs of uses, without lookups in tables. written: their results. gradients: requested ones, by name.
     """
 
     read: Mapping[int, Side]
@@ -55,7 +55,7 @@ class Sample:
 
 
 class Used(Protocol):
-    """Hold a program and the uses of weights in it, as a Walk does, of which token vectors are wanted."""
+    """Provide a program and the uses of weights whose token vectors are wanted, as a Walk does."""
 
     @property
     def program(self) -> Program:
@@ -68,14 +68,14 @@ class Used(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """Hold a program and uses of weights in it; without any, no token vectors are computed."""
+    """Hold a program and uses of weights in it; without uses, no token vectors are computed."""
 
     program: Program
     uses: Sequence[Use] = ()
 
     @classmethod
     def along(cls, walk: Used, program: Program) -> Uses:
-        """Return the uses that a walk has found, in a program with the same operations but for views."""
+        """Return the uses of a walk in another program, whose operations are the same up to views."""
         if program is walk.program:
             return cls(program, walk.uses)
         places = dict(zip(walk.program.computing, program.computing, strict=True))
@@ -83,17 +83,17 @@ class Uses:
 
     @property
     def fit(self) -> bool:
-        """Return whether each use has the same channels here: of a table of weights a length may be a part."""
+        """Return whether each use has as many channels here: a table may be cut to the length of the input."""
         return all(use.fits(self.program) for use in self.uses)
 
     @cached_property
     def replay(self) -> Replay:
-        """Return what runs the program."""
+        """Return the replay of the program."""
         return Replay(self.program)
 
     @cached_property
     def cuts(self) -> dict[int, tuple[int, ...]]:
-        """Return what `taps.cuts` says of the program."""
+        """Return `taps.cuts` of the program."""
         return cuts(self.program)
 
 
@@ -108,15 +108,15 @@ def samples(
     generic: bool = True,
     own: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Sample]:
-    """Yield a sample for each of some random losses, linear in the outputs, which are scaled to a mean square of 1.
+    """Yield a sample for each of several random losses, linear in the outputs, which are scaled to mean square 1.
 
-    The last loss has random multiples of all taps besides (see `taps`). weights: all parameters by name;
-    inputs: those of the program, in order. vectors: parameters of which the gradients are wanted, too, of integers
-    none. generic: whether norms have an eps at which near symmetries fail (see `arguments`). own: parameters to
-    whose devices weights are taken; samples are on the processor, as what is solved for is small.
+    The last loss, or each one if no output depends on a weight, also contains random multiples of all taps (see
+    `taps`). weights: all parameters, by name. inputs: the inputs of the program, in order. vectors: parameters whose
+    gradients are wanted, too; integers are ignored. generic: whether norms get an eps at which near symmetries fail
+    (see `arguments`). own: parameters whose devices the weights are moved to; samples are small, and on the CPU.
 
-    Nothing is yielded if an output or a derivative is not finite, infinite entries beside finite ones of an output
-    aside, or if no output depends on a weight.
+    Yields nothing if an output has a NaN or no finite entry, or if no output or tap depends on a weight. Fewer samples
+    are yielded if a derivative is not finite.
     """
     walk = walk if isinstance(walk, Uses) else Uses(walk.program, walk.uses)
     watch = {use.operation: use.tokens.place for use in walk.uses}
@@ -161,17 +161,17 @@ def stacked_gradients(
     *,
     trusted: bool = False,
 ) -> list[dict[str, Tensor]]:
-    """Return for each of several weights the gradients (rows, *shape) of random multiples of outputs, by parameter.
+    """Return, for each set of weights, gradients (rows, *shape) of random combinations of outputs, by parameter.
 
-    inputs: of the program, in order, equally many batches for each of the weights along an axis in front, but for those
-    at places `alone`. The outputs of a batch have as many rows as they have numbers, up to `losses`. Those that are not
-    finite are left out, and those beside which others are large: they may be what rounding left, as of a softmax that
-    is saturated.
+    inputs: the inputs of the program, in order. Along a leading axis they hold equally many batches for each set of
+    weights, except at the places `alone`. A batch has one row for each number that it outputs, up to `losses`. Rows
+    that are not finite are left out. So are rows far below the largest, which may be rounding errors, e.g. of a
+    saturated softmax.
 
-    Each batch has weights of its own: outputs depend on these alone, so that one pass backward gives rows of all.
+    Each batch has its own copy of the weights, so that one backward pass gives the rows of all batches.
 
-    trusted: that this is so. Else the longest row is computed of its batch alone, too: torch's rules for stacks are
-    wrong for some operations, as `select_scatter`. RuntimeError if it is another.
+    trusted: whether to skip a check of the longest row against the gradient of its batch alone. Torch's rules for
+    stacks are wrong for some operations, such as `select_scatter`. Raises RuntimeError if the two differ.
     """
     leaves = [Leaves(each, (), own) for each in weights]
     places = tuple(None if k in alone else 0 for k in range(len(inputs)))
@@ -190,7 +190,7 @@ def stacked_gradients(
         count, wanted = min(losses, sum(y[0].numel() for y in ys)), [apart[name] for name in vectors]
         multiples = [_multiples(y, count, generator) for y in ys]
         found = torch.autograd.grad(ys, wanted, multiples, is_grads_batched=True, allow_unused=True)
-    none = (w.new_zeros(count, *w.shape) for w in wanted)  # what no output depends on has no gradients in batches
+    none = (w.new_zeros(count, *w.shape) for w in wanted)  # grad gives None, not 0, in batches
     pairs = zip(found, none, wanted, strict=True)
     rows = [(o if g is None else g).transpose(0, 1).reshape(len(weights), -1, *w.shape[1:]) for g, o, w in pairs]
     size = torch.stack([g.reshape(*g.shape[:2], -1).norm(dim=2) for g in rows]).norm(dim=0)
@@ -211,7 +211,7 @@ def stacked_gradients(
 
 @contextmanager
 def _one_by_one() -> Iterator[None]:
-    """Say nothing of operations that vmap runs batch by batch, as those of losses without torch's decompositions."""
+    """Suppress warnings about operations that vmap runs batch by batch, such as losses without decompositions."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     try:
         yield
@@ -221,14 +221,14 @@ def _one_by_one() -> Iterator[None]:
 
 @runtime_checkable
 class Tables(Protocol):
-    """Hold weights of which some tables give rows without the whole."""
+    """Provide weights, with single rows of some tables that are never formed as a whole."""
 
     def rows(self, name: str, index: Tensor) -> Tensor | None:
-        """Return the rows of such a table at an index, None of any other parameter."""
+        """Return the rows of such a table at an index, None for any other parameter."""
 
 
 class Leaves(dict[str, Tensor]):
-    """Give weights apart from their graph, of which some require gradients, in float64."""
+    """Provide weights detached from their graph; those in `vectors` are float64 and require gradients."""
 
     def __init__(
         self, weights: Mapping[str, Tensor], vectors: Collection[str], own: Mapping[str, Tensor] | None = None
@@ -240,7 +240,7 @@ class Leaves(dict[str, Tensor]):
         return self._weights[name].detach().to(self._own[name].device)
 
     def rows(self, name: str, index: Tensor) -> Tensor | None:
-        """Return the rows of a table at an index, None where they are to be taken from the whole."""
+        """Return the rows of a table at an index, None if they must be taken from the whole table."""
         if not isinstance(self._weights, Tables) or name in self:
             return None
         rows = self._weights.rows(name, index.cpu())
@@ -248,12 +248,12 @@ class Leaves(dict[str, Tensor]):
 
 
 def _has_numbers(y: Tensor) -> bool:
-    """Return whether an output has finite entries and no NaN; infinite ones hide something."""
+    """Return whether an output has finite entries and no NaN; infinite entries are allowed, as masks have them."""
     return not bool(y.isnan().any()) and bool(torch.isfinite(y).any())
 
 
 def _multiples(y: Tensor, losses: int, generator: torch.Generator) -> Tensor:
-    """Return random multiples of an output for each loss, of its finite entries alone."""
+    """Return random coefficients (losses, *shape) of an output over its root mean square, 0 at infinite entries."""
     known, drawn = y.detach(), torch.randn(losses, *y.shape, generator=generator, dtype=torch.float64).to(y.device)
     finite = torch.isfinite(known)
     size = known[finite].square().mean().sqrt().clamp(_SMALL) if bool(finite.any()) else 1.0
@@ -261,7 +261,7 @@ def _multiples(y: Tensor, losses: int, generator: torch.Generator) -> Tensor:
 
 
 def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor], losses: int) -> Iterator[list[Tensor]]:
-    """Yield the gradients of each loss, as long as they are finite: of all at once if few and they can be batched."""
+    """Yield the gradients of each loss until one is not finite; all at once if they are few and can be batched."""
     outputs = [y for y, _ in terms]
     if losses > 1 and losses * sum(w.numel() for w in wanted) < _AT_ONCE:
         try:
@@ -269,7 +269,7 @@ def _gradients(terms: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor],
             every = torch.autograd.grad(
                 outputs, wanted, up, retain_graph=True, is_grads_batched=True, allow_unused=True
             )
-        except (RuntimeError, IndexError):  # of vmap
+        except (RuntimeError, IndexError):  # vmap does not take every operation
             pass
         else:
             if all(g is None or bool(torch.isfinite(g).all()) for g in every):

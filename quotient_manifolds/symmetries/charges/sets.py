@@ -1,9 +1,9 @@
-"""Follow what is computed from several channels: scores of a head, gates of an expert, norms of a group.
+"""Follow values that are computed from several channels: scores of a head, gates of an expert, norms of a group.
 
 The walk follows entries that depend on one channel. All others have marks here: numbers of nodes, or of sets of marks.
-Where an operation moves entries, as is seen when it is run on the marks, marks move, too; otherwise they stay in place,
-and what is reduced or contracted is a set. Buffers have marks from the start, so that statistics of each channel are
-found. Nothing of this has to be true: it only says which units are proposed.
+If an operation only moves entries, which is checked by running it on the marks, marks move, too. Otherwise they stay in
+place, and marks that are reduced or contracted form a set. Buffers have marks from the start, so that the statistics of
+each channel are found. Marks may be wrong: they only determine which units are proposed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from quotient_manifolds.symmetries.trace.program import Operation, substituted
 
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 _LARGE = 2**22
-"""Values of more entries have no marks."""
+"""Values with more entries have no marks."""
 
 
 Placed = tuple[int, Tensor]
-"""Pairs of marks as columns, and at which operation they came together."""
+"""The operation at which marks occur together, and pairs of these marks as columns."""
 
 
 class Sets:
-    """Hold the marks of a walk: numbers from 1 on are nodes, after these come entries of buffers, then sets.
+    """Hold the marks of a walk: nodes are numbered from 1, followed by entries of buffers, then by sets.
 
-    members: pairs (set, mark), as columns. beside: pairs (mark, node) of what is added to a channel or multiplies it.
-    read: by use the marks of the channels that it reads. depth: by operation how many weights lie behind each other.
-    buffers: by name of a buffer the mark of its first entry. first: the first set.
+    members: pairs (set, mark), as columns. beside: pairs (mark, node) of constants that are added to a channel or
+    multiply it. read: by use, the marks of the channels that it reads. depth: by operation, the largest number of
+    weights applied in sequence up to it. buffers: by name, the mark of a buffer's first entry. first: the first set.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -76,7 +76,7 @@ class Sets:
         return self.count - count
 
     def _sets(self, columns: Tensor) -> Tensor:
-        """Return a mark for each column: the one mark in it, or a set if there are several, or 0."""
+        """Return a mark for each column: its only mark, a set if there are several, or 0."""
         first, which = distinct_columns(columns.sort(0)[0])
         sets = columns[:, first]
         made, several = sets.amax(0), (torch.where(sets > 0, sets, sets.amax(0)) != sets.amax(0)).any(0)
@@ -88,7 +88,7 @@ class Sets:
         return made[which]
 
     def nodes(self, number: int) -> Tensor:
-        """Return the nodes of a value, of a parameter those that it has as an activation."""
+        """Return the nodes of a value; for a parameter, the nodes that it has as an activation."""
         layout, walk = self.program.layouts[number], self.walk
         if layout.memory in walk._labels:
             found = walk.labels(number)
@@ -98,7 +98,7 @@ class Sets:
         return torch.zeros(layout.shape, dtype=torch.long)
 
     def leaves(self, entries: Tensor) -> Tensor:
-        """Return the nodes of entries of theta that are activations, 0 of others."""
+        """Return the nodes of entries of theta that are activations, 0 for others."""
         found = torch.zeros(entries.shape, dtype=torch.long)
         for name, nodes in self.walk.leaves.items():
             local = entries - self.walk.entries.start[name]
@@ -126,7 +126,7 @@ class Sets:
         nodes, marks = {n: self.nodes(n) for n in ins}, {n: self.of(n) for n in ins}
         labelled = [n for n in ins if bool(nodes[n].any())]
         marked = [n for n in ins if bool(marks[n].any())]
-        if operation.func._schema.is_mutable:  # what is written to another's memory has its nodes
+        if operation.func._schema.is_mutable:  # a value written into another's memory has its nodes
             for n in labelled[1:]:
                 if layouts[n].shape == layouts[labelled[0]].shape:
                     self._pair(nodes[labelled[0]], nodes[n])
@@ -144,7 +144,7 @@ class Sets:
             if bool((passed == 0).any()):
                 whole = {n: torch.where(m > 0, m, nodes[n]) for n, m in marks.items()}
                 made = self._made(operation, whole, out, passed).where(passed == 0, 0)
-            if bool((passed > 0).any()):  # a node says already which channel it is a function of
+            if bool((passed > 0).any()):  # a node already shows which channel it depends on
                 made = made.where(passed == 0, self._made(operation, marks, out, passed))
                 self._pair(made, passed)
             if bool(made.any()):
@@ -153,7 +153,7 @@ class Sets:
                 layout.write(memory, made)
 
     def _note(self, marks: Tensor, nodes: Tensor) -> None:
-        """Take note of constants that come with channels, one number with each."""
+        """Record constants that are combined with channels, one number with each channel."""
         try:
             pairs = torch.stack([marks.expand(nodes.shape).reshape(-1), nodes.reshape(-1)])
         except RuntimeError:
@@ -163,14 +163,14 @@ class Sets:
             self.beside.append((self._place, pairs))
 
     def _pair(self, a: Tensor, b: Tensor) -> None:
-        """Take note of marks that come together."""
+        """Record pairs of marks that occur together."""
         pairs = torch.stack(torch.broadcast_tensors(a, b)).flatten(1)
         pairs = pairs[:, (pairs > 0).all(0)]
         if pairs.numel():
             self.pairs.append((self._place, pairs[:, distinct_columns(pairs)[0]]))
 
     def _made(self, operation: Operation, given: dict[int, Tensor], out: int, passed: Tensor) -> Tensor:
-        """Return the marks of a result, 0 where it is not known whence it comes."""
+        """Return the marks of a result, 0 where the origin of an entry is unknown."""
         some = {n: marks for n, marks in given.items() if bool(marks.any())}
         shape = passed.shape
         if not some:
@@ -186,7 +186,7 @@ class Sets:
             return torch.zeros_like(passed) if found is None else found
 
     def _moved(self, operation: Operation, some: dict[int, Tensor], out: int) -> Tensor | None:
-        """Return the marks that come out where those that go in only move; None if they do anything else."""
+        """Return the marks of a result if the operation only moves entries, else None."""
         names = torch.cat([marks.reshape(-1) for marks in some.values()]).unique()
         names = names[names > 0]
         numbers = torch.rand(len(names), generator=self._generator, dtype=torch.float64).sort()[0] + 0.5
@@ -217,7 +217,7 @@ class Sets:
         return torch.where(made == 0, 0, names[place]) if bool(good.all()) and bool(made.any()) else None
 
     def _reduced(self, operation: Operation, marks: Tensor, shape: Sequence[int]) -> Tensor | None:
-        """Return the sets of what is reduced along axes."""
+        """Return the sets of the marks that are reduced along axes; None if the axes are unknown."""
         axes = operation.args[1] if len(operation.args) > 1 else None
         axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
         if not isinstance(axes, (list, tuple)) or not all(
@@ -232,7 +232,7 @@ class Sets:
         return self._sets(marks.permute(*axes, *rest).reshape(size, left)).view(shape)
 
     def _contracted(self, operation: Operation, given: dict[int, Tensor], passed: Tensor) -> Tensor:
-        """Return for each entry of a product the set of what it contracts, but for what its node says."""
+        """Return for each entry of a product the set of marks that it contracts, without its own node."""
         sides = []
         for ref, last in zip(operation.args[:2], (True, False), strict=True):
             if ref.number not in given:

@@ -1,7 +1,7 @@
-"""Read constants that some biases add to a wire and others take back.
+"""Find shifts: constants that some biases add to a wire and others take back.
 
-For a wire, what a constant z on its channels adds to the loss is z . g for each way to add it, with g the gradient of
-a bias, the sum over tokens of dy of a table, or minus the sum of dx of a reader, whose bias takes V z back.
+Each way to add a constant z to the channels of a wire changes the loss by z . g, to first order. Here g is the gradient
+of a bias, the sum over tokens of dy of a table, or minus the sum of dx of a reader, whose bias takes V z back.
 Combinations of ways with sum of c g = 0 are shifts, for any z.
 """
 
@@ -25,11 +25,11 @@ _FLOOR, _SPARE, _TINY, _CLEAR = 1e-3, 2, 1e-7, 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """Hold one way to add constants to channels: g (samples, n), and the sums of its absolute summands.
+    """Hold one way to add constants to n channels: g (samples, n), and `size`, the sums of its absolute summands.
 
-    port: the entries, one row per channel; of a reader those of its matrix, and `bias` those that take constants back,
-    in the order of its outputs, with what units they have there.
-    known: of a weight behind a norm, the inputs that make a sum, and this sum, which all other ways are multiplied by.
+    port: the entries, one row per channel; for a reader, the entries of its matrix. bias: for a reader, the entries
+    that take constants back, in the order of its outputs and in their units. known: for a weight behind a norm, the
+    known sum of its inputs; all other ways are multiplied by this sum.
     """
 
     port: Port
@@ -39,7 +39,7 @@ class Way:
     known: Known | None = None
 
     def repeats(self, other: Way) -> bool:
-        """Return whether another way has the same bias take back the same: that of a map that is used twice."""
+        """Return whether the other way has the same matrix and bias, as for a map that is used twice."""
         if self.bias is None or other.bias is None:
             return False
         pairs = ((self.bias.theta, other.bias.theta), (self.port.theta, other.port.theta))
@@ -47,16 +47,16 @@ class Way:
 
 
 class Shifts:
-    """Read shifts of constants along wires."""
+    """Find shifts of constants along wires."""
 
     def __init__(self, evidence: Evidence, known: Mapping[int, Known], given: Tensor) -> None:
-        """Take what stands behind norms without a bias, and entries that add what others do, and move by that alone."""
+        """Take known sums of inputs by use, and flags of redundant entries, which `spans.alike` has translated."""
         self.evidence, self.known, self.given = evidence, known, given
 
     def every(self) -> Iterator[Translation]:
-        """Yield shifts of all sets of channels that the same ports have, and of what is left of several of these.
+        """Yield the shifts of each set of channels with the same ports, then shifts across sets of the same size.
 
-        A maximum over tokens, for example, passes constants on, though what is behind it is a wire of its own.
+        The latter combine the remaining ways: a maximum over tokens, for example, passes constants on to another wire.
         """
         for dual in (False, True):
             ports = [p for p in self.evidence.frame.ports if p.dual == dual]
@@ -74,9 +74,9 @@ class Shifts:
                     yield from self._shifts(ways, max(top for _, top in wires))
 
     def _sets(self, ports: Sequence[Port]) -> Iterator[tuple[list[Port], Tensor]]:
-        """Yield channels that the same ports have, and these."""
+        """Yield (ports, channels) for each set of channels that have the same ports."""
         names = torch.randint(1 << 62, (len(ports),), generator=torch.Generator().manual_seed(1))
-        pattern = torch.zeros(len(self.evidence.frame.roots), dtype=torch.long)  # sums of names are names of sets
+        pattern = torch.zeros(len(self.evidence.frame.roots), dtype=torch.long)  # a sum of names identifies a set
         for name, port in zip(names, ports, strict=True):
             pattern[port.channels] += name
         for each in pattern[pattern != 0].unique():
@@ -84,7 +84,7 @@ class Shifts:
             yield [p for p in ports if bool((p.channels == channels[0]).any())], channels
 
     def _of_wire(self, ports: Sequence[Port], units: Sequence[Tensor]) -> list[Way]:
-        """Return the ways of some ports, those of single positions if there are enough samples for these."""
+        """Return the ways of these ports, separate for each position if samples suffice; empty if they never do."""
         for apart in (True, False):
             ways = [way for p, u in zip(ports, units, strict=True) for way in self._ways(p, u, apart)]
             if self._enough(ways):
@@ -92,14 +92,14 @@ class Shifts:
         return []
 
     def _enough(self, ways: Sequence[Way]) -> bool:
-        """Return whether samples can tell which combinations of ways are free: means may be free of all of them."""
+        """Return whether samples suffice to tell which combinations are free; means may be free in all of them."""
         if not ways:
             return False
         samples, n = ways[0].g.shape
         return samples * max(1, n - 1) >= len(ways) + _SPARE
 
     def _shifts(self, ways: Sequence[Way], top: float) -> Generator[Translation, None, list[Way]]:
-        """Yield what combinations of ways leave free. Return the ways that are in none."""
+        """Yield the translations of the free combinations of ways. Return the ways that no combination contains."""
         ways = [way for k, way in enumerate(ways) if not any(map(way.repeats, ways[:k]))]
         free = self._combined(ways, top) if ways else torch.zeros(0, 0)
         for v in free.T:
@@ -109,13 +109,13 @@ class Shifts:
         return [way for way, row in zip(ways, free, strict=True) if not bool(row.any())]
 
     def _varying(self, some: Sequence[tuple[Way, float]]) -> Tensor | None:
-        """Return a basis without multiples of 1, or None: if ways write alone and each has them free."""
+        """Return a basis of constants with mean 0 if all ways just add, and leave equal constants free; else None."""
         n = len(some[0][0].port.rows)
         alone = all(way.bias is None and way.known is None and self._mean_is_free(way) for way, _ in some)
         return null_space(torch.ones(1, n, dtype=torch.float64))[0] if len(some) > 1 < n and alone else None
 
     def _ways(self, port: Port, u: Tensor, apart: bool) -> Iterator[Way]:
-        """Yield the ways of one port, one for each position if they are `apart`."""
+        """Yield the ways of one port, a separate one for each position if `apart`."""
         last = len(self.evidence.walk.uses)
         if not port.writes:
             yield from self._reader(port, u)
@@ -144,7 +144,7 @@ class Shifts:
             yield Way(port.at(torch.arange(len(port.rows)), columns), mine.sum(2), mine.abs().sum(2))
 
     def _reader(self, port: Port, u: Tensor) -> Iterator[Way]:
-        """Yield what a reader takes back, by the nearest bias on the channels that it writes, if that is seen."""
+        """Yield the way in which a reader's nearest bias takes constants back, unless its g is a rounding error."""
         use, known = self.evidence.walk.uses[port.use], self.known.get(port.use)
         if known is not None:
             slopes = [-s.read[port.use].slopes[:, port.rows] for s in self.evidence.drawn]
@@ -166,7 +166,7 @@ class Shifts:
             yield way
 
     def _nearest(self, n: int) -> Port | None:
-        """Return the bias on the channels that a use writes that is added nearest to it, in their order."""
+        """Return the bias that is added nearest to a use, on the channels that it writes, in their order, or None."""
         use, found, last = self.evidence.walk.uses[n], dict[int, Port](), len(self.evidence.walk.uses)
         if n in self.evidence.biases:
             rows, entries = torch.arange(len(use.out)), Table.of(self.evidence.biases[n][:, None])
@@ -178,12 +178,12 @@ class Shifts:
                 at = self.evidence.walk.taken[name][q.entries[0, 0] - self.evidence.frame.entries.start[name]]
                 own = n in self.evidence.walk.biases and torch.equal(
                     self.evidence.walk.biases[n], q.entries[:, 0]
-                )  # of other uses, too
+                )  # other uses share this bias
                 found.setdefault(0 if own else abs(int(at) - use.operation), q)
         return found[min(found)] if found else None
 
     def _top(self, port: Port, u: Tensor) -> float:
-        """Return how large sums over tokens are on this side of a use, before anything cancels."""
+        """Return the largest sum over tokens of absolute slopes on this side of a use, before anything cancels."""
         if port.use >= len(self.evidence.walk.uses):
             return 0.0
         sides = [(s.written if port.writes else s.read).get(port.use) for s in self.evidence.drawn]
@@ -191,15 +191,15 @@ class Shifts:
         return max((float(d.abs().sum(0).max()) for d in terms), default=0.0)
 
     def _combined(self, ways: Sequence[Way], top: float) -> Tensor:
-        """Return combinations (ways, k) with sum of c g = 0, of few ways each. top: the size of sums on the wire."""
+        """Return sparse combinations c (ways, k) with sum of c g = 0. top: the largest `_top` on the wire."""
         rows = torch.stack([way.g for way in ways], 2).flatten(0, 1)
         size = torch.stack([way.size for way in ways], 2).amax((0, 1))
         size = size.clamp(min=_FLOOR * max(top, float(size.max())) + 1e-300)
         N, smallest = null_space(rows / size / len(rows) ** 0.5, scale=1.0)
         self.evidence.smallest = min(self.evidence.smallest, smallest)
         N = N / size[:, None]
-        # Each has a way of its own, in which no other moves: one that adds, if there is one, for its constant to be 0,
-        # then one of a sum that must stay, as it takes no constant along that.
+        # Each combination gets a way that no other contains, preferably one that adds, so that its constant can be 0.
+        # The next choice is a way of a sum that must stay, because it takes no constant along that sum.
         adding = torch.tensor([way.bias is None and way.known is None for way in ways])
         summing = torch.tensor([way.known is not None for way in ways])
         for k in range(N.shape[1]):
@@ -216,7 +216,7 @@ class Shifts:
         return torch.where(N.abs() > _TINY * N.abs().amax(0, keepdim=True), N, 0.0)
 
     def _moved(self, some: Sequence[tuple[Way, float]], z: Tensor | Factor | None) -> Iterator[Translation]:
-        """Yield z -> c u z in each way, for any z of a span, or for all if it is None."""
+        """Yield the translation by c u z in each way, for all vectors in the span of `z`, or all if it is None."""
         below: tuple[Tensor, ...] = ()
         n = len(some[0][0].port.rows)
         known = [way.known for way, _ in some if way.known is not None]
@@ -225,14 +225,14 @@ class Shifts:
                 f"a translation of {self.evidence.frame.name_of(some[0][0].port)}: several sums of inputs"
             )
             return
-        if any(way.known is not None and not way.port.writes for way, _ in some):  # of a sum that must stay
+        if any(way.known is not None and not way.port.writes for way, _ in some):  # the sum must stay
             if n < 2:
                 return
             below = (self.evidence.frame.nodes.wires[some[0][0].port.nodes],)
             z = null_space(torch.ones(1, n, dtype=torch.float64))[0]
             z = Product((diagonal(torch.ones(n), known[0].of), z)) if known[0].of else z  # type: ignore[arg-type]
         by, parts = (known[0].sum if known and len(some) > 1 else None), list[Part]()
-        for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # first what is added
+        for way, c in sorted(_merged(some), key=lambda each: each[0].bias is not None):  # ways that add come first
             constant, gains = self.evidence.frame.ratio((way.port.nodes,), below)
             rows = self.evidence.rows(way.port)
             if rows is None:
@@ -263,7 +263,7 @@ class Shifts:
         yield from self.evidence.made(kind, *_united(parts))
 
     def _taken(self, way: Way, c: float, rows: Rows, n: int, below: Sequence[Tensor]) -> Factor:
-        """Return -c V u, u over others' units, in units of the bias of a reader (outputs, n), of all taps and rows."""
+        """Return -c V u (outputs, n) of a reader, for all taps and rows, in units of its bias over units of `below`."""
         use = self.evidence.walk.uses[way.port.use]
         constant, gains = self.evidence.frame.ratio((way.port.nodes,), below)
         outputs, _, taps = use.shape
@@ -277,12 +277,12 @@ class Shifts:
         return V if len(factors) == 1 else Product(tuple(factors))
 
     def _mean_is_free(self, way: Way) -> bool:
-        """Return whether this way adds nothing by equal constants."""
+        """Return whether equal constants on all channels have no charge in this way."""
         return self.evidence.vanishes(zip(way.g.sum(1)[:, None], way.size.sum(1)[:, None], strict=True))
 
 
 def _united(parts: Iterable[Part]) -> list[Part]:
-    """Return parts of which those of the same entries are one: a bias may add a constant, and take back others."""
+    """Merge parts with the same entries: a bias may add one constant and take back others."""
     made = list[Part]()
     for part in parts:
         place = part.rows.places[:, :1].flatten()
@@ -301,7 +301,7 @@ def _united(parts: Iterable[Part]) -> list[Part]:
 
 
 def _merged(some: Sequence[tuple[Way, float]]) -> Iterator[tuple[Way, float]]:
-    """Yield ways of one use as one, where they add the same: columns of writers, and all rows of a reader."""
+    """Merge the ways of one use with the same c: columns of writers on the same nodes, and all rows of a reader."""
     same: dict[tuple[object, ...], list[tuple[Way, float]]] = {}
     for way, c in some:
         port, c = way.port, float(round(c)) if abs(c - round(c)) < _TINY else c
@@ -337,8 +337,8 @@ def _summed(tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _parts_of(g: Tensor) -> Tensor:
     """Return the number of the part of each column of g (samples, n, columns).
 
-    Each column that all samples have is a part if there are few; others, as of longer inputs, or words of which one
-    sample alone says at which positions they are, are of the same as the last before.
+    If there are few columns, each one that is nonzero in all samples begins a part. The others, such as positions of
+    longer inputs or words that some samples lack, belong to the part before them.
     """
     if g.shape[2] > MOST_APART:
         return torch.zeros(g.shape[2], dtype=torch.long)

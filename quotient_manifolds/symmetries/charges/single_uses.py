@@ -1,10 +1,10 @@
-"""Read translations off the token vectors of single uses: free means, idle units, and constants behind a norm.
+"""Find translations from the token vectors of single uses: free means, idle units, and constants behind a norm.
 
-Of y = W x, at all tokens:
+For y = W x, with dy the derivative of a loss by y, and any z:
 
-| vanishes | translation |
+| vanishes at all tokens | translation |
 |---|---|
-| sum of dy | W += 1 z^T: the mean of what it writes is free |
+| sum of dy | W += 1 z^T: the mean of y is free |
 | dy, or x, of a channel | W += z in its row, or column |
 | sum of (x - b) / g | W += z / g, and its bias -= z (sum of b / g), behind a norm with gains g and biases b |
 """
@@ -24,12 +24,15 @@ from quotient_manifolds.symmetries.charges.frame import Port
 from quotient_manifolds.symmetries.groups import Gain, Matrix, Part, Product, Rows, Translation
 
 _CALM = 12
-"""Fresh draws at least, of which none shows a unit that others have not, until units are idle."""
+"""Minimum number of fresh draws before units that were never active count as idle."""
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Hold 1 / g (1, inputs) for which x times it is the sum of b / g at all tokens, this sum (1, 1), and g of data."""
+    """Hold a known sum of inputs: x . (1 / g) = sum of b / g at all tokens.
+
+    right: 1 / g (1, inputs). sum: the sum of b / g (1, 1). of: the gains g if they are of a norm of data.
+    """
 
     right: Matrix
     sum: Product
@@ -37,12 +40,12 @@ class Known:
 
 
 class SingleUses:
-    """Read translations of one weight, and of its bias."""
+    """Find translations of one weight and its bias."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.known = dict[int, Known]()
-        """By use without a bias of its own."""
+        """By use, if it has no bias of its own."""
 
     def every(self) -> Iterator[Translation]:
         """Yield all translations."""
@@ -51,7 +54,7 @@ class SingleUses:
         yield from self._constants()
 
     def _means(self) -> Iterator[Translation]:
-        """Yield what is added to the mean of all that is written: equal numbers in the units of some part of a wire."""
+        """Yield translations of the mean: equal numbers for all channels, in the units of some nodes of their wire."""
         for n, use in enumerate(self.evidence.walk.uses):
             slopes = [s.written[n].slopes for s in self.evidence.drawn]
             if len(use.out) < 2 or n not in self.evidence.lone or (equal := self._equal(use.out, slopes)) is None:
@@ -68,7 +71,7 @@ class SingleUses:
                 continue
             every = torch.arange(g[0].shape[1])
             columns, equal = every, self._equal(port.nodes, [d.mT for d in g])
-            if equal is None and 1 < len(every) <= MOST_APART:  # of some positions, as where a single token is read
+            if equal is None and 1 < len(every) <= MOST_APART:  # some positions may be free, e.g. if one token is read
                 free = [self._equal(port.nodes, [d[:, k : k + 1].mT for d in g]) is not None for k in every]
                 columns = every[torch.tensor(free)]
                 equal = self._equal(port.nodes, [d[:, columns].mT for d in g])
@@ -79,7 +82,7 @@ class SingleUses:
                 yield from self.evidence.made("mean", Part(rows, Matrix(equal[0], torch.ones(1), gains=(equal[1], ()))))
 
     def _axis(self, port: Port) -> Part | None:
-        """Return what adds equal numbers along one axis of a parameter, as to all keys of a query, or None."""
+        """Return a part that adds equal numbers along one axis of a parameter, as to all keys of a query, or None."""
         name = self.evidence.frame.name_of(port)
         shape = tuple(self.evidence.frame.entries.shapes[name])
         if torch.Size(shape).numel() != port.entries.numel() or sum(size > 1 for size in shape) < 2:
@@ -97,7 +100,10 @@ class SingleUses:
         return None
 
     def _equal(self, nodes: Tensor, slopes: Sequence[Tensor]) -> tuple[Tensor, tuple[Gain, ...]] | None:
-        """Return u in which slopes (tokens, nodes) have u . slopes = 0: those of nodes over others on the same wire."""
+        """Return units u of nodes over other nodes of the same wire with u . slopes = 0 at all tokens, or None.
+
+        slopes: (tokens, nodes), by sample.
+        """
         tried = list[Tensor]()
         own = (
             q.nodes
@@ -111,16 +117,16 @@ class SingleUses:
             tried.append(u)
             terms = (d * self.evidence.ratio(k, nodes, of) for k, d in enumerate(slopes))
             if self.evidence.vanishes((t.sum(1), t.abs().sum(1)) for t in terms):
-                with suppress(ValueError):  # of gains that groups cannot read
+                with suppress(ValueError):  # groups cannot read some gains
                     return self.evidence.frame.ratio((nodes,), (of,))
         return None
 
     def _idle(self) -> Iterator[Translation]:
-        """Yield what no output depends on: outputs of uses that nothing reads, and inputs that are always 0."""
+        """Yield translations without effect: for outputs of uses that nothing reads, and inputs that are always 0."""
         uses = {n: self.evidence.walk.uses[n] for n in self.evidence.lone}
         seen: dict[tuple[int, bool], Tensor] = {}
         k, last, count = 0, 0, -1
-        # As many draws show nothing new as have shown the others: of a maximum, each may turn a single unit on.
+        # At least as many draws show nothing new as came before: each may activate a single unit behind a maximum.
         while k < max(len(self.evidence.drawn) + _CALM, 2 * last) and not (
             k >= len(self.evidence.drawn) and _all(seen.values())
         ):
@@ -128,7 +134,7 @@ class SingleUses:
             for n in uses:
                 for writes in (True, False) if uses[n].tokens.place is not None and uses[n].shape[2] == 1 else (True,):
                     t = sample.written[n].slopes if writes else sample.read[n].values
-                    if len(t):  # of an expert that no token is given to, nothing is known
+                    if len(t):  # an expert without tokens is no evidence
                         seen[n, writes] = seen.get((n, writes), torch.zeros(t.shape[1], dtype=torch.bool)) | (
                             t != 0
                         ).any(0)
@@ -144,7 +150,7 @@ class SingleUses:
                     yield from self.evidence.made("unread", Part(self.evidence.entries(self.evidence.biases[n][own])))
 
     def _constants(self) -> Iterator[Translation]:
-        """Yield W += z / g and c -= z (sum of b / g) behind norms."""
+        """Yield W += z / g and c -= z (sum of b / g) for weights W with bias c behind norms."""
         for n, use in enumerate(self.evidence.walk.uses):
             if n not in self.evidence.tables and use.shape[2] == 1 and len(use.into) > 1 and n in self.evidence.lone:
                 yield from self.evidence.tried(self._behind(n))
@@ -179,7 +185,7 @@ class SingleUses:
             return
 
     def _bases(self, nodes: Tensor) -> list[Tensor]:
-        """Return the eldest nodes of some, and those that a gain makes all of them of, as that of a norm does."""
+        """Return the eldest nodes of these channels, and the nodes before each gain that yields all of them."""
         wires, up = self.evidence.frame.nodes.wires, torch.zeros_like(self.evidence.frame.nodes.wires)
         bases = [torch.where(nodes > 0, wires[nodes], 0)]
         for gain in self.evidence.walk.gains:
@@ -190,7 +196,7 @@ class SingleUses:
         return bases
 
     def _sums(self, n: int, base: Tensor, bias: Port | None, by: Port | None) -> bool:
-        """Return whether (x - b) / w of all tokens of a use have a sum of 0: w are gains of a norm of data."""
+        """Return whether (x - b) / w sums to 0 over channels at all tokens of a use, with gains w of a norm of data."""
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for k, s in enumerate(self.evidence.drawn):
@@ -202,7 +208,7 @@ class SingleUses:
         return self.evidence.vanishes(pairs())
 
     def _over(self, above: Tensor, below: Tensor, by: Port | None) -> Matrix:
-        """Return the units of nodes over those of others, and over the entries of a port, as a row."""
+        """Return the units of `above` over the units of `below` and, if given, over the entries of a port, as a row."""
         constant, gains = self.evidence.frame.ratio((above,), (below,))
         return Matrix(torch.ones(1), constant, gains=((), gains if by is None else (*gains, self._gain(by, -1.0))))
 

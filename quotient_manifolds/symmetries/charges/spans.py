@@ -1,10 +1,10 @@
-"""Read translations off vectors that are in the span of few: of a narrow map beside a wide one, or of one another.
+"""Find translations from vectors in a small span: of the rows or columns of a narrow map, or of another gradient.
 
-| is in | translation |
+| vector in a span | translation |
 |---|---|
-| dy of W, in the rows of V, which reads it | W += (1 - V^+ V) z |
-| x - b of W, in the columns of U, which writes it | W += z (1 - U U^+), and its bias -= z (1 - U U^+) b |
-| the gradient of an entry b, in that of another: g = c g' | b += z, b' -= c z |
+| dy of W, in the row space of V, which reads y | W += (1 - V^+ V) z |
+| x - b of W, in the column space of U, which writes x | W += z (1 - U U^+), and its bias -= z (1 - U U^+) b |
+| the gradient g of an entry b, a multiple of the gradient g' of b': g = c g' | b += z, b' -= c z |
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from quotient_manifolds.symmetries.groups import Beyond, Factor, Matrix, Part, P
 from quotient_manifolds.symmetries.groups.factors import basis
 
 _FEW = 256
-"""Outputs up to which it is asked whether their gradients have a span of their own."""
+"""Maximum number of outputs whose gradients are tested for a proper subspace."""
 _TINY = 1e-7
 _FAINT = 1e-6
-"""Of the largest gradient: smaller ones, as behind a softmax that is saturated, are rounding themselves."""
+"""Relative to the largest gradient: smaller ones, such as behind a saturated softmax, are rounding errors."""
 
 
 def translations(evidence: Evidence) -> Readings:
-    """Return all translations."""
+    """Return all translations that the evidence supports."""
     given, same = alike(evidence)
     single = SingleUses(evidence)
     found = [*same, *single.every(), *Beside(evidence).every()]
@@ -42,9 +42,9 @@ def translations(evidence: Evidence) -> Readings:
 
 
 def alike(evidence: Evidence) -> tuple[Tensor, list[Translation]]:
-    """Return which entries of biases add what others do, bool (P,), and what they take from each other.
+    """Return which entries of biases are redundant with earlier ones, bool (P,), and the translations between them.
 
-    Their gradients alone say so: those of one sum, as in a recurrent net, need not be on a channel of a wire.
+    Only proportional gradients show this: biases of one sum, as in a recurrent net, need not be on a channel of a wire.
     """
     first, start = evidence.drawn[0].gradients, evidence.frame.entries.start
     given, found = torch.zeros(evidence.frame.entries.size, dtype=torch.bool), list[Translation]()
@@ -62,9 +62,9 @@ def alike(evidence: Evidence) -> tuple[Tensor, list[Translation]]:
 
 
 def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield which columns of G are multiples of earlier ones: both numbers, of two parameters, each once at a time.
+    """Yield (earlier, later) columns of G that are multiples of each other, for two parameters, each once at a time.
 
-    Any two that the same sample alone has are, as of units that are on in this one: these say nothing.
+    Columns that are nonzero in one sample only are left out: any two of the same sample are multiples.
     """
     G = G * ((G != 0).sum(0) > 1)
     norm, every = G.norm(dim=0), torch.arange(G.shape[1])
@@ -84,15 +84,15 @@ def _pairs(G: Tensor, owner: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _ratios(G: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """Return c of columns g_e = c g_f, whole numbers where they are."""
+    """Return c with g_e = c g_f for columns of G, rounded to integers if near them."""
     c = (G[:, e] * G[:, f]).sum(0) / G[:, f].square().sum(0)
     return torch.where((c - c.round()).abs() < _TINY, c.round(), c)
 
 
 def _whole(free: Tensor) -> Tensor:
-    """Return a basis with the same span, columns (n, k), of which some rows are 1, and whole numbers where they are.
+    """Return a basis (n, k) of the same span with k rows of the identity, and other entries rounded if near integers.
 
-    Rounding of slopes, of which small ones are what sums of larger numbers leave, is in no row that is exact.
+    Exact rows are free of the rounding errors of slopes; small slopes are remainders of sums of larger numbers.
     """
     rows = torch.from_numpy(scipy.linalg.qr(free.mT.numpy(), mode="r", pivoting=True)[1])[: free.shape[1]].long()
     found = torch.linalg.solve(free[rows].mT, free.mT).mT
@@ -100,7 +100,7 @@ def _whole(free: Tensor) -> Tensor:
 
 
 class Spans:
-    """Read what a narrow map leaves of a wide one: of what it reads, or of what reads it."""
+    """Find the part of a wide map's output that narrow readers ignore, or of its input that a narrow writer misses."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.frame, self.uses = evidence, evidence.frame, evidence.walk.uses
@@ -143,14 +143,14 @@ class Spans:
                     return
 
     def _beside(self, n: int, U: Factor, bias: Port | None = None) -> Iterator[Translation]:
-        """Yield what U h + b leaves of the map that reads it, whose own bias, if any, gives back what b is taken to."""
+        """Yield translations of a map that reads U h + b, outside the column space of U; its bias compensates for b."""
         into, rows = self.uses[n].into, self.evidence.rows(self.evidence.side(n, True))
         if rows is None:
             return
         if bias is None:
             yield from self.evidence.made("unreached", Part(rows, None, Beyond((U,))))
         elif n not in self.evidence.biases:
-            if U.shape[0] + 1 < len(into):  # of a square matrix nothing but rounding is left
+            if U.shape[0] + 1 < len(into):  # only rounding errors are left of a square matrix
                 both = U, self._rows(bias, into, bias.nodes)[0]
                 yield from self.evidence.made("unreached", Part(rows, None, Beyond(both)))
         else:
@@ -160,13 +160,13 @@ class Spans:
             yield from self.evidence.made("unreached", Part(rows, None, Beyond((U,))), given)
 
     def _ports(self, nodes: Tensor, writes: bool) -> Iterator[Port]:
-        """Yield the ports on one side that have these nodes' channels, in their order."""
+        """Yield the ports that write (or read) the channels of these nodes, with rows in the order of the nodes."""
         for p in self.frame.ports:
             if p.writes == writes and (port := self.evidence.of_nodes(p, nodes)) is not None:
                 yield port
 
     def _narrow(self, n: int, nodes: Tensor, writes: bool) -> Iterator[Port]:
-        """Yield those of weights, but that of use n, that have fewer numbers by channel than there are channels."""
+        """Yield the ports of other weights than use n's with fewer entries (or spanning gradients) than channels."""
         for port in self._ports(nodes, writes) if len(nodes) > 1 else ():
             if port.use >= len(self.uses) or port.memory == self.uses[n].memory:
                 continue
@@ -175,7 +175,7 @@ class Spans:
                 yield port
 
     def _span(self, n: int) -> Tensor | None:
-        """Return rows that span the gradients of what a use writes, at all weights, None if these are all."""
+        """Return rows that span the gradients of a use's outputs at all weights; None without a proper subspace."""
         if n not in self._spans:
             self._spans[n], use = None, self.uses[n]
             d = torch.cat([s.written[n].slopes for s in self.evidence.drawn])
@@ -187,7 +187,7 @@ class Spans:
         return self._spans[n]
 
     def _rows(self, port: Port, above: Tensor, below: Tensor) -> tuple[Factor, list[Tensor]]:
-        """Return what a port has by channel, as columns, in units of nodes over others, and its numbers by sample."""
+        """Return a port with channels as columns, in units of `above` over `below`, and its values by sample."""
         constant, gains = self.frame.ratio((above,), (below,))
         rows = self.frame.rows(port)  # of one parameter
         numbers = [

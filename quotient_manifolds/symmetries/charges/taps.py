@@ -1,10 +1,10 @@
-"""Taps: what no derivative passes is an output of its own.
+"""Treat the inputs of operations without a derivative as further outputs of the model: taps.
 
-A comparison, a rounded number, an index or a number of Python that depends on a weight may change while every
-derivative vanishes. So a move is a symmetry only if it leaves what these operations take, and a random multiple of that
-joins the loss. Where an operation takes no more than a sign or an order, multiples are orthogonal to the values: then a
-positive scale has no charge. Where it takes no more than an order, as a maximum does, they add up to 0, too: then a
-shift has none.
+A comparison, a rounded number, an index or a Python number that depends on a weight may change while every derivative
+vanishes. A transformation is therefore a symmetry only if it leaves the inputs of such operations unchanged, and random
+multiples of these are added to the loss. If an operation depends only on signs or an order, the multiples are
+orthogonal to the inputs, so that positive scales have no charge. If it depends only on an order, as a maximum does, the
+multiples also sum to 0, so that shifts have no charge.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from quotient_manifolds.symmetries.trace.program import Operation, Program, subs
 from quotient_manifolds.symmetries.trace.replay import FLAT, arguments
 
 _JUMPS = {"remainder", "fmod", "frac"}
-"""Operations that have a derivative and are not continuous."""
+"""Operations that have a derivative but are not continuous."""
 _COMPARED = {"gt", "lt", "ge", "le", "eq", "ne"}
 _REFUSED = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 Change = Callable[[Tensor], Tensor]
 
 
 def cuts(program: Program) -> dict[int, tuple[int, ...]]:
-    """Return by place of an operation the values that it takes, depend on a weight, and pass it without derivative."""
+    """Return by place of an operation the inputs that depend on a weight, if no derivative passes the operation."""
     layouts, live, found = program.layouts, set(program.parameters), dict[int, tuple[int, ...]]()
     taken, needed = set[int](), {layouts[number].memory for number in program.outputs}
-    for operation in reversed(program.operations):  # what leads to no output is as good as not computed
+    for operation in reversed(program.operations):  # operations that lead to no output do not count
         if not operation.outs or any(layouts[n].memory in needed for n in operation.outs):
             taken.update(operation.ins)
             needed |= {layouts[n].memory for n in operation.ins}
@@ -48,9 +48,10 @@ def cuts(program: Program) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """Hold what an operation takes, with its graph, and the axes over which only its direction matters, or None.
+    """Hold the values that an operation takes, with their graph.
 
-    level: whether only the direction from its mean over these axes matters.
+    over: the axes over which only the direction of the values matters, or None. level: whether only the direction of
+    the values minus their mean over these axes matters.
     """
 
     values: Tensor
@@ -58,7 +59,7 @@ class Tap:
     level: bool = False
 
     def multiples(self, generator: torch.Generator) -> Tensor:
-        """Return random multiples of the values, of about one number of size 1 in all."""
+        """Return random multiples for the values, scaled down by the size of the values."""
         known = self.values.detach()
         finite = torch.isfinite(known)
         known = known.nan_to_num(0.0, 0.0, 0.0)
@@ -74,14 +75,14 @@ class Tap:
 
 
 class Taps:
-    """Collect the taps of one replay, which calls this before it runs one of the operations at `places`."""
+    """Collect the taps of one replay, which calls this object before each operation at `places`."""
 
     def __init__(self, places: dict[int, tuple[int, ...]]) -> None:
         self.places, self.generator = places, torch.Generator().manual_seed(7)
         self.found: list[Tap] = []
 
     def __call__(self, place: int, operation: Operation, at: Callable[[int], Tensor]) -> None:
-        """Tap an operation that takes values of these numbers, unless its result is the same for any."""
+        """Tap the inputs of an operation that have a gradient, unless its result does not depend on them."""
         live = {number: at(number) for number in self.places[place] if at(number).requires_grad}
         if not live:
             return
@@ -139,7 +140,7 @@ class Taps:
             seen = live[0]
             over = None if seen.is_complex() else _over(seen.shape, free, 3 if level else 2)
             self.found.append(Tap(_real(seen), over, level))
-        elif signs:  # one scale for all of them
+        elif signs:  # all of them share one scale
             seen = torch.cat([_real(t).reshape(-1) for t in live])
             self.found.append(Tap(seen, _over(seen.shape, ())))
         else:
@@ -149,7 +150,7 @@ class Taps:
         return t + torch.randn(t.shape, generator=self.generator, dtype=t.dtype).to(t.device) * (1 + t.abs())
 
     def _along(self, t: Tensor, axis: int | None) -> Tensor:
-        """Return positive numbers along an axis, far apart, one for all without; 1 if there is no such axis."""
+        """Return positive numbers that differ along an axis; one number without an axis; 1 if t has no such axis."""
         if axis is not None and axis >= t.ndim:
             return torch.ones(())
         size = 1 if axis is None else t.shape[axis]
@@ -158,7 +159,7 @@ class Taps:
 
 
 def _over(shape: Sequence[int], free: Sequence[int], least: int = 2) -> tuple[int, ...] | None:
-    """Return the axes that have one scale: all that are not free, and more until they have so many entries."""
+    """Return the axes that share one scale: all but the free ones, and free ones until they have `least` entries."""
     over = [d for d in range(len(shape)) if d not in free]
     for d in free:
         if prod(shape[k] for k in over) < least:

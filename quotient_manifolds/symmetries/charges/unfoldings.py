@@ -1,8 +1,9 @@
-"""Find linear fields on small nets that no wire of the walk has: shapes alone propose which rows are added to which.
+"""Find linear vector fields on the weights of small networks that act on no wire, as proposed by shapes alone.
 
-Complex layers by hand, hypernetworks or bilinear maps of a map itself mix rows of different parameters. A parameter is
-unfolded: some of its axes are rows, the others the rest. Unknowns are a constant for each entry, and a matrix for each
-two unfoldings with the same rest. Charges at generic points leave the Lie algebra of those that are symmetries.
+Handwritten complex layers, hypernetworks, or bilinear maps of a map with itself mix rows of different parameters. An
+unfolding of a parameter is a matrix: some axes form its rows, and the others, the rest, its columns. Unknowns are a
+constant for each entry, and a matrix for each two unfoldings with the same rest, which adds rows of one to rows of the
+other. Charges at generic points leave the Lie algebra of symmetries.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ from quotient_manifolds.symmetries.charges.recognition import sparse
 from quotient_manifolds.symmetries.groups import Charted, Gauge, Linear, Params, Symmetry
 
 LARGEST = 2_400
-"""Unknowns that are solved for at most: a second or two of linear algebra."""
+"""Most unknowns that are solved for: a second or two of linear algebra."""
 _MOST = 1_600
-"""Pairs of rows with one rest, up to which all of them are unknowns."""
+"""If rows with one rest form at most this many pairs, all pairs are unknowns."""
 _FEW = 16
-"""Rows that several axes make together are added to others if they are no more."""
+"""Rows formed by several axes are added to rows at other places only if there are at most this many."""
 _SAME, _APART = 1e-8, 1e-6
-"""Relative: what is smaller is rounding; what is larger is a direction of its own."""
+"""Relative sizes: numbers below _SAME are rounding; components above _APART are new directions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unfolding:
-    """Hold rows of parameters that share a rest: entries (rows, rest), and which is added to which, (2, unknowns)."""
+    """Hold entries (rows, rest) of parameters; unknown k adds a multiple of row of[k] to row into[k]."""
 
     entries: Tensor
     into: Tensor
     of: Tensor
 
     def kept(self, some: Tensor) -> Unfolding:
-        """Return this with some of the unknowns."""
+        """Return the unfolding with some of its unknowns."""
         return Unfolding(self.entries, self.into[some], self.of[some])
 
 
 def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
-    """Yield the unfoldings of each rest.
+    """Yield the unfoldings of each rest, with the pairs of rows that are unknowns.
 
-    Rows are added to rows of the same unfolding, if they are one axis or few, to and from single rows and at the same
-    place of others of as many rows, and to all others where these are not too many pairs. Every entry is scaled: so a
-    row is added to itself already.
+    Every row is added to rows at its place in unfoldings with as many rows. Rows that are one axis, or few, are also
+    added to all rows of their unfolding, to and from single rows, and, unless these are too many pairs, to all others.
+    A row is not added to itself, as every single entry is scaled already.
     """
     found: dict[tuple[int, ...], list[tuple[Tensor, bool]]] = {}
     start = 0
@@ -84,7 +85,7 @@ def unfoldings(shapes: Sequence[torch.Size]) -> Iterator[Unfolding]:
 
 
 class Unfoldings:
-    """Number the unknowns, constants first, and compute their charges and fields, as `Unknowns` does for wires.
+    """Number the unknowns, constants first, and compute their charges and vector fields, as `Unknowns` does for wires.
 
     some: the entries that fields may change, bool (P,).
     """
@@ -98,14 +99,14 @@ class Unfoldings:
             if part.entries.shape[1] == 1:
                 single[part.entries[part.into, 0], part.entries[part.of, 0]] = True
         for k, part in enumerate(self.parts):
-            if part.entries.shape[1] > 1:  # else: sums of unknowns that are there already
+            if part.entries.shape[1] > 1:  # without sums of unknowns that are there already
                 self.parts[k] = part.kept(~single[part.entries[part.into], part.entries[part.of]].all(1))
         self.size = sum(shape.numel() for shape in shapes.values())
         self.count = self.size + sum(len(part.into) for part in self.parts)
 
     @property
     def groups(self) -> list[Tensor]:
-        """Return all unknowns as one set that is solved for together."""
+        """Return one set of all unknowns: they are solved for together."""
         return [torch.arange(self.count)]
 
     def slices_of(self, entries: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class Unfoldings:
 
     @cached_property
     def index(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the unknowns as matrices [M c]: which unknown, which entry is changed, and by which other."""
+        """Return the unknowns as sparse matrices [M c]: unknown, entry that changes, and entry that it depends on."""
         unknown, changed, by = (
             [torch.arange(self.size)],
             [torch.arange(self.size)],
@@ -141,25 +142,25 @@ class Unfoldings:
         return every[0][keep], every[1][keep], every[2][keep]
 
     def fields(self, theta: Tensor, basis: Tensor) -> Tensor:
-        """Return the changes of theta (P, k) by columns of unknowns."""
+        """Return the changes of theta, (P, k), by columns of unknowns."""
         unknown, changed, by = self.index
         x = torch.cat([theta, theta.new_ones(1)])[by]
         made = csr_matrix((x.numpy(), (changed.numpy(), unknown.numpy())), shape=(self.size, self.count))
         return torch.from_numpy(made @ basis.numpy())
 
     def split(self, theta: Tensor) -> Params:
-        """Return weights in a row by name."""
+        """Split a vector of weights, (P,), into parameters by name."""
         parts = theta.split([shape.numel() for shape in self.shapes.values()])
         return {name: w.view(shape) for (name, shape), w in zip(self.shapes.items(), parts, strict=True)}
 
     def distinct(self, basis: Tensor, generator: torch.Generator) -> Tensor:
-        """Return as many columns of unknowns as there are fields among them: several unknowns may make the same."""
+        """Return combinations of columns with independent fields: several unknowns may have the same field."""
         points = torch.randn(2 + basis.shape[1] // self.size, self.size, generator=generator, dtype=torch.float64)
         _, s, Vh = torch.linalg.svd(torch.cat([self.fields(theta, basis) for theta in points]), full_matrices=False)
         return basis @ Vh[s > _SAME].T
 
     def constants(self, basis: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the combinations of columns of unknowns whose fields are the same at all weights."""
+        """Return the combinations of columns of unknowns whose fields are constant, the same at all weights."""
         zero = self.fields(torch.zeros(self.size, dtype=torch.float64), basis)
         points = torch.randn(2 + basis.shape[1] // self.size, self.size, generator=generator, dtype=torch.float64)
         return basis @ null_space(torch.cat([self.fields(theta, basis) - zero for theta in points]), _SAME)[0]
@@ -175,19 +176,19 @@ class Unfoldings:
 
 @dataclass(frozen=True, eq=False)
 class Rest:
-    """Hold what was found beyond other symmetries. largest, smallest: as in `Kernel`."""
+    """Hold the symmetries found beyond known ones. largest, smallest: as in `Kernel`."""
 
     symmetries: tuple[Linear | Charted, ...] = ()
     largest: float = 0.0
     smallest: float = float("inf")
 
     def and_(self, other: Rest) -> Rest:
-        """Return this and more."""
+        """Return the symmetries of both."""
         gap = max(self.largest, other.largest), min(self.smallest, other.smallest)
         return Rest((*self.symmetries, *other.symmetries), *gap)
 
     def beside(self, read: Readings, missing: int) -> Readings:
-        """Return what was found before, and this, and in how many directions nothing was."""
+        """Return earlier readings with these symmetries, and a sentence on the `missing` dimensions, if any."""
         largest, smallest = max(read.largest, self.largest), min(read.smallest, self.smallest)
         why = f"{missing} dimensions: of no group, or with coefficients that are rational in other weights"
         refused = (*read.refused, why) if missing else read.refused
@@ -202,10 +203,10 @@ def read_rest(
     known: Tensor,
     generator: torch.Generator,
 ) -> Rest:
-    """Return linear fields that move the weights theta in directions beyond known ones, columns (P, k).
+    """Return linear fields that move the weights theta in directions beyond the known ones, (P, k).
 
-    One symmetry for each connected set of parameters, a Lie algebra, as brackets of symmetries are symmetries. kernel:
-    all directions at theta that no gradient has.
+    There is one symmetry for each connected set of parameters. It is a Lie algebra, as brackets of symmetries are
+    symmetries. kernel: all directions at theta, columns, that are orthogonal to gradients.
     """
     unknowns = Unfoldings(shapes, open_to(kernel, known))
     X, *gap = fields(unknowns, draw, theta, known, generator)
@@ -213,10 +214,10 @@ def read_rest(
 
 
 def open_to(kernel: Tensor, known: Tensor) -> Tensor:
-    """Return which entries (P,) a kernel, columns, moves in more ways than are known.
+    """Return which entries, (P,), are in blocks where the kernel has more dimensions than the known directions.
 
-    A kernel at generic weights that is a sum of parts on sets of entries is so at all weights, and what a symmetry does
-    to one of these sets is a symmetry: sets on which the kernel is known have no others.
+    If the kernel at generic weights is a sum of parts on disjoint sets of entries, it is so at all weights. Then the
+    restriction of a symmetry to a set is a symmetry: sets on which the whole kernel is known have no others.
     """
     K, Q = spanned(kernel), spanned(known)
     both = K @ K.T
@@ -228,16 +229,16 @@ def open_to(kernel: Tensor, known: Tensor) -> Tensor:
 def fields(
     unknowns: Unfoldings, draw: Callable[[], Point], theta: Tensor, known: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, float, float]:
-    """Return a Lie algebra of linear fields (k, P + 1, P + 1) that moves theta beyond known directions.
+    """Return a Lie algebra of linear fields (k, P + 1, P + 1) that moves theta beyond the known directions.
 
-    And the largest charge that was kept, and the smallest pivot.
+    The largest charge that was kept and the smallest pivot are returned, too.
     """
     made = [torch.zeros(0, unknowns.size + 1, unknowns.size + 1, dtype=torch.float64)]
     if unknowns.count > LARGEST:
         return made[0], 0.0, float("inf")
     kernel = solve(unknowns, draw)
     N = unknowns.distinct(kernel.basis, generator)
-    for some in (unknowns.constants(N, generator), N):  # else c theta_q is taken in place of a free constant c
+    for some in (unknowns.constants(N, generator), N):  # constants first, or c theta_q would stand for a constant
         some = sparse(some, some)
         moved = unknowns.fields(theta, some)
         new = beyond(moved, known)
@@ -247,9 +248,9 @@ def fields(
 
 
 def closed(X: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a sparse basis of the Lie algebra that matrices (k, n, n) generate, of no more than 2 k + 16.
+    """Return a sparse basis of the Lie algebra that matrices (k, n, n) generate, or of their span if it is too large.
 
-    Where that is not enough, their flows are symmetries, but not all products of flows are flows.
+    The limit is 2 k + 16 dimensions. Beyond it, flows are still symmetries, but products of flows need not be flows.
     """
     calm, most = 0, 2 * len(X) + 16
     while len(X) > 1 and calm < 2:
@@ -273,7 +274,7 @@ def closed(X: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
-    """Yield symmetries for matrices [M c; 0 0] that have no parameter in common."""
+    """Yield a symmetry for each set of matrices [M c; 0 0] that are connected by common parameters."""
     sizes = torch.tensor([shape.numel() for shape in shapes.values()])
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     involved = (X != 0).any(1)[:, :-1] | (X != 0).any(2)[:, :-1]
@@ -290,7 +291,7 @@ def by_parameters(shapes: dict[str, torch.Size], X: Tensor) -> Iterator[Linear]:
 
 
 def tangents(symmetries: Sequence[Symmetry], params: Params) -> Tensor:
-    """Return the tangents of all generators at parameters, columns (P, k) over all of them."""
+    """Return the tangent vectors of all generators at the parameters, as columns (P, k)."""
     made = [torch.zeros(sum(w.numel() for w in params.values()), 0, dtype=torch.float64)]
     for each in symmetries:
         E = torch.eye(math.prod(each.shape), dtype=torch.float64).view(-1, *each.shape)
@@ -301,7 +302,7 @@ def tangents(symmetries: Sequence[Symmetry], params: Params) -> Tensor:
 
 
 def spanned(D: Tensor) -> Tensor:
-    """Return orthonormal columns that span those of D, each taken at length 1."""
+    """Return an orthonormal basis of the span of the columns of D, which are normalized first."""
     norms = D.norm(dim=0)
     D = D[:, norms > _SAME * norms.max().clamp(1e-300)] if D.shape[1] else D
     U, s, _ = torch.linalg.svd(D / D.norm(dim=0), full_matrices=False)
@@ -309,7 +310,7 @@ def spanned(D: Tensor) -> Tensor:
 
 
 def beyond(D: Tensor, known: Tensor) -> Tensor:
-    """Return which columns of D, the fewest, span what all of them do beyond the columns of another matrix."""
+    """Return the indices of the fewest columns of D that, with the known columns, span all columns of D."""
     Q, norms = spanned(known), D.norm(dim=0)
     rest = torch.where(norms > _SAME * norms.max().clamp(1e-300), D / norms.clamp(1e-300), 0.0) if D.shape[1] else D
     for _ in range(2):

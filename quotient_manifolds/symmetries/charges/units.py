@@ -1,9 +1,9 @@
-"""Propose units that may change places: parts of a graph that are alike.
+"""Propose units that may be permuted: matching parts of a graph.
 
-A graph has the channels of a walk, the rows and columns of weights that are on them, the weights themselves, and sets
-of channels (`Sets`). Vertices are told apart by what they are joined to, again and again; what is then like no other
-stays in place, and the graph falls apart without it: parts that are alike are units. Weights, sets and channels shared
-by units that are alike stay in place or not, so that neurons of each expert are found, and experts.
+The vertices are the channels of a walk, the rows and columns of weights that write or read them, the weights, and sets
+of channels (`Sets`). Vertices get colors, which are refined by the colors of their neighbors. Vertices with a unique
+color stay in place. Without them the graph falls into components, and components with equal colors are units. Weights,
+sets and channels that similar units share are fixed in some variants only, to find neurons of each expert, and experts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CODES = 2**20
 
 
 def proposed(walk: Walk) -> Iterator[Permutation]:
-    """Yield what may be permutations, each once."""
+    """Yield candidate permutations, each once."""
     graph = _Graph(walk)
     known = set[tuple[bytes, ...]]()
     for units in graph.groups():
@@ -41,7 +41,7 @@ def proposed(walk: Walk) -> Iterator[Permutation]:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """Hold what one side of a use has: the vertex of each row, or -1."""
+    """Hold one side of a use: the vertex of each row, or -1. hub: the vertex of the weight."""
 
     use: int
     out: bool
@@ -52,7 +52,7 @@ class _Side:
 class _Graph:
     """Hold vertices and edges: channels and sets by number, then weights, then rows, columns and entries, then sums.
 
-    What is summed is one channel from there on, but not before: a vertex of its own, to which its summands are joined.
+    Summands are one channel only after the sum: a new vertex, to which the vertices of the summands are joined.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -83,7 +83,7 @@ class _Graph:
         self.tints.append(torch.stack([vertices, torch.as_tensor(code).expand(len(vertices))]))
 
     def _join(self) -> dict[int, Tensor]:
-        """Add edges between channels, by what the operation does that joins them, and tints. Return what is summed."""
+        """Add tints (initial colors) and edges of channels, coded by joining operations. Return summed channels."""
         walk, joins, sets = self.walk, every(self.walk.joins), self.sets
         kind = torch.tensor(
             [self._name(*_kind(o), d) for o, d in zip(walk.program.operations, sets.depth, strict=True)] or [0]
@@ -125,7 +125,7 @@ class _Graph:
         return summed
 
     def _moving(self, marks: list[Tensor]) -> Tensor:
-        """Return which marks are among these, or in sets that are."""
+        """Return which marks are among these, or members of sets that are."""
         free = torch.zeros(self.sets.count, dtype=torch.bool)
         for each in marks:
             free[each] = True
@@ -134,10 +134,10 @@ class _Graph:
         return free
 
     def _settled(self, summed: Mapping[int, Tensor]) -> Iterator[Tensor]:
-        """Yield all edges, each with the vertices of its channels at the operation where it is."""
+        """Yield all edges, between the vertices that channels have at the operation of each edge."""
         classes, vertex = Classes(self.nodes), torch.arange(self.nodes)
         self.count, reads = self.last_row, set[int]()
-        for use in self.walk.uses:  # channels that are read through several nodes, and through one, have sums alike
+        for use in self.walk.uses:  # channels read through one node get sums like channels read through several
             if use.operation in summed and bool((use.into > 0).any()):
                 own = use.into[use.into > 0].expand(2, -1)
                 summed = {**summed, use.operation: torch.cat([summed[use.operation], own], 1)}
@@ -171,7 +171,7 @@ class _Graph:
             self._tint(fixed, torch.tensor([self._name("output", number, v) for v in fixed.tolist()]).long())
 
     def _tint_in_turn(self, nodes: Tensor, sums: Tensor) -> None:
-        """Tell entries of a parameter apart that are added to one channel, as at several positions, by their order."""
+        """Tint entries of a parameter that are added to one channel, as at several positions, by their order."""
         entries = self.leaf[nodes]
         some = entries >= 0
         key = self._owners(entries[some]) * len(nodes) + sums[some]
@@ -182,7 +182,7 @@ class _Graph:
         self._tint(nodes[some][order], names[turn])
 
     def _rows(self) -> None:
-        """Add vertices of weights, of their rows and columns, and of entries; those of the same entries once."""
+        """Add vertices for weights, their rows and columns, and entries; equal sets of entries share a vertex."""
         walk = self.walk
         uses = [(k, out) for k in range(len(walk.uses)) for out in (True, False)]
         wholes = [_key(walk.uses[k].entries.reshape(1, -1)) for k, _ in uses]
@@ -194,7 +194,7 @@ class _Graph:
         self.first_row = self.first_hub + len(hub)
         self.last_row = self.first_row + len(first)
         parts = which.split([key.shape[1] for key in keys])
-        self.home = torch.full((2, len(first)), -1)  # of each row the side, and which of its rows it is
+        self.home = torch.full((2, len(first)), -1)  # the side of each row, and its number there
         for n, ((k, out), part) in enumerate(zip(uses, parts[: len(uses)], strict=True)):
             use = walk.uses[k]
             self._side(n, use, k, out, part, self.hubs[which_hub[n : n + 1]])
@@ -224,7 +224,7 @@ class _Graph:
         self.home[:, part] = torch.stack([torch.full_like(part, n), torch.arange(len(part))])
 
     def _leaf(self, parameter: str) -> int:
-        """Return a code for how a parameter is used that is an activation."""
+        """Return a code for the use of a parameter as an activation."""
         numbers = {n for n, name in self.walk.program.parameters.items() if name == parameter}
         first = next((k for k, o in enumerate(self.walk.program.operations) if numbers & {*o.ins}), -1)
         shape = tuple(self.walk.entries.shapes[parameter])
@@ -244,7 +244,7 @@ class _Graph:
         return distinct_columns(torch.stack([kind, *sums]))[1]
 
     def _sums(self, at: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each vertex two sums of random numbers by code: equal if its codes are, as multisets."""
+        """Return two sums per vertex of a random number for each code; equal multisets of codes have equal sums."""
         generator = torch.Generator().manual_seed(13)
         table = torch.randint(_CODES, (2, int(codes.max()) + 1 if len(codes) else 1), generator=generator)
         zero = torch.zeros(self.count, dtype=torch.long)
@@ -265,7 +265,7 @@ class _Graph:
                 return color
 
     def groups(self) -> Iterator[Tensor]:
-        """Yield vertices (units, k): a unit that takes another's place takes them in this order."""
+        """Yield vertices (units, k): if a unit replaces another, its vertices replace the other's in this order."""
         base = self.colors(self._start)
         every = torch.arange(self.count)
         shared, summed = self._shared(base, self.code >= 0), self._shared(base, self.code == self._name("+"))
@@ -282,7 +282,7 @@ class _Graph:
                 yield from self._alike(self.colors(fixed))
 
     def _shared(self, color: Tensor, edges: Tensor) -> Tensor:
-        """Return which channels and entries have several neighbors that are alike, along some of the edges."""
+        """Return which channels and entries have several neighbors of one color, along some edges of one code."""
         source, target, code = self.source[edges], self.target[edges], self.code[edges]
         ends, others, codes = (
             torch.cat([target, source]),
@@ -296,7 +296,7 @@ class _Graph:
         return some
 
     def _alike(self, color: Tensor) -> Iterator[Tensor]:
-        """Yield parts that are alike once vertices of a color of their own are taken out."""
+        """Yield components with equal colors, after vertices with a unique color are removed."""
         loose = torch.bincount(color)[color] > 1
         loose &= torch.bincount(torch.cat([self.source, self.target]), minlength=self.count) > 0
         held = loose[self.source] & loose[self.target]
@@ -319,7 +319,7 @@ class _Graph:
     # Parts of parameters
 
     def parts(self, units: Tensor) -> tuple[UnitRows, ...]:
-        """Return where units stand in parameters; nothing if they do not stand alike."""
+        """Return the rows of units in parameters; nothing if the rows of different units do not correspond."""
         moved = {int(h): units[:, k] for k, h in enumerate(units[0].tolist()) if self.first_hub <= h < self.first_row}
         made: list[UnitRows] = []
         try:
@@ -333,7 +333,7 @@ class _Graph:
         return tuple(made)
 
     def _weights(self, hubs: Tensor, units: Tensor) -> UnitRows:
-        """Return whole weights as units, rows and columns in the order that the units have them."""
+        """Return whole weights as units, with rows and columns in the order of the units' vertices."""
         rows: list[Rows] = []
         for hub, unit in zip(hubs.tolist(), units, strict=True):
             out, into = (next(s for s in self.sides if s.hub == hub and s.out == side) for side in (True, False))
@@ -344,13 +344,13 @@ class _Graph:
         return UnitRows(tuple(rows), torch.arange(len(rows))[:, None])
 
     def _order(self, side: _Side, unit: Tensor) -> Tensor:
-        """Return the rows of a side in the order in which a unit has them, then those that it does not have."""
+        """Return the rows of a side in the order of a unit's vertices, followed by the rows outside the unit."""
         place = torch.full((self.count + 1,), len(unit))
         place[unit] = torch.arange(len(unit))
-        return torch.argsort(place[side.vertices], stable=True)  # -1 is the last place
+        return torch.argsort(place[side.vertices], stable=True)  # -1 indexes the last place
 
     def _lines(self, units: Tensor, whole: set[int]) -> Iterator[UnitRows]:
-        """Yield rows, columns and single entries, together if they are of one side."""
+        """Yield rows, columns and single entries; lines of the same side are yielded together."""
         home = self.home[:, units - self.first_row]  # (2, units, lines)
         several: dict[object, list[int]] = defaultdict(list)
         for k in range(units.shape[1]):
@@ -374,7 +374,7 @@ class _Graph:
             yield from self._units(entries[..., keep[0]])
 
     def _units(self, entries: Tensor) -> Iterator[UnitRows]:
-        """Yield entries (units, m, columns) as rows: of one parameter, or of one for each unit."""
+        """Yield entries (units, m, columns) as rows of one parameter, or of one parameter for each unit."""
         owner = self._owners(entries)
         k, m, _ = entries.shape
         if not bool((owner == owner[:1]).all()):
@@ -405,7 +405,7 @@ class _Graph:
         return Rows.at(name, tuple(self.walk.entries.shapes[name]), entries - self.walk.entries.start[name])
 
     def _statistics(self, units: Tensor) -> Iterator[UnitRows]:
-        """Yield the entries of buffers among vertices of sets."""
+        """Yield the entries of buffers among the vertices of units."""
         recording = self.walk.recording
         for number, name in recording.buffers.items():
             shape, start = tuple(recording.values[number].shape), self.sets.buffers[name]
@@ -418,12 +418,12 @@ class _Graph:
 
 
 def _table(use: Use, out: bool) -> Tensor:
-    """Return the entries of a use as rows of outputs, or of inputs."""
+    """Return the entries of a use, with one row for each output or for each input."""
     return (use.entries if out else use.entries.transpose(0, 1)).flatten(1)
 
 
 def _key(entries: Tensor) -> Tensor:
-    """Return what tells sets of entries (n, k) from others, (3, n)."""
+    """Return a key (3, n) of n sets of k entries: the size, smallest entry and sum of each set."""
     own = entries >= 0
     size = own.sum(1)
     least = torch.where(own, entries, 2**40).amin(1)
@@ -431,7 +431,7 @@ def _key(entries: Tensor) -> Tensor:
 
 
 def _kind(operation: Operation) -> tuple[object, ...]:
-    """Return what an operation does: its name, and its arguments but tensors."""
+    """Return the name of an operation, and its arguments except tensors."""
     return operation.name, repr(_plain((operation.args, dict(operation.kwargs))))
 
 

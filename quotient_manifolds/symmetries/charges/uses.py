@@ -1,4 +1,4 @@
-"""Uses of a weight by an operation: y = W x for tokens x, a table that is looked up, a gain."""
+"""Describe uses of a weight by an operation: y = W x for tokens x, a table lookup, or a gain."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from quotient_manifolds.symmetries.trace.program import Program
 
 
 class Tokens(ABC):
-    """Take what an operation reads and writes apart into tokens of one weight (rows) by channels."""
+    """Arrange what an operation reads or writes as a matrix: the tokens of one weight (rows) by channels."""
 
     place: int | None
-    """Which argument of the operation is read; None if it is no activation."""
+    """The number of the argument that is read; None if no activation is read."""
 
     @abstractmethod
     def of(self, tensor: Tensor) -> Tensor:
-        """Return (tokens, channels) of the argument that is read, or of the result."""
+        """Return the argument that is read, or the result, as (tokens, channels)."""
 
 
 @dataclass(frozen=True)
 class Product(Tokens):
-    """Take the rows of a product with a weight on its right; with one on its `left`, the columns. Of one of a batch."""
+    """Take the rows of a product with a weight on its right, or the columns if it is on the `left`.
+
+    batch: the number of the product in a batch; None if all products of the batch have the same weight.
+    """
 
     left: bool
     batch: int | None
@@ -42,7 +45,7 @@ class Product(Tokens):
 
 @dataclass(frozen=True)
 class Lookup(Tokens):
-    """Take the rows that are looked up in a table. Nothing is read."""
+    """Take the rows that are looked up in a table. No activation is read."""
 
     place = None
 
@@ -52,7 +55,7 @@ class Lookup(Tokens):
 
 @dataclass(frozen=True)
 class Pixels(Tokens):
-    """Take the pixels of one of the groups of a convolution over `axes` axes, batch and channels included."""
+    """Take the pixels of one group of a convolution of `axes` axes, including batch and channels."""
 
     group: int
     groups: int
@@ -66,11 +69,11 @@ class Pixels(Tokens):
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """Hold one use of a weight (outputs, inputs, *taps).
+    """Hold one use of a weight (outputs, inputs, *taps), where taps are the pixels of a convolution's kernel.
 
-    theta: the entries of theta that it is; spots: where they are in the memory that they are read from; each a view of
-    a grid (see `entries.grid`), or numbers. out, into: nodes of the channels that it writes and reads. operation: its
-    number in the program.
+    theta: the entries of theta in the weight. spots: their places in the memory from which they are read. Both are
+    views of a grid (see `entries.grid`) or numbers. out, into: the nodes of the channels that it writes and reads.
+    operation: its number in the program.
     """
 
     operation: int
@@ -94,15 +97,15 @@ class Use:
 
     @property
     def places(self) -> Tensor:
-        """Compute where each entry is in the memory that it is read from, int64 (outputs, inputs, taps)."""
+        """Compute the place of each entry in the memory that it is read from, int64 (outputs, inputs, taps)."""
         return numbers(self.spots).reshape(self.shape)
 
     def values(self, reading: Reading) -> Tensor:
-        """Return its numbers (outputs, inputs, taps)."""
+        """Return the values of the weight (outputs, inputs, taps)."""
         return reading.viewed(self.memory, self.theta, self.spots).reshape(self.shape)
 
     def fits(self, program: Program) -> bool:
-        """Return whether its operation writes and reads, in a program, as many channels as it has."""
+        """Return whether its operation, in another program, writes and reads as many channels as the weight has."""
         operation, place = program.operations[self.operation], self.tokens.place
         sides = [(operation.outs[0], self.shape[0])]
         if place is not None:
@@ -110,14 +113,14 @@ class Use:
         made = ((torch.empty(program.layouts[number].shape, device="meta"), size) for number, size in sides)
         try:
             return all(self.tokens.of(tensor).shape[1] == size for tensor, size in made)
-        except IndexError:  # of a batch of products there are fewer
+        except IndexError:  # the batch has fewer products
             return False
 
     def rows(self, writes: bool) -> tuple[Tensor, Tensor] | None:
         """Return starts and steps: entry r of the row of channel c is starts[c] + steps[r], in the entries of theta.
 
-        Rows are outputs if it `writes`, else inputs; a row goes through the other side's channels, and their taps. None
-        if the entries are not such sums, or not known to be.
+        Rows are outputs if `writes`, else inputs; a row runs over the channels of the other side and their taps. None
+        unless the entries are known to be such sums.
         """
         if not self.theta.is_meta:
             return None

@@ -1,4 +1,7 @@
-"""Vary a batch: other sizes, numbers, words and masks of the same kinds as those that are given."""
+"""Vary a batch: draw tensors of other sizes, with numbers, words and masks of the same kinds as the given ones.
+
+Words are integers that index a table, such as token ids.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from quotient_manifolds.batches import mapped, taken_apart
 MOODS = ("normal", "positive", "negative", "normal", "large", "small", "huge")
 _SCALES = {"large": 5.0, "huge": 50.0, "small": 0.2, "far": 1e3, "near": 1e-3}
 _HIDDEN = -1e4
-"""Numbers up to this one, beside 0, mask scores."""
+"""A tensor of zeros and one other number is a mask of scores if that number is at most this."""
 _SHOWN = 0.7
-"""Which part of a mask shows, in the mean."""
+"""Mean fraction of a drawn mask that is visible."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,13 @@ class Axes:
 
     @property
     def leads(self) -> bool:
-        """Return whether they may count examples."""
+        """Return whether these axes may be the batch axis."""
         return any(axis == 0 for _, axis in self.places)
 
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Hide what a model warns of on batches that were made here: nobody gave it these."""
+    """Suppress the model's warnings about generated batches, which no user gave it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -46,11 +49,11 @@ def unwarned() -> Iterator[None]:
 def numbers(
     like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: str, limit: int | None = None
 ) -> Tensor:
-    """Draw a tensor of this shape of the same kind as another: real numbers, a mask, words or integers.
+    """Draw a tensor of this shape and of the same kind as `like`: real numbers, a mask, words or integers.
 
-    mood: the sign and scale of real numbers; where it is `positive` no mask hides anything, and where it is not
-    `normal` one hides what comes first in half of the rows. limit: how many words there are, of which all are dealt
-    before one is dealt again.
+    mood: the sign and scale of real numbers. If it is `positive`, masks hide nothing; if it is neither that nor
+    `normal`, masks hide the first entries in half of the rows. limit: the number of words; all are dealt before one is
+    dealt again.
     """
     like = like.detach().cpu()
     if not like.numel():
@@ -58,7 +61,7 @@ def numbers(
     if limit is None and (pair := _mask(like)) is not None:
         shown, hidden = pair
         made = torch.rand(shape, generator=generator, dtype=torch.float32) < (1 if mood == "positive" else _SHOWN)
-        if made.ndim and made.numel():  # tokens are the last axis that has several, as of a mask (batch, tokens, 1)
+        if made.ndim and made.numel():  # tokens are on the last axis of size > 1, e.g. of (batch, tokens, 1)
             axis = next((k for k in reversed(range(1, made.ndim)) if made.shape[k] > 1), -1)
             made = made.movedim(axis, -1).contiguous()
             first = torch.zeros(made.shape[:-1], dtype=torch.long)
@@ -74,7 +77,7 @@ def numbers(
         return torch.randint(int(like.min()), int(like.max()) + 1, shape, generator=generator).to(like.dtype)
     deals = [torch.randperm(limit, generator=generator) for _ in range(-(-prod(shape) // limit))]
     words = torch.cat(deals)[: prod(shape)].view(shape) if deals else torch.zeros(shape, dtype=torch.long)
-    return torch.where(wrapped(like, shape) < 0, wrapped(like, shape), words).to(like.dtype)  # -100 is no class
+    return torch.where(wrapped(like, shape) < 0, wrapped(like, shape), words).to(like.dtype)  # -100: no class
 
 
 def _real(like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: str) -> Tensor:
@@ -92,7 +95,7 @@ def _real(like: Tensor, shape: Sequence[int], generator: torch.Generator, mood: 
 
 
 def _mask(like: Tensor) -> tuple[Any, Any] | None:
-    """Return the value of a mask that is more frequent, which shows, and the other; None for what is no mask."""
+    """Return the visible and the hidden value of a mask, None for others; of 0 and 1 the frequent one is visible."""
     if like.is_complex() or not bool(((like == like.min()) | (like == like.max())).all()):
         return None
     values, counts = like.unique(return_counts=True)
@@ -104,7 +107,7 @@ def _mask(like: Tensor) -> tuple[Any, Any] | None:
 
 
 def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor with this shape that repeats the entries of another."""
+    """Return a tensor of the given shape that repeats or crops the entries of another."""
     for axis, size in enumerate(shape):
         if size != like.shape[axis]:
             like = like.index_select(axis, torch.arange(size, device=like.device) % like.shape[axis])
@@ -112,7 +115,7 @@ def wrapped(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def other_sizes(axes: Axes, small: bool) -> Iterator[int]:
-    """Yield other sizes, larger ones first or rather `small` ones; where examples are counted, more than one."""
+    """Yield other sizes of axes, larger ones first unless `small`; an axis that may count examples has at least 2."""
     size, least = axes.size, 2 if axes.leads else 1
     larger, smaller = [size + max(1, size // 2), 2 * size], [max(least, size // 2), size - 1]
     few = [3, 2] if axes.leads else [5, 4, size // 4]
@@ -121,11 +124,11 @@ def other_sizes(axes: Axes, small: bool) -> Iterator[int]:
 
 
 class Variations:
-    """Make batches like one that is given, of other sizes and with other values.
+    """Generate batches like a given one, with other sizes and other values.
 
-    Axes of one size vary together. Where examples are as many as something else, axis 0 also varies alone, and the
-    other axes alone; then each axis alone: a length may be as many as channels. limits: by tensor of the batch the
-    number of its words.
+    Axes of one size vary together. As sizes may agree by chance, e.g. a length with the number of channels, axis 0 and
+    the other axes also vary separately, and then each axis alone. limits: the number of words, by index of the tensor
+    in it.
     """
 
     def __init__(self, batch: Any, generator: torch.Generator, limits: Mapping[int, int]) -> None:
@@ -139,12 +142,12 @@ class Variations:
 
     @property
     def real(self) -> bool:
-        """Return whether there are real numbers, beside masks."""
+        """Return whether the batch has real or complex numbers that are not masks."""
         return any((t.is_floating_point() or t.is_complex()) and t.numel() and _mask(t) is None for t in self.tensors)
 
     @property
     def axes(self) -> list[Axes]:
-        """Return the axes that may vary together."""
+        """Return the sets of axes that may vary together."""
         places = [(k, a, size) for k, t in enumerate(self.tensors) for a, size in enumerate(t.shape) if t.numel()]
         found = []
         for wanted in dict.fromkeys(size for *_, size in places):
@@ -156,7 +159,7 @@ class Variations:
         return found
 
     def held(self, varied: Sequence[Axes]) -> tuple[str, ...]:
-        """Return a sentence for each axis that none of these vary, but for channels, which a model fixes."""
+        """Return a sentence for each axis that is not in `varied`, except channels, whose number the model fixes."""
         free = {place for axes in varied for place in axes.places}
         said = []
         for k, tensor in enumerate(self.tensors):
@@ -168,11 +171,11 @@ class Variations:
         return tuple(said)
 
     def numel(self, sizes: Mapping[Axes, int]) -> int:
-        """Return how many entries a batch of these sizes has."""
+        """Return the number of entries of a batch of these sizes."""
         return sum(prod(shape) for shape in self.shapes(sizes))
 
     def shapes(self, sizes: Mapping[Axes, int]) -> list[list[int]]:
-        """Return the shapes of the tensors if axes have these sizes."""
+        """Return the shapes of the tensors with these sizes of axes."""
         made = [list(tensor.shape) for tensor in self.tensors]
         for axes, size in sizes.items():
             for k, a in axes.places:
@@ -180,7 +183,7 @@ class Variations:
         return made
 
     def made(self, sizes: Mapping[Axes, int], mood: str | None) -> Any:
-        """Return a batch of these sizes with drawn values; without a mood, with those that are given, repeated."""
+        """Return a batch of these sizes with drawn values or, without a mood, with the given values repeated."""
         drawn = [
             wrapped(tensor, shape).clone()
             if mood is None

@@ -1,10 +1,10 @@
-"""Walk through a program and propose wires: which parameters write each channel, and which read it.
+"""Walk through a recorded program and propose wires: the parameters that write and read each channel.
 
-Each activation has labels, numbers of nodes, in the layout of its own memory, so that views need no rule. On which node
-an entry of a result depends is asked of the operation itself, by forward derivatives along r and r * label: their
-quotient is the label if there is one, and no integer if there are several. Uses of a parameter alone have code: a
-product writes new channels and reads those on its other side, an elementwise product is a gain, a contraction of two
-activations makes one the contragredient of the other. Nothing here has to be true: charges decide.
+Each entry of an activation has a label, the number of its node. Labels have the layout of the memory, so that views
+need no rule. The node that an entry of a result depends on follows from forward derivatives of the operation along r
+and r * label. Their quotient is the label if there is one, and not an integer if there are several. Uses of parameters
+have rules: a product writes new channels and reads the channels on its other side; an elementwise product is a gain. A
+contraction of two activations makes one the contragredient of the other. Proposals may be wrong: charges decide.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from quotient_manifolds.symmetries.trace.record import Recording
 from quotient_manifolds.symmetries.trace.replay import arguments, wide
 
 _INTEGER = 1e-10
-"""How near to an integer a quotient of derivatives must be: weighted means come within 1e-7 by chance."""
+"""Tolerance within which a quotient of derivatives is an integer; weighted means come within 1e-7 by chance."""
 _EPS = 1e-4
-"""Below which a positive number that is added keeps a root off 0 (see `arguments`)."""
+"""A positive addend below this only keeps a root away from 0 (see `arguments`)."""
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
 _MADE_UP = ("add", "sub", "mul", "div", "maximum", "minimum")
-"""Operations of two arguments for which torch computes a tangent that is missing in Python."""
+"""Operations of two arguments for which torch fills in a missing tangent with Python code."""
 _REFUSED = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 Along = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 class Walk:
-    """Hold what one walk through a recording proposes.
+    """Hold the proposals of one walk through a recording.
 
-    uses, gains: of weights. biases: by number of a use, the entries of theta that are added to its result alone.
-    leaves: of parameters that are used as activations, by name, the node of each entry, or 0. channels: what joins
-    say of all nodes. joins: how nodes were joined, in order, if it is to `keep` that, and all labels. skipped:
-    operations that derivatives do not show, by module and name, with the reason. constants: numbers that are added
-    to channels, as (operation, nodes of the result, numbers). taken: by name, for each entry of a leaf the
-    operation that takes it, -1 of several. roles: nodes by what computes them: on the "left" of a product of two
-    activations, "queries" that this is computed from, "mixed" over tokens, "normed", "added" to or "gated" by one
-    another, "bent" by a function of what is "bending"; a parameter that is the "factor" of what depends on none.
+    uses, gains: of weights. biases: by number of a use, the entries of theta that are added directly to its result.
+    leaves: by name of a parameter that is used as an activation, the node of each entry, or 0. channels: the relations
+    of all nodes that follow from the joins. joins: how nodes were joined, in order, if `keep`, which keeps all labels,
+    too. skipped: by module and name, operations that could not be followed, with the reason. constants: numbers that
+    are added to channels, as (operation, nodes of the result, numbers). taken: by name, the operation that takes each
+    entry of a leaf, or -1 if several do. roles: nodes by the way they are computed. Nodes on the "left" of a product of
+    two activations; "queries", from which the left is computed; "mixed" over tokens; "normed"; "added" to or "gated" by
+    one another; "bent" by a function; "bending", its arguments; "factor", a parameter that multiplies unlabeled data.
     """
 
     def __init__(self, recording: Recording, *, keep: bool = False) -> None:
@@ -60,16 +60,16 @@ class Walk:
         self.taken: dict[str, Tensor] = {}
         self.constants: list[tuple[int, Tensor, Tensor]] = []
         self.occurring: dict[str, Tensor] = {}
-        """Which entries of leaves are used here: the others may be in longer inputs."""
+        """Which entries of leaves are used here; longer inputs may use the others."""
         self.roles: dict[str, list[Tensor]] = {}
         self.made: list[tuple[int, int]] = []
-        """After each operation, how many nodes there are, and how many times nodes were joined."""
+        """After each operation, the number of nodes, and of the joins so far."""
         self._labels: dict[int, Tensor] = {}
         self._data = {self.program.layouts[number].memory for number in self.program.inputs}
         self._origins: dict[int, set[int]] = {}
         self._keep = keep
-        self._zeros: set[int] = set()  # memories that are made as zeros: no weight is used where it reads them
-        self._results: dict[int, int] = {}  # by memory of a product: its use
+        self._zeros: set[int] = set()  # memories of zeros: their product with a weight is not recorded as a use
+        self._results: dict[int, int] = {}  # by memory of a product, the number of its use
         self._generator = torch.Generator().manual_seed(7)
         self._place = 0
         last = {
@@ -97,12 +97,13 @@ class Walk:
         return self.program.layouts[number].memory
 
     def _value(self, number: int) -> Tensor:
-        return self.recording.values[number].cpu()  # what is asked of single operations is small
+        return self.recording.values[number].cpu()  # derivatives of single operations are cheap
 
     def labels(self, number: int) -> Tensor | None:
-        """Return the node of each entry of a value; of a parameter used as an activation they are made here.
+        """Return the node of each entry of a value, or None if it has no labels.
 
-        None of what has none; labels are dropped behind the last operation that takes them, but those of outputs.
+        A parameter that is used as an activation gets its nodes here. Unless `keep`, labels are dropped after the last
+        operation that takes them, except the labels of outputs.
         """
         layout = self.program.layouts[number]
         known = self._labels.get(layout.memory)
@@ -113,7 +114,7 @@ class Walk:
         return self._leaves(self.entries.of(number))
 
     def _leaves(self, entries: Tensor) -> Tensor:
-        """Return the nodes of entries of theta, 0 of constants; those that have none get one."""
+        """Return the nodes of entries of theta, 0 for constants. Entries without a node get a new one."""
         found = torch.zeros(entries.shape, dtype=torch.long)
         low, high = (int(entries.min()), int(entries.max())) if entries.numel() else (0, -1)
         for name, start in self.entries.start.items():
@@ -134,10 +135,10 @@ class Walk:
         return found
 
     def _lengthen(self) -> None:
-        """Take entries that nothing here uses for what others along an axis are: positions of longer inputs."""
+        """Give unused entries of leaves the nodes of used ones along an axis: they are positions of longer inputs."""
         partial = {name: nodes for name, nodes in self.leaves.items() if not bool(nodes.all())}
         self.occurring = {name: nodes > 0 for name, nodes in self.leaves.items()}
-        used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last is for constants
+        used = torch.zeros(self.entries.size + 1 if partial else 0, dtype=torch.bool)  # the last for constants, -1
         moved = [*(use.entries for use in self.uses), *(gain.entries for gain in self.gains)]
         for entries in moved if partial else ():
             used[entries.reshape(-1)] = True
@@ -163,7 +164,7 @@ class Walk:
         return labels is not None and bool(labels.any())
 
     def _made_of(self, numbers: Sequence[int]) -> set[int]:
-        """Return the wires, by a node of each, that values are computed from."""
+        """Return nodes of the wires from which values are computed."""
         found = set[int]()
         for number in numbers:
             found |= self._origins.get(self._memory(number), set())
@@ -182,7 +183,7 @@ class Walk:
         if _of_shape_alone(operation.name):
             ins, parameters = [], []
         own = {self._memory(n) for n in ins}
-        outs = [n for n in operation.outs if self._memory(n) not in own]  # views share their memory
+        outs = [n for n in operation.outs if self._memory(n) not in own]  # views share the memory of an input
         if not outs:
             return
         live = [n for n in ins if self._labelled(n)]
@@ -212,7 +213,7 @@ class Walk:
             self.skipped[operation.module, operation.name] = str(error)[:200]
 
     def _weight(self, operation: Operation) -> bool:
-        """Follow a product of a parameter and something else: it writes new channels and reads the other side's."""
+        """Follow a product with a parameter, which reads the channels of the other factor and writes new ones."""
         if operation.name in ("mm", "bmm"):
             a, b = (ref.number for ref in operation.args[:2])
             if self.entries.known(b):
@@ -234,9 +235,9 @@ class Walk:
         return False
 
     def _filters(self, operation: Operation) -> bool:
-        """Return whether a convolution filters channels that lie along an axis of pixels, as of the values of a head.
+        """Return whether a convolution filters channels that lie along an axis of pixels, such as the values of a head.
 
-        It has one input and one output in each group, and these are several channels, of which each result has one.
+        Each group has one input and one output, which hold several channels. Each result depends on one of these.
         """
         x, weight = (ref.number for ref in operation.args[:2])
         shape, groups = self.program.layouts[weight].shape, operation.args[8]
@@ -253,7 +254,7 @@ class Walk:
     def _product(self, operation: Operation, weight: int, other: int, *, left: bool) -> bool:
         (out,) = operation.outs
         if self._memory(other) in self._zeros and not self._labelled(other) and not bool(self._value(other).any()):
-            self._zeros.add(self._memory(out))  # no use: as of the first state of a recurrence
+            self._zeros.add(self._memory(out))  # not recorded as a use: the first state of a recurrence is 0
             self._put(out, torch.zeros(self.program.layouts[out].shape, dtype=torch.long))
             return True
         labels = self.labels(other)
@@ -296,7 +297,7 @@ class Walk:
         return True
 
     def _read(self, tokens: Tokens, weight: int, entries: Tensor, places: Tensor, labels: Tensor) -> Tensor:
-        """Have a weight read the last axis of labels. Channels that it reads by the same column are one channel."""
+        """Record a use of a weight that reads the last axis of labels; join channels that the same column reads."""
         rows = labels.reshape(-1, labels.shape[-1])
         into = rows.amax(0) if len(rows) else rows.new_zeros(rows.shape[1])
         self.nodes.join(into.expand_as(rows), rows)
@@ -305,7 +306,7 @@ class Walk:
         return out
 
     def _gain(self, operation: Operation) -> bool:
-        """Follow a parameter times channels: the same wire in other units."""
+        """Follow channels multiplied or divided by a parameter: the same wire in other units."""
         refs = operation.args[:2]
         if not all(hasattr(ref, "number") for ref in refs):
             return False
@@ -333,7 +334,7 @@ class Walk:
         return True
 
     def _without_factor(self, operation: Operation, live: list[int]) -> list[int]:
-        """Leave out an activation that multiplies all channels of a token by one number: the other passes, linearly."""
+        """Leave out an activation that multiplies all channels of a token by one number: the other passes linearly."""
         if operation.name not in ("mul", "div") or len(live) != 2:
             return live
         layouts = self.program.layouts
@@ -343,7 +344,7 @@ class Walk:
             axes = [a for a, step in enumerate(steps) if not step]
             if self.entries.known(factor) or not axes or (operation.name == "div" and operation.ins[0] == factor):
                 continue
-            if layouts[x].shape != shape:  # of an outer product neither is one number
+            if layouts[x].shape != shape:  # in an outer product neither factor is one number
                 continue
             rest = [a for a in range(len(shape)) if a not in axes]
             label = self.labels(x)
@@ -353,7 +354,7 @@ class Walk:
         return live
 
     def _generic(self, operation: Operation, live: list[int]) -> None:
-        """Follow any other operation: a node passes if an entry depends on one of each value that it takes."""
+        """Follow any other operation: find the node of each live value on which each entry of a result depends."""
         outs = [n for n in operation.outs if self.program.layouts[n].is_floating_point]
         self._note_bias(operation)
         labels = [labels for n in live if (labels := self.labels(n)) is not None]
@@ -376,12 +377,13 @@ class Walk:
         if len(outside) and bool(
             (torch.isin(solved(outside), torch.cat([solved(each.unique()) for each in labels])) & (outside > 0)).any()
         ):
-            linear, role = False, role if role == "mixed" else "normed"  # its result is another wire
+            # Another operand is computed from channels solved with these, as a norm is: the result is another wire
+            linear, role = False, role if role == "mixed" else "normed"
         if role == "bent":
             self.roles.setdefault("bending", []).extend(label.unique() for label in labels)
         for j, out in enumerate(outs):
             nodes = torch.stack([one[j].reshape(-1) for one in found])
-            if pointwise and len(live) > 1 and not alone:  # which of several an entry is by a mask is chance
+            if pointwise and len(live) > 1 and not alone:  # a mask selects by chance: depend on all
                 nodes = torch.stack([label.expand(self.program.layouts[out].shape).reshape(-1) for label in labels])
             if linear:
                 passed = self._passed(operation, out, nodes, along, here, labels, j, alone)
@@ -390,7 +392,7 @@ class Walk:
                 if others and alone and len(outs) == 1:
                     self._note_constants(passed, self._at_zero(operation, live))
             elif operation.name in ("mm", "bmm") and len(live) == 2 and bool((nodes > 0).all(0).any()):
-                self._put(out, nodes[1].view(self.program.layouts[out].shape))  # of two indices a label says one
+                self._put(out, nodes[1].view(self.program.layouts[out].shape))  # a label holds one of two indices
             elif bool(nodes.any()):
                 self._put(out, self._function(nodes).view(self.program.layouts[out].shape))
             else:
@@ -405,7 +407,7 @@ class Walk:
             self.nodes.solve_together(*labels, outside)
 
     def _role(self, operation: Operation, live: list[int], linear: bool, alone: bool) -> str:
-        """Return what the results of an operation are, see `roles`."""
+        """Return the role of the results of an operation (see `roles`), empty if it has none."""
         several = sum(not self.entries.known(n) for n in live) > 1
         if operation.name in ("mul", "div") and all(map(self.entries.known, live)) and not alone:
             return "factor"
@@ -416,9 +418,9 @@ class Walk:
         return "gated" if several and operation.name == "mul" else "bent"
 
     def _leave_origins(self, out: int, live: Sequence[int], others: Sequence[int]) -> None:
-        """Take the wires that a linear result is of from those that it is computed from.
+        """Remove the wires of a linear result's own labels from the wires from which it is computed.
 
-        If each of its entries has a label, it takes nothing else of what is `live`, as when it picks one of several.
+        If each of its entries has a label, live values contribute only their own origins, as in a selection of one.
         """
         origins, labels = self._origins[self._memory(out)], self.labels(out)
         if not origins or labels is None:
@@ -431,13 +433,13 @@ class Walk:
         self._origins[self._memory(out)] = set(left.tolist())
 
     def _constant(self, number: int) -> Tensor | None:
-        """Return a value that depends on no input and no parameter, else None."""
+        """Return a value if it depends on no input and no parameter, else None."""
         memory = self._memory(number)
         varies = memory in self._data or memory in self._labels or self.entries.known(number)
         return None if varies else self._value(number)
 
     def _shifted(self, label: Tensor, scale: float, offset: float) -> Tensor:
-        """Return the labels of scale * x + offset: the same, or those of other units."""
+        """Return the labels of scale * x + offset: the labels of x, or new ones in other units."""
         names, place = torch.unique(label, return_inverse=True)
         if scale != 1:
             new = self.nodes.add(len(names))
@@ -448,7 +450,7 @@ class Walk:
         return label
 
     def _at_zero(self, operation: Operation, live: Sequence[int]) -> Tensor:
-        """Return the result of an operation on zeros in place of values that vary, and on constants as they are."""
+        """Return the result of an operation with zeros in place of the live values, and all others unchanged."""
 
         def at(number: int) -> Tensor:
             return torch.zeros_like(wide(self._value(number))) if number in live else wide(self._value(number))
@@ -458,7 +460,7 @@ class Walk:
         return made
 
     def _note_constants(self, label: Tensor, added: Tensor) -> None:
-        """Take note of numbers that are added to channels, one to each."""
+        """Record the numbers that are added to channels, one for each channel."""
         flat, added = label.reshape(-1), added.expand(label.shape).reshape(-1)
         at = torch.nonzero(flat > 0)[:, 0]
         if not bool(added[at].any()):
@@ -471,7 +473,7 @@ class Walk:
         self.constants.append((self._place, names[keep], values[keep]))
 
     def _note_bias(self, operation: Operation) -> None:
-        """Take note of a parameter that is added to the result of one use, one entry to each channel."""
+        """Record a parameter that is added to the result of one use, one entry for each channel."""
         if operation.name != "add" or len(operation.args) != 2 or operation.kwargs:
             return
         for a, b in (operation.args, operation.args[::-1]):
@@ -488,15 +490,15 @@ class Walk:
             self.biases[use] = self.entries.of(b.number).reshape(-1)
 
     def _derivative(self, operation: Operation, live: list[int]) -> Along:
-        """Return (points, tangents) -> the forward derivatives of all floating point results, on the processor."""
+        """Return a function of (points, tangents): the forward derivatives of all real results, on the CPU."""
         where = {number: k for k, number in enumerate(live)}
         others = {number: wide(self._value(number)) for number in operation.ins if number not in where}
 
         def constant(x: Any) -> Any:
-            """Return what does not vary, with zeros that torch need not make up by importing its compiler."""
+            """Return a constant, with a zero tangent if torch would import its compiler to make one."""
             if operation.name not in _MADE_UP or not isinstance(x, Tensor) or x.is_complex():
                 return x
-            x = x.double().contiguous()  # no tangent has the memory of an expanded tensor
+            x = x.double().contiguous()  # a tangent cannot have the strides of an expanded tensor
             return forward_ad.make_dual(x, torch.zeros_like(x))
 
         def along(points: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -517,10 +519,10 @@ class Walk:
     def _dependence(
         self, along: Along, here: list[Tensor], labels: list[Tensor], pointwise: bool
     ) -> tuple[list[list[Tensor]], bool]:
-        """Return by value that varies the node on which each entry of each result depends, and whether all is linear.
+        """Return for each live value the node on which each entry of each result depends, and whether all is linear.
 
-        Linearity is asked at x and -1.7 x: at x and -x, tanh has the same derivatives. On which entry a result depends
-        need not be asked of an operation that torch says is pointwise, only whether it does.
+        Derivatives are compared at x and -1.7 x, because tanh has the same derivatives at x and -x. For an operation
+        that torch tags as pointwise, the entry is known, and it is only checked whether the result depends on it.
         """
 
         def normal(t: Tensor) -> Tensor:
@@ -553,7 +555,7 @@ class Walk:
         return found, linear
 
     def _function(self, nodes: Tensor) -> Tensor:
-        """Return new channels, each a function of one channel of each value: they are solved together with these."""
+        """Return new channels, functions of one channel of each value, to be solved together with these."""
         first, which = distinct_columns(nodes)
         pairs = nodes[:, first]
         new = self.nodes.add(pairs.shape[1])
@@ -561,7 +563,7 @@ class Walk:
         partners = torch.bincount(pairs.reshape(-1))
         for row in pairs:
             self.nodes.join(row, new, Tie.TOGETHER)
-            alone = partners[row] == 1  # a number that multiplies many channels is none of theirs
+            alone = partners[row] == 1  # a number that multiplies many channels belongs to none
             self.nodes.join(row[alone], new[alone], Tie.ALIKE)
         wires = self.nodes.wires.eldest(torch.where(pairs > 0, pairs, pairs.amax(0)))
         sole = (wires == wires[:1]).all(0) & (new > 0)
@@ -579,9 +581,9 @@ class Walk:
         j: int,
         alone: bool,
     ) -> Tensor:
-        """Return the labels of a linear result: what it sums is one wire, in other units where it is multiplied."""
+        """Return the labels of a linear result: summands join one wire, with other units if they are multiplied."""
         shape = self.program.layouts[out].shape
-        weighted = () if self._keep else ("mm", "bmm")  # of experts, which are units that may change places
+        weighted = () if self._keep else ("mm", "bmm")  # `keep` leaves experts apart, as units to permute
         sums = operation.name in ("sum", "mean", *weighted) and len(labels) == 1 and not bool(nodes.any())
         if sums and (summed := self._sums_apart(operation, labels[0], shape)) is not None:
             return summed
@@ -592,7 +594,7 @@ class Walk:
             some = pairs.gather(0, torch.argsort((pairs == 0).long(), dim=0, stable=True)[:2])
             wires, tensors = self.nodes.wires.eldest(some), self.nodes.tensors.eldest(some)
             if bool(((some > 0).all(0) & (wires[0] != wires[1]) & (tensors[0] == tensors[1])).any()):
-                new = self.nodes.add(pairs.shape[1])  # sums of several channels of one tensor: a rotation, perhaps
+                new = self.nodes.add(pairs.shape[1])  # sums of channels of one tensor may be a rotation
                 new[(pairs == 0).all(0)] = 0
                 self.nodes.join(pairs, new.expand_as(pairs), Tie.ALIKE)
                 return new[which].view(shape)
@@ -611,7 +613,7 @@ class Walk:
         return label.view(shape)
 
     def _sums_apart(self, operation: Operation, label: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-        """Return labels of sums of sets of channels that are apart, as of experts or heads; None if they are not."""
+        """Return the labels of sums over disjoint sets of channels, such as experts or heads; None for others."""
         axes = operation.args[1] if len(operation.args) > 1 else None
         if operation.name in ("mm", "bmm"):
             second = self._labelled(operation.args[1].number)
@@ -623,7 +625,7 @@ class Walk:
         count = math.prod(label.shape[a] for a in axes)
         flat = label.permute(*rest, *axes).reshape(-1, count)
         sets = flat[:1] if bool((flat == flat[:1]).all()) else torch.unique(flat, dim=0)
-        known = [each[each > 0].unique() for each in sets]  # zeros that are appended add nothing
+        known = [each[each > 0].unique() for each in sets]  # appended zeros have no label
         of_one = len(self.nodes.tensors.eldest(known[0]).unique()) <= 1
         distinct = torch.unique(torch.cat(known), return_counts=True)[1]
         if len(sets) < 2 or of_one or bool((distinct > 1).any()):
@@ -633,7 +635,7 @@ class Walk:
         return summed.expand(shape) if operation.name in ("mm", "bmm") else summed.reshape(shape)
 
     def _queries(self, left: int, right: int) -> None:
-        """Take note of the tensors that the left side of a contraction is computed from, and the right side is not."""
+        """Record the nodes of tensors from which the left side of a contraction is computed, but not the right."""
         tensors, made = self.nodes.tensors.of, []
         for number in (left, right):
             nodes = torch.tensor(sorted(self._made_of([number])), dtype=torch.long)
@@ -642,7 +644,7 @@ class Walk:
         self.roles.setdefault("queries", []).append(torch.nonzero(torch.isin(tensors, own))[:, 0])
 
     def _contract(self, a: Tensor, b: Tensor) -> None:
-        """Follow q . k: whatever mixes q is undone in k."""
+        """Follow a contraction q . k: if A acts on q, A^-T acts on k."""
         a, b = (each if each.ndim == 3 else each[None] for each in (a, b))
         if bool((a == a[..., :1]).all()) or bool((b == b[:, :1]).all()):
             return
@@ -654,7 +656,7 @@ class Walk:
 
 
 def _of_shape_alone(name: str) -> bool:
-    """Return whether an operation takes a tensor for its shape and kind alone, and no value of it."""
+    """Return whether an operation depends only on the shape and kind of a tensor, not on its values."""
     return name.startswith("new_") or name.endswith("_like")
 
 
@@ -663,7 +665,7 @@ def _close(x: Tensor, y: Tensor) -> bool:
 
 
 def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
-    """Return other / one where it is a label that is known, one of `known` by number, else 0."""
+    """Return other / one where it is a known label, else 0. known: for each label, whether it occurs."""
     quotient = torch.nan_to_num(other / one, 0.0, 0.0, 0.0)
     label = quotient.round().clamp(0, len(known) - 1)
     near = (quotient - label).abs() < _INTEGER * (1 + label)
@@ -672,5 +674,5 @@ def _quotient(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
 
 
 def on_processor(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords of an operation that makes its result on the processor."""
+    """Return keyword arguments with the CPU in place of every device."""
     return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in kwargs.items()}

@@ -15,11 +15,11 @@ from quotient_manifolds.symmetries.trace.record import Recording
 class Wide(Finder):
     """Find the symmetries of a net of many parameters from inputs x and slopes dL/dy of its maps y = W x, by token.
 
-    No gradient of a weight is formed. Charges of candidates are read off these vectors in two rooms, and a new reading
-    belongs to one of them: `readings.py` for matrices that act on wires, `spans.translations` for translations. A
-    reading may propose any candidate, since charges and a finite transformation decide which ones hold. It must express
-    a candidate in terms of the weights, evaluated wherever the group acts, and must never store numbers of a particular
-    sample (of weights, inputs or activations), because a symmetry holds at all weights.
+    No gradient of a weight matrix is formed. Charges of candidates are read off these vectors in two places, and a new
+    reading belongs to one of them: `readings.py` for matrices that act on wires, `spans.translations` for translations.
+    A reading may propose any candidate, since charges and a finite transformation decide which ones hold. It must
+    express a candidate in terms of the weights, evaluated wherever the group acts, and must never store numbers of a
+    particular sample (of weights, inputs or activations), because a symmetry holds at all weights.
     """
 
     @cached_property

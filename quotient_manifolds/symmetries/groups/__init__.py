@@ -1,16 +1,16 @@
-"""Act on parameters by the groups of symmetries, and pair the groups' generators with cotangents.
+"""Act on parameters by symmetry groups, and compute the charges of their generators.
 
-| | acts by | with |
+| | acts by | defined by |
 |---|---|---|
 | `Gauge` | matrices A on the channels of a `Wire`: writers A W, readers R A^-1 | an algebra, such as `GL` or `SO` |
 | `Torus` | log-scales of slices of parameters | exponents |
-| `Translation` | numbers that are added, times weights | factors on both sides |
-| `Linear` | linear fields on a few parameters, where no wire has them | sparse matrices |
-| `Charted` | linear fields on functions of parameters, as of a weight that is normed by hand | a `Chart` |
-| `Permutation` | exchanges of channels | a `Wire` |
+| `Translation` | adding left @ z @ right to rows of parameters | factors left and right |
+| `Linear` | flows of linear fields on a few parameters, if no wire has them | sparse matrices |
+| `Charted` | flows on functions of parameters, such as a weight that the model normalizes | a `Chart` |
+| `Permutation` | permutations of units | `UnitRows` |
 
 All but the last have `act(params, element)`, `charge(params, cotangent)`, and `tangent`, the derivative of `act`.
-Parameters are dicts of tensors by name. They are never changed, algebra is done in float64, results are cast once.
+Parameters are dicts of tensors by name, and never changed. Results are computed in float64 and cast once.
 
 >>> x = {"W": torch.randn(3, 5), "R": torch.randn(2, 3)}  # y = R W x, three channels between
 >>> wire = Wire(

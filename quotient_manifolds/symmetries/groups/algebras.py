@@ -1,9 +1,9 @@
-r"""Say which matrices act on the channels of a wire: Lie algebras of real matrices, with their groups.
+r"""Define the Lie algebras of real matrices that act on the channels of a wire, and their groups.
 
-Each class is an algebra of n x n matrices X. Its orthogonal projection (in <X, Y> = tr X^T Y) turns the charge of a
-wire into charges of its own generators; exp leads into the group. Matrices come in batches (..., n, n), float64.
+Each class is an algebra of n x n matrices X. Its orthogonal projection, in <X, Y> = tr X^T Y, maps the charge of a wire
+to the charges of its own generators; exp maps it to the group. Matrices come in batches (..., n, n), float64.
 
-| algebra | matrices | what it leaves as it is |
+| algebra | matrices | preserves |
 |---|---|---|
 | `GL` | all | nothing |
 | `Pattern` | those that vanish outside a transitive pattern (blocks, triangles) | flags of channels |
@@ -34,18 +34,18 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups.rows import Record, integers, numbers
 
 _RANK = 1e-10
-"""How near to 1 the cosine between a matrix and its projection is if it is in an algebra."""
+"""A matrix is in an algebra if its cosine with its projection differs from 1 by less than this."""
 
 _SKEW = 1e-9
-"""How near to 1 the cosine between a matrix and its skew part is if it is skew."""
+"""A matrix is skew if its cosine with its skew part differs from 1 by less than this."""
 
 _POWERS = 12
-"""Steps of the power method by which random matrices get a spectral norm of about 1."""
+"""Steps of the power method that scales random matrices to a spectral norm of about 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Algebra(Record, ABC):
-    """Be a Lie algebra of real n x n matrices."""
+    """Define a Lie algebra of real n x n matrices, and its group."""
 
     n: int
 
@@ -54,19 +54,19 @@ class Algebra(Record, ABC):
         """Return the orthogonal projection of matrices (..., n, n) onto the algebra, the same shape."""
 
     def bound(self, S: Tensor) -> Tensor:
-        """Return the sums of absolute summands of project(C), if the summands of C have the sums S >= 0 (..., n, n).
+        """Bound the sums of absolute summands of project(C), given those of C, S >= 0 (..., n, n).
 
-        That is `project` unless it subtracts.
+        The bound is project(S) unless the projection subtracts.
         """
         return self.project(S)
 
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """Return the number of independent matrices."""
+        """Return the dimension of the algebra."""
 
     def parted(self) -> tuple[Tensor, Tensor]:
-        """Return orthonormal bases (k, n, n) of its skew matrices, and of all that are orthogonal to these.
+        """Return orthonormal bases (k, n, n) of the skew matrices of the algebra, and of their complement in it.
 
         The span of `dimension` random projections is the algebra, with probability one.
         """
@@ -80,13 +80,13 @@ class Algebra(Record, ABC):
         return basis, rest
 
     def within(self, N: Tensor, M: Tensor) -> Tensor:
-        """Return an orthonormal basis (k, n, n) of its matrices N Y M^T. N and M have orthonormal columns."""
+        """Return an orthonormal basis (k, n, n) of all N Y M^T in the algebra. N and M have orthonormal columns."""
         B = torch.einsum("ia,jb->abij", N, M).flatten(0, 1)
         cosines, vectors = torch.linalg.eigh(B.flatten(1) @ self.project(B).flatten(1).mT)
         return (vectors[:, cosines > 1 - _RANK].mT @ B.flatten(1)).view(-1, self.n, self.n)
 
     def count_within(self, N: Tensor, M: Tensor) -> int:
-        """Return how many matrices `within` has, without making them where that is known."""
+        """Return the number of matrices in `within`, without computing them if there is a formula."""
         return len(self.within(N, M))
 
     def random(self, generator: torch.Generator, *batch: int) -> Tensor:
@@ -105,29 +105,29 @@ class Algebra(Record, ABC):
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
         """Return whether all matrices (..., n, n) are in the group, in any of its connected components.
 
-        tolerance: of entries, relative to the largest of A. Algebras that are closed under products have the group of
-        all invertible 1 + X.
+        tolerance: of entries, relative to the largest of A. The group of an algebra that is closed under products
+        consists of all invertible 1 + X.
         """
         X = A - torch.eye(self.n, dtype=A.dtype, device=A.device)
         return _is_zero(X - self.project(X), A, tolerance) and bool((torch.linalg.cond(A) < 1e15).all())
 
     @property
     def components(self) -> int:
-        """Return how many elements outside the identity component `reflect` may multiply; 0 for a connected group."""
+        """Return the number of elements outside the identity component for `reflect`; 0 for a connected group."""
         return 1
 
     def reflect(self, flips: Tensor) -> Tensor:
-        """Return the product (..., n, n) of those elements outside the identity component that flips (..., k) says.
+        """Return the product (..., n, n) of the elements outside the identity component that flips (..., k) selects.
 
-        Here that is the sign of channel 0.
+        By default there is one, which changes the sign of channel 0.
         """
         return _signs(self.n, torch.zeros(1, dtype=torch.int64), flips[..., : self.components])
 
     def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
         """Return the orthogonal elements R of the group with the largest <M, R>, M (..., n, n): Procrustes.
 
-        flips: bool (components,), which elements outside the identity component belong to the group. Here it is the
-        identity, for groups in which little else is orthogonal.
+        flips: bool (components,), which elements outside the identity component belong to the group. The default is the
+        identity, for groups with few other orthogonal elements.
         """
         return torch.eye(self.n, dtype=M.dtype, device=M.device).expand(M.shape)
 
@@ -138,14 +138,14 @@ class Algebra(Record, ABC):
 
 
 def _signs(n: int, channels: Tensor, flips: Tensor) -> Tensor:
-    """Return diagonal matrices (..., n, n) of signs, -1 on channels (k,) where flips (..., k) says."""
+    """Return diagonal matrices (..., n, n) of signs, -1 on the channels (k,) that flips (..., k) selects."""
     signs = torch.ones(*flips.shape[:-1], n, dtype=torch.float64)
     signs[..., channels[: flips.shape[-1]]] -= 2.0 * flips.double()
     return torch.diag_embed(signs)
 
 
 def _meet(N: Tensor, M: Tensor) -> Tensor:
-    """Return an orthonormal basis (n, k) of what orthonormal columns of both span."""
+    """Return an orthonormal basis (n, k) of the intersection of the spans of two sets of orthonormal columns."""
     U, cosines, _ = torch.linalg.svd(N.mT @ M, full_matrices=False)
     return N @ U[:, cosines > 1 - _RANK]
 
@@ -160,7 +160,7 @@ def _is_zero(X: Tensor, A: Tensor, tolerance: float) -> bool:
 
 
 def _rotation(M: Tensor, flips: Tensor | None) -> Tensor:
-    """Return the orthogonal R with the largest <M, R>; with determinant 1 unless reflections count."""
+    """Return the orthogonal R with the largest <M, R>; with determinant 1 unless reflections are allowed."""
     U, _, Vh = torch.linalg.svd(M)
     if flips is None or not bool(flips.all()):
         sign = torch.linalg.det(U @ Vh).sign()
@@ -171,7 +171,7 @@ def _rotation(M: Tensor, flips: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class GL(Algebra):
-    """All n x n matrices; the group is that of the invertible ones, GL(n)."""
+    """Represent all n x n matrices; the group is GL(n), the invertible matrices."""
 
     def project(self, C: Tensor) -> Tensor:
         return C
@@ -189,9 +189,9 @@ class GL(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class Pattern(Algebra):
-    """Matrices that vanish where `mask` (n, n) is False: blocks, or triangles of them.
+    """Represent matrices that vanish where `mask` (n, n) is False: blocks, or triangles of blocks.
 
-    ValueError unless the mask is transitive: (i, j) and (j, k) in it require (i, k).
+    Raises ValueError unless the mask is transitive: if (i, j) and (j, k) are in it, (i, k) must be, too.
     """
 
     mask: Tensor
@@ -215,7 +215,7 @@ class Pattern(Algebra):
 
     def exp(self, X: Tensor) -> Tensor:
         inside = self.mask.to(X.device) | torch.eye(self.n, dtype=torch.bool, device=X.device)
-        return torch.matrix_exp(X).where(inside, 0.0)  # no rounding outside
+        return torch.matrix_exp(X).where(inside, 0.0)  # exact zeros outside
 
     @property
     def components(self) -> int:
@@ -226,7 +226,7 @@ class Pattern(Algebra):
 
     @property
     def _firsts(self) -> Tensor:
-        """Return the first channel of each block on the diagonal that has a determinant."""
+        """Return the first channel of each diagonal block GL(m), whose determinant has a sign."""
         mixed = (self.mask & self.mask.mT).int()
         return torch.nonzero(self.mask.diagonal() & (mixed.argmax(1) == torch.arange(self.n)))[:, 0]
 
@@ -239,7 +239,7 @@ class Pattern(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class SO(Algebra):
-    """Skew matrices; the group is O(n), which keeps lengths, as a stream under RMSNorm needs it."""
+    """Represent skew matrices; the group is O(n), which preserves lengths, as a stream under RMSNorm requires."""
 
     def project(self, C: Tensor) -> Tensor:
         return (C - C.mT) / 2
@@ -255,7 +255,7 @@ class SO(Algebra):
         return self.n * (self.n - 1) // 2
 
     def count_within(self, N: Tensor, M: Tensor) -> int:
-        k = _meet(N, M).shape[1]  # skew matrices on what both span
+        k = _meet(N, M).shape[1]  # N Y M^T is skew only on the intersection
         return k * (k - 1) // 2
 
     def contains(self, A: Tensor, tolerance: float = 1e-9) -> bool:
@@ -264,7 +264,7 @@ class SO(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class CenteredSO(Algebra):
-    """Skew matrices with X 1 = 0; the group is the orthogonal one that fixes the vector 1, as LayerNorm needs it."""
+    """Represent skew matrices with X 1 = 0; the group is orthogonal and fixes the vector 1, as LayerNorm requires."""
 
     def project(self, C: Tensor) -> Tensor:
         P = torch.eye(self.n, dtype=C.dtype, device=C.device) - 1 / self.n
@@ -278,14 +278,14 @@ class CenteredSO(Algebra):
 
     def count_within(self, N: Tensor, M: Tensor) -> int:
         both = _meet(N, M)
-        k = both.shape[1] - bool(both.sum(0).square().sum() > _RANK * self.n)  # of what is orthogonal to 1
+        k = both.shape[1] - bool(both.sum(0).square().sum() > _RANK * self.n)  # dimension orthogonal to 1
         return k * (k - 1) // 2
 
     def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
         if self.n < 2:
             return torch.ones_like(M)
         one = torch.ones(self.n, 1, dtype=M.dtype, device=M.device)
-        B = torch.linalg.svd(one)[0][:, 1:]  # of what is orthogonal to 1
+        B = torch.linalg.svd(one)[0][:, 1:]  # a basis of the vectors orthogonal to 1
         return B @ _rotation(B.mT @ M @ B, flips) @ B.mT + 1 / self.n
 
     @property
@@ -307,9 +307,9 @@ class CenteredSO(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class IntoMean(Algebra):
-    """Matrices 1 w^T: A = 1 + 1 w^T adds w . t to all channels, so that only the mean takes up anything.
+    """Represent matrices 1 w^T: A = 1 + 1 w^T adds w . t to all channels, which changes only the mean.
 
-    Readers of t - mean(t) are no slots of the wire then: they read the same as before.
+    Readers of t - mean(t) are not slots of the wire, because their input is unchanged.
     """
 
     def project(self, C: Tensor) -> Tensor:
@@ -324,7 +324,7 @@ class IntoMean(Algebra):
         return w.expand(-1, self.n, -1)[: len(w) if _has_ones(N) else 0]
 
     def nearest(self, M: Tensor, flips: Tensor | None = None) -> Tensor:
-        odd = (M.sum((-2, -1)) < 0)[..., None]  # <M, 1 - 2/n 1 1^T> > <M, 1>
+        odd = (M.sum((-2, -1)) < 0)[..., None]  # the reflection R = 1 - 2/n 1 1^T has the larger <M, R>
         return self.reflect(odd & flips if flips is not None else torch.zeros_like(odd)).to(M)
 
     def reflect(self, flips: Tensor) -> Tensor:
@@ -333,7 +333,7 @@ class IntoMean(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class FromSum(IntoMean):
-    """Matrices t 1^T: A = 1 + t 1^T adds t times the sum of all channels, a constant vector if the sum is constant."""
+    """Represent matrices t 1^T: A = 1 + t 1^T adds t times the sum of channels, a constant vector if it is constant."""
 
     def project(self, C: Tensor) -> Tensor:
         return C.mean(-1, keepdim=True).expand(C.shape)
@@ -344,7 +344,7 @@ class FromSum(IntoMean):
 
 @dataclass(frozen=True, eq=False)
 class Complex(Algebra):
-    """Matrices [[a, -b], [b, a]] on a plane, those that commute with J = [[0, -1], [1, 0]]: gl(1, C)."""
+    """Represent the matrices [[a, -b], [b, a]] on a plane, which commute with J = [[0, -1], [1, 0]]: gl(1, C)."""
 
     n: int = 2
 
@@ -375,10 +375,10 @@ class Complex(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class Span(Algebra):
-    """The real span of matrices `basis` (k, n, n), stored as an orthonormal basis.
+    """Represent the real span of matrices `basis` (k, n, n), stored as an orthonormal basis.
 
-    ValueError for matrices that are dependent, or whose commutators leave the span by more than 1e-7.
-    `contains` is for elements exp(X), X in the span, whose principal logarithm is X.
+    Raises ValueError if the matrices are dependent, or if a commutator leaves the span by more than 1e-7.
+    `contains` accepts only elements exp(X), X in the span, whose principal logarithm is X.
     """
 
     basis: Tensor
@@ -425,10 +425,10 @@ class Span(Algebra):
 
 @dataclass(frozen=True, eq=False)
 class DirectSum(Algebra):
-    """Algebras on disjoint sets of channels; channels in none of them are unchanged.
+    """Represent a direct sum of algebras on disjoint sets of channels; other channels are unchanged.
 
-    parts: pairs of channels int64 (k, m), k sets of m channels, and the algebra of m x m matrices on each of the k
-    sets, independently of each other. ValueError for channels that occur twice or do not exist.
+    parts: pairs of channels int64 (k, m), k sets of m channels, and the algebra of m x m matrices that acts on each set
+    independently. Raises ValueError for channels that occur twice or do not exist.
     """
 
     parts: tuple[tuple[Tensor, Algebra], ...]
@@ -489,11 +489,11 @@ class DirectSum(Algebra):
 
     @property
     def _at(self) -> list[tuple[tuple[EllipsisType, Tensor, Tensor], Algebra]]:
-        """Return where the blocks (..., k, m, m) of each part are."""
+        """Return the index of the blocks (..., k, m, m) of each part, and its algebra."""
         return [((..., c[:, :, None], c[:, None, :]), algebra) for c, algebra in self.parts]
 
     def _flips(self, flips: Tensor | None) -> list[Any]:
-        """Return what of flips (..., components) each part has, (..., k, its components)."""
+        """Split flips (..., components) into the flips (..., k, its components) of each part."""
         if flips is None:
             return [None] * len(self.parts)
         sizes = [(len(channels), algebra.components) for channels, algebra in self.parts]
@@ -501,7 +501,7 @@ class DirectSum(Algebra):
         return [f.reshape(*flips.shape[:-1], *size) for f, size in zip(split, sizes, strict=True)]
 
     def _each(self, X: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """Return a matrix with other blocks (..., k, m, m) of each part."""
+        """Return X with its blocks replaced by these blocks (..., k, m, m) of each part."""
         X = X.clone()
         for (at, _), block in zip(self._at, blocks, strict=True):
             X[at] = block
@@ -509,7 +509,7 @@ class DirectSum(Algebra):
 
 
 def diagonal(n: int) -> DirectSum:
-    """Return the diagonal matrices; the identity component are the positive scales."""
+    """Return the diagonal matrices; the identity component of the group is the positive scales."""
     return DirectSum(n, ((torch.arange(n)[:, None], GL(1)),))
 
 
@@ -519,6 +519,6 @@ def planes(n: int, pairs: Tensor) -> DirectSum:
 
 
 def blocks(n: int, sets: Tensor | Sequence[Sequence[int]]) -> DirectSum:
-    """Return gl(m) on each of disjoint sets of m channels, which may differ in size."""
+    """Return gl(m) on each of several disjoint sets of channels, which may differ in their size m."""
     parts = [sets] if isinstance(sets, Tensor) else [torch.as_tensor(each)[None] for each in sets]
     return DirectSum(n, tuple((each, GL(each.shape[1])) for each in parts))

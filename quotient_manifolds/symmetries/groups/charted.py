@@ -1,4 +1,4 @@
-"""Let a group act on functions of parameters, as of a weight that is normed by hand, and find parameters for these."""
+"""Act by a group on functions of parameters, such as a weight that the model normalizes, and solve for parameters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from quotient_manifolds.symmetries.groups.wire import Charge
 
 _STEPS, _MOST, _SOLVED = (1, 2, 4, 8, 16, 32), 12, 1e-12
 _RANK = 1e-10
-"""Below which singular values are 0, relative to the largest."""
+"""Singular values below this, relative to the largest, count as 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chart(Record):
-    r"""Give coordinates (f(theta), N^T theta) to parameters theta (n,): functions of them, and what these leave open.
+    r"""Define coordinates (f(theta), N^T theta) of parameters theta (n,): functions f, completed by linear ones.
 
-    shapes: (name, shape) of each parameter. made: (name, shape) of each result of `function`, which takes the
-    parameters by name and returns the results in a row (m,). across: N (n, n - m), named `rest`. At theta and near it
-    the coordinates have a derivative of full rank.
+    shapes: (name, shape) of each parameter. function: f; takes the parameters by name and returns all results as one
+    vector (m,). made: (name, shape) of each result. across: N (n, n - m). rest: the name of N^T theta. The derivative
+    of the coordinates has full rank near theta.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -35,7 +35,7 @@ class Chart(Record):
     rest: str
 
     def results(self, theta: Tensor) -> Tensor:
-        """Compute f(theta) (m,) of parameters in a row."""
+        """Compute f(theta) (m,) for theta (n,)."""
         sizes = [prod(shape) for _, shape in self.shapes]
         parts = zip(self.shapes, theta.split(sizes), strict=True)
         return self.function({name: part.view(shape) for (name, shape), part in parts})
@@ -50,23 +50,23 @@ class Chart(Record):
         return torch.cat([J, self.across.T])
 
     def row(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return theta, float64."""
+        """Return theta (n,), float64 on the CPU."""
         return torch.cat([flattened(params, name, shape).double().cpu() for name, shape in self.shapes])
 
     def named(self, coordinates: Tensor) -> Params:
-        """Return coordinates by name."""
+        """Split coordinates (n,) by name."""
         both = (*self.made, (self.rest, (self.across.shape[1],)))
         parts = coordinates.split([prod(shape) for _, shape in both])
         return {name: part.view(shape) for (name, shape), part in zip(both, parts, strict=True)}
 
     def solved(self, theta: Tensor, wanted: Tensor) -> Tensor:
-        """Return the parameters near theta that have these coordinates (ValueError if none are found)."""
+        """Solve for the parameters near theta with these coordinates, by Newton's method; ValueError if it fails."""
         x, size = theta.detach(), float(wanted.detach().abs().max().clamp(min=1e-300))
         for _ in range(_MOST):
             gap = self.coordinates(x) - wanted.detach()
             if float(gap.abs().max()) <= _SOLVED * size:
                 slope = self.slope(x)
-                return x - torch.linalg.solve(slope, self.coordinates(x) - wanted)  # with the derivative by `wanted`
+                return x - torch.linalg.solve(slope, self.coordinates(x) - wanted)  # differentiable by `wanted`
             step, singular = torch.linalg.solve_ex(self.slope(x), gap)
             x = x - step
             if bool(singular) or not bool(x.isfinite().all()):
@@ -76,10 +76,10 @@ class Chart(Record):
 
 @dataclass(frozen=True, eq=False)
 class Charted(Symmetry):
-    r"""Let linear fields flow on the coordinates of a `Chart` and on other parameters.
+    r"""Act by the flows of linear fields on the coordinates of a `Chart` and on other parameters.
 
-    The coordinates that a field leaves alone stay, so that flows are a group where the equations can be solved. fields:
-    names that are no parameters are those of the chart. Elements are coordinates, as for `Linear`.
+    Coordinates that a field does not change are constant, so that flows form a group if the equations can be solved.
+    fields: names that are not parameters are coordinates of the chart. Elements are coordinates z, as for `Linear`.
     """
 
     fields: Linear
@@ -96,15 +96,15 @@ class Charted(Symmetry):
         return self.fields.shape
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Flow for unit time, in as many steps as equations take to be solved.
+        """Flow for unit time, in 1, 2, 4, ... steps, until the equations of all steps can be solved.
 
-        Raises ValueError as `Symmetry.move`, and for an element that leads too far.
+        Raises ValueError like `Symmetry.move`, and if 32 steps do not suffice.
         """
         z = self.generator(element)
         for steps in _STEPS[:-1]:
             try:
                 return self._move(draft, z / steps, steps)
-            except (ValueError, RuntimeError):  # of a solver: shorter steps, perhaps
+            except (ValueError, RuntimeError):  # the solver failed; shorter steps may succeed
                 continue
         return self._move(draft, z / _STEPS[-1], _STEPS[-1])
 
@@ -121,11 +121,11 @@ class Charted(Symmetry):
             draft[name] = (own[name] if name in own else now[name]).to(draft[name].device)
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-        """Draw an element of the fields."""
+        """Draw an element of the flows of the fields."""
         return self.fields.element(generator, scale)
 
     def condition(self, element: Tensor) -> float:
-        """Return the condition number of what acts on the coordinates."""
+        """Return the condition number of the flow on the coordinates."""
         return self.fields.condition(element)
 
     def stretching(self, X: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Charted(Symmetry):
         return self.fields.bounded(element, condition)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
-        """Compute the charges of the fields, of a cotangent by the coordinates."""
+        """Compute the charges of the fields, with the cotangent expressed in the coordinates."""
         chart, theta = self.chart, self.chart.row(params)
         slope = chart.slope(theta)
         y = torch.linalg.solve(slope.T, chart.row(cotangent))
@@ -144,5 +144,5 @@ class Charted(Symmetry):
         )
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:
-        """Return the rank of the fields, which the coordinates have as well."""
+        """Return the rank of the fields in the coordinates, which equals the rank in the parameters."""
         return self.fields.dimension({**params, **self.chart.named(self.chart.coordinates(self.chart.row(params)))})

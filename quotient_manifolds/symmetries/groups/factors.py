@@ -1,4 +1,4 @@
-"""Read matrices of products of weights, by which translations move others."""
+"""Compute matrices of products of weights, the factors of translations of other weights."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _RANK = 1e-10
 
 
 class Factor(Protocol):
-    """A matrix of products of weights."""
+    """Define a matrix whose entries are products of weights."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return how many rows and columns it has."""
+        """Return the numbers of rows and columns."""
 
     def at(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return its numbers at these parameters, float64."""
+        """Return the matrix at these parameters, float64."""
 
     def times(self, params: Mapping[str, Tensor], Z: Tensor) -> Tensor:
-        """Return at(params) @ Z, of columns Z, without its numbers."""
+        """Return at(params) @ Z without forming at(params)."""
 
     def read(self) -> Iterator[Rows]:
-        """Yield the entries that it is made of."""
+        """Yield the entries of parameters that the matrix depends on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix(Record):
-    """Multiply entries, or ones, by factors of rows and of columns: above[i] * rows[i, j] * beside[j].
+    """Scale the rows and columns of a matrix of entries, or of ones: above[i] * rows[i, j] * beside[j].
 
-    turned: whether `rows` are columns. gains: what else rows, and columns, are multiplied by.
+    turned: whether `rows` is transposed first. gains: further factors of the rows, and of the columns.
     """
 
     above: Tensor
@@ -81,7 +81,7 @@ class Matrix(Record):
 
 @dataclass(frozen=True, eq=False)
 class Terms(Record):
-    """Hold summands of a matrix: values times gains at index (2, terms), int64."""
+    """Hold summands of a matrix: values times gains, at the positions index (2, terms), int64."""
 
     index: Tensor
     values: Tensor
@@ -93,7 +93,7 @@ class Terms(Record):
 
 @dataclass(frozen=True, eq=False)
 class Sparse(Record):
-    """Sum terms into a matrix of a shape."""
+    """Sum terms into a matrix of the given shape."""
 
     shape: tuple[int, int]
     terms: tuple[Terms, ...]
@@ -120,7 +120,7 @@ class Sparse(Record):
 
 @dataclass(frozen=True, eq=False)
 class _Several(Record):
-    """Hold matrices, of numbers or of weights."""
+    """Hold matrices, each constant or computed from weights."""
 
     factors: tuple[Tensor | Factor, ...]
 
@@ -128,7 +128,7 @@ class _Several(Record):
         self._store(factors=tuple(numbers(each) if isinstance(each, Tensor) else each for each in self.factors))
 
     def each_at(self, params: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        """Yield the numbers of all at these parameters."""
+        """Yield all matrices at these parameters."""
         yield from (each if isinstance(each, Tensor) else each.at(params) for each in self.factors)
 
     def read(self) -> Iterator[Rows]:
@@ -138,7 +138,7 @@ class _Several(Record):
 
 @dataclass(frozen=True, eq=False)
 class Product(_Several):
-    """Multiply matrices, of numbers or of weights."""
+    """Multiply matrices, each constant or computed from weights."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -153,7 +153,7 @@ class Product(_Several):
 
 @dataclass(frozen=True, eq=False)
 class Sum(_Several):
-    """Add matrices, of numbers or of weights."""
+    """Add matrices, each constant or computed from weights."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class Sum(_Several):
 
 @dataclass(frozen=True, eq=False)
 class Beyond(_Several):
-    """Project on what is orthogonal to the rows of all factors: 1 - V^+ V (n, n)."""
+    """Project onto the orthogonal complement of the rows V of all factors: 1 - V^+ V (n, n)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -192,7 +192,7 @@ def _product(factor: Tensor | Factor, params: Mapping[str, Tensor], Z: Tensor) -
 
 
 def diagonal(constant: Tensor, gains: Sequence[Gain]) -> Sparse | None:
-    """Return a diagonal matrix of units, None if it is 1."""
+    """Return the diagonal matrix of units, constant times gains; None if it is the identity."""
     if bool((constant == 1).all()) and not gains:
         return None
     at = torch.arange(len(constant))
@@ -200,7 +200,7 @@ def diagonal(constant: Tensor, gains: Sequence[Gain]) -> Sparse | None:
 
 
 def basis(rows: Tensor) -> Tensor:
-    """Return orthonormal rows with the same span."""
+    """Return an orthonormal basis of the span of rows, as rows."""
     _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
     return Vh[s > _RANK * s[:1]]
 

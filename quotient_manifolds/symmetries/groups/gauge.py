@@ -1,4 +1,4 @@
-"""Let the group of an algebra act on a wire."""
+"""Act on the channels of a wire by the group of a matrix algebra."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge, Wire
 
 _RANK = 1e-10
-"""Below which singular values are 0, relative to the largest."""
+"""Singular values below this, relative to the largest, count as 0."""
 
 _ROUNDING = 1e-13
-"""Below which a channel is rounding, relative to the largest."""
+"""Channels with a norm below this, relative to the largest, are rounding errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gauge(Symmetry):
-    """Let the group of an algebra act on the channels of a wire. Elements are A (n, n), generators X in the algebra.
+    """Act on the channels of a wire by the group of an algebra: elements A (n, n), generators X in the algebra.
 
     Gains between the wire and its slots are fixed (see `Wire`).
 
-    wire, algebra: of the same number n of channels. reflections: bool (algebra.components,), which elements outside
-    the identity component (a sign, a reflection) are symmetries as well (default: none). This tells GL from GL+
-    and O from SO. ValueError for an algebra that would mix channels which a slot covers with some that it does not.
+    wire, algebra: both with n channels. reflections: bool (algebra.components,), which elements outside the identity
+    component (a sign, a reflection) are symmetries as well (default: none). It distinguishes GL from GL+ and O from SO.
+    Raises ValueError if the algebra mixes channels that a slot covers with channels that it does not cover.
     """
 
     wire: Wire
@@ -88,11 +88,11 @@ class Gauge(Symmetry):
         return inverses[0] if element.ndim == 3 else self._each(inverses)
 
     def composed(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Return the element with blocks (k, m, m), a batch for each summand: these alone if there is one batch."""
+        """Return the element with blocks (k, m, m), a batch per summand; the batch itself if elements are stored so."""
         return blocks[0] if self._sets is not None else self._each(blocks)
 
     def condition(self, element: Tensor) -> float:
-        """Return the largest ratio of singular values among the blocks that the algebra is a sum of."""
+        """Return the largest condition number of the diagonal blocks of an element."""
         sizes = [torch.linalg.svdvals(block) for block in self._blocks(element)]
         return max((float((s[:, 0] / s[:, -1]).max()) for s in sizes), default=1.0)
 
@@ -154,7 +154,7 @@ class Gauge(Symmetry):
         return [element[channels[:, :, None], channels[:, None]] for channels, _ in self.algebra.summands]
 
     def _each(self, blocks: Iterable[Tensor]) -> Tensor:
-        """Return the matrix with these blocks, and 1 elsewhere."""
+        """Return the matrix (n, n) with these blocks, and the identity elsewhere."""
         A = self.identity
         for (channels, _), block in zip(self.algebra.summands, blocks, strict=True):
             A[channels[:, :, None], channels[:, None]] = block
@@ -162,25 +162,25 @@ class Gauge(Symmetry):
 
     @property
     def parts(self) -> tuple[Gauge, ...]:
-        """Return gauges of the summands of the algebra, each of its identity component."""
+        """Return one gauge for each summand of the algebra, with its identity component."""
         every = ((each, algebra) for channels, algebra in self.algebra.summands for each in channels)
         return tuple(Gauge(self.wire.on(each), algebra) for each, algebra in every)
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Act as wire.move(draft, element); algebra.contains says whether a matrix is an element.
+        """Act like wire.move(draft, element). Membership is not checked; algebra.contains(element) does that.
 
-        element: (n, n), or its blocks (k, m, m) if all of them are of one size.
+        element: (n, n), or its blocks (k, m, m) if all of them have one size.
         """
         self.wire.move(draft, element, self._sets)
 
     @cached_property
     def _sets(self) -> Tensor | None:
-        """Return the channels (k, m) of the blocks of all elements, if there are several of one size."""
+        """Return the channels (k, m) of the blocks if the algebra has one summand with several of them, else None."""
         summands = self.algebra.summands
         return summands[0][0] if len(summands) == 1 and len(summands[0][0]) > 1 else None
 
     def element(self, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-        """Draw exp(scale X), X of spectral norm about 1, times each of the reflections with probability 1/2."""
+        """Draw exp(scale X), X of spectral norm about 1, times each allowed reflection with probability 1/2."""
         A = self.algebra.exp(scale * self.algebra.random(generator))
         if self.reflections is None:
             return A
@@ -191,7 +191,7 @@ class Gauge(Symmetry):
         return self.algebra.exp(self.generator(X))
 
     def generator(self, X: Tensor) -> Tensor:
-        """Return generators (..., n, n) in float64 (ValueError for another shape, or one outside the algebra)."""
+        """Return generators (..., n, n) in float64. Raises ValueError for another shape, or outside the algebra."""
         X = super().generator(X)
         outside = (X - self.algebra.project(X)).detach().abs().amax()
         if float(outside) > 1e-9 * float(X.detach().abs().amax()):
@@ -204,11 +204,11 @@ class Gauge(Symmetry):
         return Charge(self.algebra.project(value), self.algebra.bound(size))
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:
-        """Return the dimension of the algebra less that of its elements X that move nothing.
+        """Return the dimension of the algebra minus the dimension of the stabilizer, all X that change no parameter.
 
-        These have X W = 0 for all writers and X^T R = 0 for all readers as rows, in the wire's units, so that
-        X = N_R Z N_W^T with bases N of what is not read and not written. A matrix with both sides on the wire gives
-        X W - W X = 0 only; it is taken last, on what is left.
+        These satisfy X W = 0 for all writers and X^T R = 0 for all readers (as rows), in the wire's units. So
+        X = N_R Z N_W^T, with bases N_R of the directions that are not read and N_W of those that are not written. A
+        matrix with both sides on the wire requires only X W - W X = 0; this is imposed last, on the remaining X.
         """
         counted = self.wire.constants.included(params)
         written, read = (self._factor(counted, covariant) for covariant in (True, False))
@@ -230,7 +230,7 @@ class Gauge(Symmetry):
         return self.algebra.dimension - idle + (self._moving(params, torch.cat(left)) if left else 0)
 
     def _factor(self, params: Mapping[str, Tensor], covariant: bool) -> Tensor:
-        """Return F (at most n, n) with F^T F = sum of V V^T over the slots in which A acts, or A^-T, of one side."""
+        """Return F (at most n, n) with F^T F = sum of V V^T over one-sided slots in which A acts (else: A^-T)."""
         n, both = self.wire.channels, {number for pair in self.wire.sides for number in pair}
         F = torch.zeros(1, n, dtype=torch.float64)
         for number, slot in enumerate(self.wire.slots):
@@ -242,16 +242,16 @@ class Gauge(Symmetry):
         return F
 
     def _moving(self, params: Mapping[str, Tensor], X: Tensor) -> int:
-        """Return how many of generators (k, n, n) move parameters."""
+        """Return the rank of the tangents of generators (k, n, n)."""
         tangents = torch.cat([each.flatten(1) for each in self.tangent(params, X).values()], 1)
         size = max(float(params[name].detach().abs().max()) for name in self.names)
         return int((torch.linalg.svdvals(tangents) > _RANK * size).sum())
 
 
 def _null(F: Tensor) -> Tensor:
-    """Return an orthonormal basis (m, k) of the vectors that F (rows, m) takes to 0, up to rounding.
+    """Return an orthonormal basis (m, k) of the null space of F (rows, m), up to rounding.
 
-    Channels differ in size, as their gains do, so each is compared with itself unless it is rounding of others.
+    Channels differ in size, as their gains do, so each is normalized unless it is a rounding error of others.
     """
     norms = F.norm(dim=0)
     norms = norms.where(norms > _ROUNDING * norms.max(), norms.max().clamp(min=1e-300))
@@ -261,6 +261,6 @@ def _null(F: Tensor) -> Tensor:
 
 
 def _within(s: Tensor, condition: float) -> Tensor:
-    """Return singular values (k, m), descending, cut at both ends to a ratio of `condition`."""
+    """Clamp singular values (k, m), descending, at both ends to a ratio of at most `condition`."""
     middle = (s[:, :1] * s[:, -1:]).sqrt()
     return torch.minimum(torch.maximum(s, middle / condition**0.5), middle * condition**0.5)

@@ -1,4 +1,4 @@
-"""Let linear vector fields flow on a few parameters at once."""
+"""Act on a few parameters by the flows of linear vector fields."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
 _TERMS = 20
-"""Of a Taylor series in unit time at norm 1: what is left out is 1 / 21! < 1e-19 of the whole."""
+"""Terms of the Taylor series of a flow of norm 1: the relative remainder is 1 / 21! < 1e-19."""
 _FAR = 1e4
-"""Largest norm of a field that is followed for unit time."""
+"""Largest norm of a field whose flow is computed for unit time."""
 _RANK = 1e-10
-"""Below which singular values are 0, relative to the largest."""
+"""Singular values below this, relative to the largest, count as 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Linear(Symmetry):
-    r"""Let theta follow d theta / dt = sum_j z_j (M_j theta + c_j) for unit time, z (k,).
+    r"""Act by the flow of d theta / dt = sum_j z_j (M_j theta + c_j) for unit time, with coordinates z (k,).
 
     theta (n,) holds the entries of the parameters in `shapes`, name by name. Elements and generators are both
     coordinates z, and `exp` is the identity on them, as for `Torus`. If the (M_j, c_j) span a Lie algebra, two small
-    elements one after another are an element, too, but not that of the sum of their coordinates.
+    elements compose to an element, but in general its coordinates are not the sum of theirs.
 
-    shapes: (name, shape) of each parameter. index: int64 (3, nonzero): generator j, entry p that is changed, entry q
-    that it is changed by, q = n for constants. values: (nonzero,) the entries of M_j, and of c_j. size: k.
+    shapes: (name, shape) of each parameter. index: int64 (3, nonzero), the numbers j, p, q of each entry M_j[p, q], or
+    c_j[p] if q = n. values: (nonzero,), these entries. size: k.
 
     >>> turn = Linear((("w", (2,)),), torch.tensor([[0, 0], [0, 1], [1, 0]]), torch.tensor([-1.0, 1.0]), 1)
     >>> turn.act({"w": torch.tensor([3.0, 4.0])}, torch.tensor([torch.pi / 2]))["w"]
     tensor([-4.0000,  3.0000])
 
-    ValueError for numbers that are no generators or entries, and names that occur twice.
+    Raises ValueError for indices out of range, and for names that occur twice.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -61,7 +61,7 @@ class Linear(Symmetry):
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], fields: Tensor) -> Linear:
-        """Return the symmetry with generators [M_j c_j], dense (k, n, n + 1)."""
+        """Return the symmetry with generators [M_j c_j], a dense tensor (k, n, n + 1)."""
         sparse = fields.detach().to_sparse_coo().coalesce()
         return cls(tuple(shapes.items()), sparse.indices(), sparse.values(), len(fields))
 
@@ -79,9 +79,9 @@ class Linear(Symmetry):
         return sum(prod(shape) for _, shape in self.shapes)
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Flow for unit time along z = element (k,); raises as `Symmetry.move`, and for a field of a norm above 1e4.
+        """Flow for unit time along z = element (k,). Raises like `Symmetry.move`, and for a field of a norm above 1e4.
 
-        The flow is a Taylor series of the action in as many steps as the norm of the field asks for.
+        Each step is a Taylor series, and so short that the norm of its field is at most 1.
         """
         z, theta = self.generator(element), self._theta(draft)
         _, p, q = self.index.to(theta.device)
@@ -147,7 +147,7 @@ class Linear(Symmetry):
         return int(torch.linalg.matrix_rank((D / norms)[alive], rtol=_RANK)) if bool(alive.any()) else 0
 
     def _theta(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries of all parameters in a row, float64, on the device of the first."""
+        """Return the entries of all parameters as one vector (n,), float64, on the device of the first parameter."""
         flat = [flattened(params, name, shape).double() for name, shape in self.shapes]
         return torch.cat([w.to(flat[0].device) for w in flat]) if flat else torch.zeros(0, dtype=torch.float64)
 
@@ -156,7 +156,7 @@ class Linear(Symmetry):
         return self.values.to(z.device) * z[self.index[0].to(z.device)]
 
     def _norm(self, rates: Tensor) -> float:
-        """Return a bound of the norm of a field (ValueError if it is too large to be followed)."""
+        """Return an upper bound of the norm of a field. Raises ValueError if it exceeds 1e4."""
         _, p, q = self.index.to(rates.device)
         rows, columns = (rates.new_zeros(self.entries + 1).index_add(0, at, rates.abs()).amax() for at in (p, q))
         norm = float((rows * columns).sqrt())

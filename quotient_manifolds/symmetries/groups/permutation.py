@@ -1,4 +1,4 @@
-"""Exchange units: neurons, heads, experts."""
+"""Permute units: neurons, attention heads, experts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quotient_manifolds.symmetries.groups.wire import Wire
 
 @dataclass(frozen=True, eq=False)
 class UnitRows(Record):
-    """Say which rows of parameters belong to which unit.
+    """Assign rows of parameters to units.
 
-    rows: of one parameter, or of several that hold a unit each; all have as many columns. at: int64 (k, m), the numbers
-    of the m rows of each of k units, counted through all of `rows`.
+    rows: of one parameter, or of several that hold one unit each; all with the same number of columns. at: int64
+    (k, m), the m rows of each of k units, as indices into the concatenation of `rows`.
     """
 
     rows: tuple[Rows, ...]
@@ -33,22 +33,22 @@ class UnitRows(Record):
 
     @property
     def places(self) -> frozenset[tuple[tuple[str, int], ...]]:
-        """Return which entries each unit has: what two uses of a parameter have in common."""
+        """Return the entries of each unit, which are equal for two uses of a parameter."""
         every = [(r.name, place) for r in self.rows for place in r.places.tolist()]
         return frozenset(
             tuple(sorted((every[k][0], entry) for k in unit for entry in every[k][1])) for unit in self.at.tolist()
         )
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return all rows, float64."""
+        """Return all rows, concatenated, float64."""
         return torch.cat([each.read(params) for each in self.rows])
 
     def exchange(self, draft: Draft, order: Tensor) -> None:
-        """Put unit order[i] in the place of unit i (ValueError for two units that share a row and want others)."""
+        """Put unit order[i] in the place of unit i. Raises ValueError if a row would get two values."""
         old, at = self.read(draft), self.at
         wanted = old[at[order].to(old.device)]
         new = old.index_put((at.to(old.device),), wanted)
-        if not torch.allclose(new[at.to(old.device)], wanted, rtol=1e-10, atol=0.0):  # scales and offsets round
+        if not torch.allclose(new[at.to(old.device)], wanted, rtol=1e-10, atol=0.0):  # with scales, rows are rounded
             raise ValueError(
                 f"exchanged units must have rows and gains of their own. Found shared ones in {self.rows[0].name!r}."
             )
@@ -58,9 +58,9 @@ class UnitRows(Record):
 
 @dataclass(frozen=True, eq=False)
 class Permutation(Record):
-    """Let permutations of k units act: each is some rows of parameters and buffers (statistics of BatchNorm).
+    """Act by permutations of k units; a unit is some rows of parameters and buffers (statistics of BatchNorm).
 
-    parts: of as many units each. A part may be the columns of a matrix of which another is the rows.
+    parts: each with the same number of units. Two parts may be the rows and the columns of one matrix.
     """
 
     parts: tuple[UnitRows, ...]
@@ -72,10 +72,10 @@ class Permutation(Record):
 
     @classmethod
     def of(cls, wire: Wire, blocks: Tensor | None = None) -> Permutation:
-        """Return exchanges of blocks of channels of a wire, int64 (k, m), distinct; of single channels if None.
+        """Return the permutations of disjoint blocks of channels of a wire, int64 (k, m); of single channels if None.
 
-        Gains are per channel, so they are exchanged, too, unlike under a `Gauge`. ValueError for channels that the wire
-        does not have, and for a slot that covers only some of those that would be exchanged.
+        Gains belong to channels, so they are permuted, too, unlike under a `Gauge`. Raises ValueError for channels that
+        the wire does not have, and for a slot that covers only some of the permuted channels.
         """
         blocks = torch.arange(wire.channels)[:, None] if blocks is None else integers(blocks, "blocks")
         inside = blocks.ndim == 2 and bool(((blocks >= 0) & (blocks < wire.channels)).all())
@@ -94,7 +94,7 @@ class Permutation(Record):
 
     @property
     def units(self) -> int:
-        """Return how many units are exchanged."""
+        """Return the number of units."""
         return len(self.parts[0].at)
 
     @property
@@ -107,10 +107,10 @@ class Permutation(Record):
         return torch.randperm(self.units, generator=generator)
 
     def act(self, params: Mapping[str, Tensor], order: Tensor) -> Params:
-        """Return the parameters whose unit i is unit order[i] of those given: act(act(w, p), q) = act(w, p[q]).
+        """Return parameters whose unit i is unit order[i] of `params`, so that act(act(w, p), q) = act(w, p[q]).
 
-        ValueError for what is no permutation, units sharing a gain that would get two values, and a missing parameter
-        or one of another shape.
+        Raises ValueError unless `order` is a permutation, if units share a gain that would get two values, and if a
+        parameter is missing or has another shape.
         """
         order = integers(order, "order")
         if not torch.equal(order.sort()[0], torch.arange(self.units)):
@@ -121,21 +121,21 @@ class Permutation(Record):
         return draft.finished()
 
     def inverse(self, order: Tensor) -> Tensor:
-        """Return the permutation that undoes another."""
+        """Return the inverse permutation."""
         return order.argsort()
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
-        """Return the permutation that acts as two do, one after the other."""
+        """Return the permutation that acts like `first` followed by `then`."""
         return first[then]
 
     def condition(self, order: Tensor) -> float:
-        """Return 1: nothing is stretched."""
+        """Return 1, as permutations are orthogonal."""
         return 1.0
 
     def some(self, units: Tensor) -> Permutation:
-        """Return the permutations of some of the units alone."""
+        """Return the permutations of a subset of the units."""
         return Permutation(tuple(UnitRows(part.rows, part.at[units]) for part in self.parts))
 
     def numbers(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return all numbers of each unit as a row (units, features), in float64, to assign units to others."""
+        """Return the entries of each unit as a row (units, features), float64, for matching units with others."""
         return torch.cat([part.read(params)[part.at].flatten(1) for part in self.parts], 1)

@@ -55,7 +55,7 @@ def numbers(value: Any) -> Tensor:
 
 
 def typical(*numbers: Tensor) -> float:
-    """Return the root mean square of numbers, and 1 if all of them are 0."""
+    """Return the root mean square of numbers, or 1 if all of them are 0."""
     parts = (part.double() for each in numbers for part in each.detach().reshape(-1).split(1 << 16))
     count = sum(each.numel() for each in numbers)
     return (sum(float(part @ part) for part in parts) / max(1, count)) ** 0.5 or 1.0
@@ -63,16 +63,16 @@ def typical(*numbers: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Rows(Record):
-    r"""Number entries of a parameter as a matrix: entry (c, r) has number starts[c, r or 0] + steps[r].
+    r"""Arrange entries of a parameter as a matrix: entry (c, r) has the flat index starts[c, r or 0] + steps[r].
 
-    A model that uses a parameter w through scale * w + offset (Gemma's 1 + g, an adapter's alpha / r) has these as
-    constants. They broadcast to the matrix, and the numbers of the matrix are values of scale * w + offset.
+    A model may use a parameter w as scale * w + offset (Gemma's 1 + g, an adapter's alpha / r). Scale and offset
+    broadcast to the matrix, whose values are then scale * w + offset.
 
-    name: of the parameter. shape: of the parameter; entries are counted in the order of a contiguous tensor.
+    name, shape: of the parameter. Flat indices count its entries in contiguous order, from 0.
     starts: int64, (rows, 1) or (rows, columns). steps: int64, (columns,). scale, offset: numbers or tensors.
-    `Rows.at` takes the numbers of all entries instead, `Rows.along` takes an axis of the parameter.
+    `Rows.at` takes the flat indices of all entries instead, and `Rows.along` an axis of the parameter.
 
-    ValueError for numbers that are no entries of the parameter, an entry that occurs twice, and a scale of 0.
+    Raises ValueError for indices out of range, for an entry that occurs twice, and for a scale of 0.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Rows(Record):
 
     @classmethod
     def at(cls, name: str, shape: tuple[int, ...], places: Tensor, **affine: float | Tensor) -> Rows:
-        """Return the rows with these numbers of entries, int64 (rows, columns), stored as a sum if they are one.
+        """Return the rows with these flat indices, int64 (rows, columns), with starts (rows, 1) if possible.
 
         affine: scale, offset.
         """
@@ -123,7 +123,7 @@ class Rows(Record):
     def along(
         cls, name: str, shape: tuple[int, ...], axis: int, index: Tensor | None = None, **affine: float | Tensor
     ) -> Rows:
-        """Return the slices of a parameter along an axis, those of an index or all, as rows. affine: scale, offset.
+        """Return the slices of a parameter along an axis as rows: all, or those at `index`. affine: scale, offset.
 
         >>> Rows.along("w", (2, 3), axis=1).places  # the columns, as a reader of three channels has them
         tensor([[0, 3],
@@ -135,7 +135,7 @@ class Rows(Record):
         return cls.at(name, shape, places if index is None else places[index], **affine)
 
     def some(self, rows: Tensor) -> Rows:
-        """Return some of the rows, int64 (k,)."""
+        """Return a subset of the rows, given by their numbers, int64 (k,)."""
 
         def of(value: float | Tensor) -> float | Tensor:
             by_row = isinstance(value, Tensor) and value.ndim == 2 and len(value) == len(self)
@@ -145,12 +145,12 @@ class Rows(Record):
 
     @property
     def places(self) -> Tensor:
-        """Return the numbers of the entries, int64 (rows, columns)."""
+        """Return the flat indices of the entries, int64 (rows, columns)."""
         return self.starts + self.steps
 
     @property
     def touched(self) -> Tensor:
-        """Return which entries of the parameter are among these, bool, in one row."""
+        """Return which entries of the parameter are in the matrix, bool (entries,)."""
         found = torch.zeros(prod(self.shape), dtype=torch.bool)
         if self._window is None:
             return found.index_fill_(0, self.places.flatten(), True)
@@ -170,9 +170,9 @@ class Rows(Record):
         return len(self.steps)
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the numbers scale * w + offset, float64 (rows, columns).
+        """Return the values scale * w + offset, float64 (rows, columns).
 
-        ValueError if the parameter is missing, has another shape, or does not hold real floating-point numbers.
+        Raises ValueError if the parameter is missing, has another shape, or does not hold real floating-point numbers.
         """
         entries = self.entries(params)
         if self.plain:
@@ -180,37 +180,37 @@ class Rows(Record):
         return self._constant(self.scale, params) * entries + self._constant(self.offset, params)
 
     def seen(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return read(params), which nothing may be written to: a window of float64 numbers is not copied.
+        """Return read(params) for reading only: a window of float64 entries is not copied.
 
-        It is where derivatives pass: these are taken of what a parameter was before it is written to.
+        If gradients are enabled, it is copied: derivatives need the values from before a parameter is written to.
         """
         flat = flattened(params, self.name, self.shape)
         uncopied = self.plain and self._window is not None and flat.dtype == torch.float64
         return self._within(flat) if uncopied and not torch.is_grad_enabled() else self.read(params)
 
     def times(self, params: Mapping[str, Tensor], M: Tensor, turned: bool = False) -> Tensor:
-        """Return read(params) @ M, with the transpose of what is read if it is turned."""
+        """Return read(params) @ M, or read(params)^T @ M if it is turned."""
         found = self.seen(params)
         return (found.mT if turned else found) @ M.to(found.device)
 
     def dual(self, cotangent: Mapping[str, Tensor]) -> Tensor:
-        """Return y / scale, float64 (rows, columns), which pairs with changes of `read` as y with changes of w.
+        """Return y / scale, float64 (rows, columns), the cotangent of `read` for a cotangent y of w.
 
-        Nothing may be written to it: a window of float64 numbers is not copied.
+        The result must not be written to: a window of float64 entries is not copied.
         """
         windowed = self._window is not None
         y = self._within(flattened(cotangent, self.name, self.shape)).double() if windowed else self.entries(cotangent)
         return y if self.plain else y / self._constant(self.scale, cotangent)
 
     def entries(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries as they are stored, float64 (rows, columns); raise as `read` does."""
+        """Return the entries w as they are stored, float64 (rows, columns). Raises like `read`."""
         flat = flattened(params, self.name, self.shape)
         if self._window is not None:
             return self._within(flat).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         return flat.index_select(0, self.places.flatten().to(flat.device)).double().view(len(self), self.columns)
 
     def write(self, flat: Tensor, values: Tensor) -> None:
-        """Put numbers (rows, columns) in the place of what `read` returns of a parameter, flattened in float64."""
+        """Write new values (rows, columns) of scale * w + offset to a flattened parameter in float64."""
         if not self.plain:
             scale, offset = (
                 torch.as_tensor(each, dtype=torch.float64, device=flat.device) for each in (self.scale, self.offset)
@@ -222,9 +222,9 @@ class Rows(Record):
             self._within(flat).copy_(values)
 
     def add(self, flat: Tensor, change: Tensor, right: Tensor | None = None) -> None:
-        """Add numbers (rows, columns), or the product of two matrices, to what `read` returns of a parameter.
+        """Add a change (rows, columns), or the product change @ right, to scale * w + offset.
 
-        flat: the parameter in one row, in float64.
+        flat: the flattened parameter, in float64.
         """
         if right is not None and self.plain and self._window is not None:
             self._within(flat).addmm_(change, right)
@@ -240,7 +240,7 @@ class Rows(Record):
 
     @cached_property
     def _window(self) -> tuple[int, int, int, bool] | None:
-        """Return (width, row, column, flipped) if these are a window, or its transpose, of all in rows of a width."""
+        """Return (width, row, column, flipped) for a window, or its transpose, of the parameter in rows of a width."""
         outer, inner = (None if each is None else _step(each) for each in (self._column, self.steps))
         size = prod(self.shape)
         if outer is None or inner is None or not size:
@@ -260,7 +260,7 @@ class Rows(Record):
 
     @property
     def whole(self) -> bool:
-        """Return whether `read` returns a parameter as it is stored, all of it and in its order."""
+        """Return whether `read` returns all entries of a parameter as they are stored, in their order."""
         every = self._window == (self.columns, 0, 0, False) and len(self) * self.columns == prod(self.shape)
         return self.plain and every
 
@@ -281,7 +281,7 @@ class Rows(Record):
 
 
 def _step(numbers: Tensor) -> int | None:
-    """Return the step of numbers that grow evenly, 0 of a single one; None of others, or none."""
+    """Return the constant positive step of a sequence, 0 for a single number; None if there is no such step."""
     if len(numbers) < 2:
         return 0 if len(numbers) else None
     step = int(numbers[1] - numbers[0])
@@ -290,7 +290,7 @@ def _step(numbers: Tensor) -> int | None:
 
 
 def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a parameter in one row, once its name, shape and dtype are what they must be (ValueError)."""
+    """Return a flattened parameter. Raises ValueError if it is missing, or has another shape or no real dtype."""
     if name not in params:
         raise ValueError(f"params must hold all that a symmetry acts on. Found no {name!r}.")
     w = params[name]
@@ -302,20 +302,20 @@ def flattened(params: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -
 
 
 class Draft(ChainMap[str, Tensor]):
-    """Hold parameters while symmetries act on them; what is written is copied first, in float64, and once."""
+    """Hold parameters while symmetries act on them; each is copied once, to float64, before it is written to."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__({}, params)  # type: ignore[arg-type]  # of the last nothing is written
+        super().__init__({}, params)  # type: ignore[arg-type]  # only the first is written to
 
     def own(self, names: Iterable[str]) -> Draft:
-        """Copy parameters, in float64, before anything is written to them."""
+        """Copy parameters to float64, so that they can be written to, and return the draft."""
         for name in names:
             if name not in self.maps[0]:
                 self[name] = self[name].detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         return self
 
     def write(self, rows: Rows, values: Tensor) -> None:
-        """Replace what `rows.read` returns, by new numbers that nothing else holds."""
+        """Replace the values that `rows.read` returns. The new values must not be used elsewhere."""
         if rows.whole and values.dtype == torch.float64 and values.is_contiguous():
             flattened(self, rows.name, rows.shape)
             self[rows.name] = values.view(rows.shape)
@@ -323,12 +323,12 @@ class Draft(ChainMap[str, Tensor]):
             rows.write(self._own(rows), values)
 
     def add(self, rows: Rows, change: Tensor, right: Tensor | None = None) -> None:
-        """Add numbers, or the product of two matrices, to what `rows.read` returns."""
+        """Add a change, or the product change @ right, to the values that `rows.read` returns."""
         flat = self._own(rows)
         rows.add(flat, change.to(flat.device), None if right is None else right.to(flat.device))
 
     def _own(self, rows: Rows) -> Tensor:
-        """Return a parameter in one row, which may be written to."""
+        """Return a flattened parameter that may be written to."""
         flat = flattened(self, rows.name, rows.shape)
         if rows.name not in self.maps[0]:
             flat = flat.to(torch.float64, copy=True)
@@ -336,6 +336,6 @@ class Draft(ChainMap[str, Tensor]):
         return flat
 
     def finished(self) -> Params:
-        """Return all parameters, those that were written cast to the dtype that they had."""
+        """Return all parameters; those that were written to are cast back to their dtypes."""
         written, given = self.maps
         return {**given, **{name: w.to(given[name].dtype) for name, w in written.items()}}

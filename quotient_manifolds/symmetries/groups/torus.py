@@ -1,4 +1,4 @@
-"""Let log-scales multiply slices of parameters."""
+"""Act by log-scales, whose exponentials multiply slices of parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
 _RANK = 1e-11
-"""Below which eigenvalues of a Gram matrix are 0, relative to the largest."""
+"""Eigenvalues of a Gram matrix below this, relative to the largest, count as 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slices(Record):
-    """Scale each row of entries of a parameter by exp(E z), z (k,) unknown log-scales, E (rows, k) the exponents.
+    """Multiply each row of entries of a parameter by exp(E z), with log-scales z (k,) and exponents E (rows, k).
 
-    E is sparse: index is int64 (2, nonzero), rows over unknowns, with the exponents `powers` (nonzero,).
+    E is sparse: index, int64 (2, nonzero), holds its rows and columns, and powers (nonzero,) its values.
     """
 
     rows: Rows
@@ -59,18 +59,18 @@ class Slices(Record):
         return z.new_zeros(len(self.rows)).index_add(0, row, self.powers.to(z.device) * z[unknown])
 
     def transposed(self, c: Tensor, size: int, powers: Tensor) -> Tensor:
-        """Return E^T c (size,), with `powers` or their absolute values for exponents."""
+        """Return E^T c (size,), with `powers`, or their absolute values, as the exponents."""
         row, unknown = self.index.to(c.device)
         return c.new_zeros(size).index_add(0, unknown, powers.to(c.device) * c[row])
 
 
 @dataclass(frozen=True, eq=False)
 class Torus(Symmetry):
-    """Let log-scales z (k,) multiply slices of parameters by exp(E z). Elements and generators are z.
+    """Multiply slices of parameters by exp(E z), with log-scales z (k,). Elements and generators are both z.
 
-    Slices of one parameter may overlap, as rows and columns do; their log-scales add up. Biases are multiplied with the
-    `constants` included that they take up; those that slices do not move are left out. ValueError for an unknown that
-    is none of the k, and for slices that read an entry as scale * w + offset with different offset / scale.
+    Slices of one parameter may overlap, as rows and columns do; their log-scales add up. Biases are multiplied as
+    effective biases, which include their `constants`; constants that no slice affects are dropped. Raises ValueError
+    for log-scales outside the k, and for slices that read an entry as scale * w + offset with different offset / scale.
     """
 
     slices: tuple[Slices, ...]
@@ -103,7 +103,7 @@ class Torus(Symmetry):
         return (self.size,)
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Multiply each slice by exp(E z), z = element (k,); raises as `Symmetry.move`."""
+        """Multiply each slice by exp(E z), z = element (k,). Raises like `Symmetry.move`."""
         z = self.generator(element)
         self.constants.include(draft)
         for each in self.slices:
@@ -116,7 +116,7 @@ class Torus(Symmetry):
         return scale * torch.randn(self.size, generator=generator, dtype=torch.float64)
 
     def gains(self, params: Mapping[str, Tensor]) -> tuple[Slices, ...]:
-        """Return slices of gains, one number each, that log-scales of their own bring to 1."""
+        """Return slices of gains, one entry per row, each of which a single log-scale can bring to 1."""
         single = torch.ones(2, self.size, dtype=torch.bool)
         for each in self.slices:
             if len(each.rows.shape) > 1:
@@ -131,7 +131,7 @@ class Torus(Symmetry):
         return tuple(found)
 
     def condition(self, element: Tensor) -> float:
-        """Return the ratio of the largest scale and the smallest."""
+        """Return the ratio of the largest to the smallest scale exp(z_j)."""
         return float((element.max() - element.min()).exp()) if element.numel() else 1.0
 
     def stretching(self, X: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Torus(Symmetry):
         return element.clamp(-most, most)
 
     def charge(self, params: Mapping[str, Tensor], cotangent: Mapping[str, Tensor]) -> Charge:
-        """Compute c = sum over slices of E^T (sum of w * y), (k,), and the size of its summands."""
+        """Compute c = sum over slices of E^T (row sums of w * y), (k,), and the size of its summands."""
         value = size = torch.zeros(self.size, dtype=torch.float64)
         params, cotangent = self.constants.included(params), self.constants.pulled(params, cotangent)
         for each in self.slices:
@@ -154,10 +154,10 @@ class Torus(Symmetry):
         return Charge(value, size)
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:
-        """Return the rank of the exponents of all entries that are not 0.
+        """Return the rank of the exponents of all nonzero entries.
 
-        Their Gram matrix is the sum of E_g^T N E_h over pairs g, h of slices of a parameter, N the numbers of entries
-        that their rows share. It falls apart into blocks of unknowns that have an entry in common.
+        Their Gram matrix is the sum of E_g^T N E_h over pairs g, h of slices of a parameter, where N counts the nonzero
+        entries that their rows share. It is block diagonal, with a block for each set of linked log-scales.
         """
         gram, params = csr_matrix((self.size, self.size)), self.constants.included(params)
         for one, other in product(self.slices, self.slices):
@@ -178,7 +178,7 @@ class Torus(Symmetry):
         return rank
 
     def exponents(self, rows: Rows) -> csr_matrix:
-        """Return the exponents (entries, k) of single entries of a parameter, rows (entries, 1)."""
+        """Return the exponents (entries, k) of single entries of a parameter, given as rows (entries, 1)."""
         at = rows.places[:, 0].numpy()
         E = csr_matrix((len(at), self.size))
         for each in self.slices:
@@ -191,7 +191,7 @@ class Torus(Symmetry):
         return E
 
     def moving(self) -> np.ndarray:
-        """Return which log-scales move constants, bool (k,): others multiply what biases are without them, too."""
+        """Return which log-scales multiply a constant and its bias by different factors, bool (k,)."""
         found = np.zeros(self.size, dtype=bool)
         for each in self.constants.every:
             E = self.exponents(each.bias)
@@ -209,7 +209,7 @@ class Torus(Symmetry):
 
 
 def _about_one_number(rows: Sequence[Rows]) -> bool:
-    """Return whether all rows of a parameter that have an entry are 0 at the same number."""
+    """Return whether all rows that contain an entry of a parameter are 0 at the same value of it."""
     zero = torch.full((prod(rows[0].shape),), torch.nan, dtype=torch.float64)
     for each in rows:
         own = (-numbers(each.offset) / numbers(each.scale)).expand(each.places.shape)
@@ -221,7 +221,7 @@ def _about_one_number(rows: Sequence[Rows]) -> bool:
 
 
 def _shared(one: Rows, other: Rows, params: Mapping[str, Tensor]) -> csr_matrix:
-    """Return how many entries that are not 0 row i of one and row j of the other share, sparse."""
+    """Return the sparse matrix of the numbers of nonzero entries that row i of `one` and row j of `other` share."""
     flattened(params, one.name, one.shape)
     labels = []
     for rows in (one, other):

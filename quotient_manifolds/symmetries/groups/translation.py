@@ -1,4 +1,4 @@
-"""Add what leaves the function unchanged: numbers times others, or times weights, which are read where it acts."""
+"""Translate parameters such that the function is unchanged, by constants times factors, which may be weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quotient_manifolds.symmetries.groups.symmetry import Symmetry
 from quotient_manifolds.symmetries.groups.wire import Charge
 
 _RANK = 1e-10
-"""Below which singular values, or eigenvalues of a Gram matrix, are 0, relative to the largest."""
+"""Singular values, or eigenvalues of a Gram matrix, below this, relative to the largest, count as 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part(Record):
     """Add left @ z @ right (rows, columns) to rows of a parameter; z is (a, b).
 
-    left: (rows, a), right: (b, columns), float64, or such as are read at the parameters; None is the identity.
+    left: (rows, a), right: (b, columns), float64 or a `Factor` of the parameters; None is the identity.
     """
 
     rows: Rows
@@ -51,16 +51,16 @@ class Part(Record):
         return a, self.rows.columns if self.right is None else self.right.shape[0]
 
     def read(self) -> Iterator[Rows]:
-        """Yield the entries that left and right are made of."""
+        """Yield the entries of parameters that left and right depend on."""
         for each in (self.left, self.right):
             yield from () if each is None or isinstance(each, Tensor) else each.read()
 
     def at(self, params: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Return the numbers of left and right at these parameters."""
+        """Return the matrices left and right at these parameters."""
         return _numbers(self.left, params), _numbers(self.right, params)
 
     def change(self, params: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return left @ z and right at these parameters, whose product is added."""
+        """Return left @ z and right at these parameters; their product is added."""
         if isinstance(self.left, Tensor):
             z = self.left.to(z.device) @ z
         elif self.left is not None:
@@ -70,24 +70,24 @@ class Part(Record):
 
 @dataclass(frozen=True, eq=False)
 class Translation(Symmetry):
-    r"""Add left @ z @ right to rows of parameters, part by part, with one unknown z (a, b). Elements are z.
+    r"""Translate rows of parameters by left @ z @ right, part by part, with one z (a, b) for all. Elements are z.
 
-    Factors must be such as the action does not change: then all elements commute, and act(w, z) is w plus the sum of
-    z_j xi_j(w). With weights for factors it holds at all weights, with numbers at those that they are computed at.
-    K (o or i, k) has k directions as columns.
+    The action must not change the factors: then all elements commute, and act(w, z) = w + sum of z_j xi_j(w). With
+    weights as factors the symmetry holds at all weights; with constant factors, at the weights they were computed at.
+    In the table, K (o or i, k) has k directions as columns.
 
-    | moved | parts |
+    | translated | parts |
     |---|---|
-    | constants z (n, 1) of a wire that its readers V take back | b: right = 1; the readers' biases: left = -V |
+    | constants z (n, 1) of a wire, compensated behind its readers V | b: right = 1; the readers' biases: left = -V |
     | an adapter beside its base, W + s B A: z added to A | A: left = 1; W: left = -s B |
-    | V behind a norm with gains g and biases b, and its bias | V: right = 1 / g; c: right = -sum of b / g |
-    | outputs of W (o, i) that nobody reads, inputs that are never reached | W: left = K; W: right = K^T |
+    | V behind a norm with gains g and biases b, and its bias c | V: right = 1 / g; c: right = -sum of b / g |
+    | outputs of W (o, i) that nothing reads; inputs that are always 0 | W: left = K; W: right = K^T |
 
-    kind: how it was read, "" if it is not known: "unread" of what nothing reads, "unreached" of inputs that are always
-    0, "mean" of what is added to a mean that is free, "constant" of weights whose inputs have a known sum, "beside" of
-    maps that read the same, "shift" of constants that one parameter adds and others take back.
+    kind: "unread" for outputs that nothing reads, "unreached" for inputs that are always 0, "mean" for changes of a
+    mean that nothing depends on, "constant" for weights whose inputs have a known sum, "beside" for maps with the same
+    input, "shift" for constants that one parameter adds and others subtract, "" if it is not known.
 
-    ValueError for parts with z of different shapes, and parts that share entries.
+    Raises ValueError for parts with z of different shapes, and for parts that share entries.
     """
 
     parts: tuple[Part, ...]
@@ -114,9 +114,9 @@ class Translation(Symmetry):
         return self.parts[0].shape
 
     def move(self, draft: Draft, element: Tensor) -> None:
-        """Add left @ z @ right, z = element (a, b); raises as `Symmetry.move`."""
+        """Add left @ z @ right, z = element (a, b). Raises like `Symmetry.move`."""
         z = self.generator(element)
-        changes = [part.change(draft, z) for part in self.parts]  # before any part moves what another one reads
+        changes = [part.change(draft, z) for part in self.parts]  # first, as a part may change the factors of another
         for part, (change, right) in zip(self.parts, changes, strict=True):
             draft.add(part.rows, change, right)
 
@@ -141,7 +141,7 @@ class Translation(Symmetry):
         return Charge(value, size)
 
     def dimension(self, params: Mapping[str, Tensor]) -> int:
-        """Return the rank of z -> changes of all parts, at most a b."""
+        """Return the rank of the map from z to the changes of all parts, at most a b."""
         (a, b), every = self.shape, [part.at(params) for part in self.parts]
         ranks = [part.ranks(params) for part in self.parts]
         if len(ranks) == 1 or (a, b) in ranks:
@@ -161,7 +161,7 @@ def _numbers(factor: Tensor | Factor | None, params: Mapping[str, Tensor]) -> Te
 
 
 def _pulled(y: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """Return left^T y right^T, in the order that takes the fewest products: of a table one side is much longer."""
+    """Return left^T y right^T, in the order with the fewest products, as one side of a table is much longer."""
     left, right = (None if w is None else w.to(y.device).mT for w in (left, right))
     factors = [each for each in (left, y, right) if each is not None]
     return torch.linalg.multi_dot(factors) if len(factors) > 1 else y

@@ -1,10 +1,11 @@
-r"""Let invertible matrices act on the channels of a wire, and pair changes of the weights with them.
+r"""Act by invertible matrices on the channels of a wire, and compute the charges of their generators.
 
-A wire is n channels of activations t with the parameters that write them (t = W x) and read them (y = R t). With A, t
-becomes A t if W becomes A W and R becomes R A^-1, and the model is the same function if nothing else touches t, or if A
-commutes with what does. Per parameter that is a `Slot`: its entries as rows, one per channel, the columns of R being
-rows. A slot may have units of its own: gains g between the wire and a reader, t -> g * t, make R diag(g) the reader in
-the wire's units. A slot is dual if its channels are contracted with the wire's, as keys are with queries, k^T q.
+A wire is n channels of activations t, with the parameters that write them (t = W x) and read them (y = R t). A matrix A
+maps t to A t if W becomes A W and R becomes R A^-1. The function is unchanged if no other operation acts on t, or if A
+commutes with all that do. A `Slot` places a parameter on the wire: its entries as rows, one per channel. For a reader
+these are the columns of R. A slot may have its own units: with gains g between the wire and a reader, t -> g * t, the
+reader in the wire's units is R diag(g). A slot is dual if its channels are contracted with the wire's, as keys are with
+queries, k^T q.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from quotient_manifolds.symmetries.groups.gains import Constants, Gain
 from quotient_manifolds.symmetries.groups.rows import Draft, Params, Record, Rows, integers, numbers
 
 _AGREEMENT = 1e-10
-"""How far uses of a tied entry may differ, relative to the largest number of the parameter."""
+"""Largest difference between uses of a tied entry, relative to the largest entry of the parameter."""
 
 
 class Charge(NamedTuple):
-    """Hold the charges of generators, and for each the sum of the absolute values of its summands, of the same shape.
+    """Hold the charges of generators, and the sums of the absolute values of their summands, of the same shape.
 
-    A charge vanishes if value / size is rounding. A size of 0 says that nothing was exercised.
+    A charge vanishes if value / size is a rounding error. A size of 0 means that all summands are 0: nothing is tested.
     """
 
     value: Tensor
@@ -38,16 +39,16 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Slot(Record):
-    """Place rows of entries of a parameter on channels of a wire.
+    """Assign rows of entries of a parameter to channels of a wire.
 
     rows: the entries, one row per channel; the columns of a reader's matrix are given as rows.
-    channels: int64, (rows,), the channel of each row, distinct. A slot may cover some of the wire's channels.
+    channels: int64 (rows,), the channel of each row, distinct. A slot may cover only some of the wire's channels.
     writes: whether the parameter writes the channels, or reads them.
-    dual: whether A^-T acts where A does for others, and A where A^-T does (channels contracted with the wire's).
-    constant, gains: the units u = constant * product of gains, (rows,). An activation t of the wire is u * t for the
-        slot, so that a writer's rows are u times those in the wire's units, and a reader's 1 / u times.
-    use: slots of one use of a parameter are sides of one matrix, whose actions compose (a recurrent weight that reads
-        and writes the wire becomes A W A^-1). Different uses of an entry are tied, and must agree on its new value.
+    dual: whether A and A^-T are exchanged, because the channels are contracted with the wire's.
+    constant, gains: the units u = constant * product of gains, (rows,). An activation t of the wire is u * t in the
+        slot. So a writer's rows are u times its rows in the wire's units, and a reader's rows 1 / u times.
+    use: slots with one number `use` are the sides of one matrix, whose actions compose: a recurrent weight that reads
+        and writes the wire becomes A W A^-1. Different uses of an entry are tied, and must agree on its new value.
     """
 
     rows: Rows
@@ -78,16 +79,16 @@ class Slot(Record):
 
     @property
     def places(self) -> Tensor:
-        """Return the numbers of the entries, int64 (rows, columns)."""
+        """Return the flat indices of the entries, int64 (rows, columns)."""
         return self.rows.places
 
     @property
     def covariant(self) -> bool:
-        """Return whether the rows in the wire's units become A V, or A^-T V."""
+        """Return whether A acts on the rows V in the wire's units, as A V; otherwise they become A^-T V."""
         return self.writes != self.dual
 
     def on(self, channels: Tensor) -> Slot:
-        """Return the rows on some channels, which are numbered anew, in this order."""
+        """Return the slot restricted to some channels, which are renumbered in this order."""
         place = torch.full((int(torch.cat([channels, self.channels]).max()) + 1,), -1)
         place[channels] = torch.arange(len(channels))
         at = torch.nonzero(place[self.channels] >= 0)[:, 0]
@@ -101,7 +102,7 @@ class Slot(Record):
         return self.constant is None and not self.gains
 
     def units(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the units u, float64 (rows,). ValueError for a gain that is 0 or not finite."""
+        """Return the units u, float64 (rows,). Raises ValueError if a gain is 0 or not finite."""
         u = torch.ones(len(self.rows), dtype=torch.float64) if self.constant is None else self.constant
         u = u.to(params[self.name].device) if self.name in params else u
         for gain in self.gains:
@@ -111,9 +112,9 @@ class Slot(Record):
         return u
 
     def moved(self, params: Mapping[str, Tensor], A: Tensor, sets: Tensor) -> Tensor:
-        """Return S A S^-1 V, the rows V acted on by A, with S = diag(u) for writers, diag(u)^-1 else.
+        """Return S A S^-1 V, the rows V acted on by A, with S = diag(u) for writers and diag(u)^-1 for readers.
 
-        A: blocks (k, m, m) on disjoint sets of channels (k, m); other channels, and sets that are not covered, stay.
+        A: blocks (k, m, m) on disjoint sets of channels (k, m). Other channels, and uncovered sets, are unchanged.
         """
         V, (covered, at) = self.rows.seen(params), self.among(sets)
         s = None if self.plain else self._from_wire(params)
@@ -125,14 +126,14 @@ class Slot(Record):
         return V if s is None else s * V
 
     def among(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which sets of channels (k, m) the slot covers, bool (k,), and their rows."""
+        """Return which sets of channels (k, m) the slot covers, bool (k,), and the rows of these sets."""
         row = torch.full((int(max(self.channels.max(), sets.max())) + 1,), -1)
         at = row.index_copy(0, self.channels, torch.arange(len(self.channels)))[sets]
         covered = (at >= 0).all(1)
         return covered, at[covered]
 
     def in_wire(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return S^-1 V, the rows of x in the wire's units, and S Y, those of a cotangent y, both (rows, columns)."""
+        """Return S^-1 V and S Y, the rows of x and of a cotangent y in the wire's units, both (rows, columns)."""
         s = self._from_wire(x)
         return self.rows.read(x) / s, s * self.rows.dual(y)
 
@@ -143,14 +144,14 @@ class Slot(Record):
 
 @dataclass(frozen=True, eq=False)
 class Wire(Record):
-    r"""Let invertible matrices A act on n channels through the slots of the parameters that write and read them.
+    r"""Act by invertible matrices A on n channels, through the slots of the parameters that write and read them.
 
-    With u the units of a slot and U = diag(u), writers become U A U^-1 V, readers (as rows) U^-1 A^-T U V; dual slots
-    have A and A^-T exchanged. Gains are fixed, so that act(act(w, A), B) = act(w, B A): a change of a gain is an action
-    on another wire, in which it is a slot. Biases are acted on with the `constants` included that they take up.
+    With the units u of a slot and U = diag(u), writers become U A U^-1 V, and readers (as rows) U^-1 A^-T U V. In dual
+    slots A and A^-T are exchanged. Gains are fixed, so that act(act(w, A), B) = act(w, B A); another wire, in which a
+    gain is a slot, may change it. A acts on effective biases, which include their `constants`.
 
-    ValueError for a channel that the wire does not have, a gain that is an entry of a slot, and slots of one use that
-    share entries in such a way that the order of their actions would matter.
+    Raises ValueError for a channel that the wire does not have, for a gain that is an entry of a slot, and for slots of
+    one use that share entries but whose actions do not commute.
     """
 
     slots: tuple[Slot, ...]
@@ -187,8 +188,8 @@ class Wire(Record):
     def possible_on(self, sets: Tensor) -> Tensor:
         """Return which entries of blocks of A - 1 on sets of channels (k, m) may differ from 0, bool (k, m, m).
 
-        What is written to channel j goes to channel i, too, if A_ij is not 0: all slots in which A acts that cover j
-        must cover i, and all in which A^-T acts that cover i must cover j.
+        If A_ij is not 0, channel i receives a multiple of channel j. So all slots in which A acts that cover j must
+        cover i, and all slots in which A^-T acts that cover i must cover j.
         """
         mask = torch.ones(*sets.shape, sets.shape[1], dtype=torch.bool)
         for slot in self.slots:
@@ -199,27 +200,26 @@ class Wire(Record):
         return mask
 
     def on(self, channels: Tensor) -> Wire:
-        """Return the wire of some channels, in this order."""
+        """Return the wire restricted to some channels, in this order."""
         covering = (slot for slot in self.slots if bool(torch.isin(slot.channels, channels).any()))
         return Wire(tuple(slot.on(channels) for slot in covering), len(channels), self.constants)
 
     def act(self, params: Mapping[str, Tensor], A: Tensor) -> Params:
-        """Return the parameters acted on by A (n, n), all of them, in their own dtypes; gains are unchanged.
+        """Return all parameters, acted on by A (n, n), in their own dtypes; gains are unchanged.
 
-        Computed in float64, cast once. Derivatives pass, with respect to the parameters and A.
-        ValueError for a matrix of another shape, a singular one, one that mixes channels that a slot covers with some
-        that it does not, a missing parameter or one of another shape, a gain of 0, and uses of a tied entry that
-        disagree on its value.
+        The result is computed in float64 and cast once. It is differentiable by the parameters and by A.
+        Raises ValueError if A has another shape, is singular, or mixes channels that a slot covers with others. Also if
+        a parameter is missing or has another shape, a gain is 0, or uses of a tied entry disagree on its value.
         """
         draft = Draft(params)
         self.move(draft, A)
         return draft.finished()
 
     def move(self, draft: Draft, A: Tensor, sets: Tensor | None = None) -> None:
-        """Act on the parameters in a draft by A (n, n), as `act` does, which says what is raised.
+        """Act by A (n, n) on the parameters in a draft, in place. Raises like `act`.
 
-        sets: disjoint sets of channels (k, m) outside of whose blocks A is 1, which saves time. A may then be these
-        blocks (k, m, m) alone.
+        sets: disjoint sets of channels (k, m), if A is the identity outside of their blocks, which saves time. A may
+        then be given as these blocks (k, m, m).
         """
         A, dual, sets = self._with_dual(A, sets)
 
@@ -242,13 +242,12 @@ class Wire(Record):
         self.constants.include(draft, -1.0)
 
     def charge(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor], sets: Tensor | None = None) -> Charge:
-        r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X the wire lets act.
+        r"""Compute C (n, n) with <C, X> = d/dt <y, act(x, exp(t X))> at t = 0 for every X that is `possible`.
 
-        sets: disjoint sets of channels (k, m), of whose blocks alone C is computed; 0 elsewhere.
-
-        C = sum of (u y) (x / u)^T over writers - (u x) (y / u)^T over readers, in which dual ones have minus the
-        transpose. x: parameters. y: a cotangent, of the same shapes. Rows and columns of channels that a slot does not
-        cover have no summand of it. A tied entry counts once, in equal parts by use.
+        C = sum of (u y) (x / u)^T over writers - (u x) (y / u)^T over readers; a dual slot has minus the transpose.
+        x: parameters. y: a cotangent, of the same shapes. sets: disjoint sets of channels (k, m); C is computed in
+        their blocks only, and 0 elsewhere. A slot contributes only to the channels that it covers. A tied entry counts
+        once, in equal parts by use.
         """
         none = torch.zeros(self.channels, self.channels, dtype=torch.float64)
         value = size = none if sets is None else none.new_zeros(*sets.shape, sets.shape[1])
@@ -264,11 +263,11 @@ class Wire(Record):
         return Charge(value, size) if sets is None else Charge(*(_add(none, sets, each) for each in (value, size)))
 
     def overlap(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
-        r"""Compute M (n, n) with <M, A> = <y, act(x, A)> + constant for orthogonal A: the plain sum over slots.
+        r"""Compute M (n, n) with <M, A> = <y, act(x, A)> + constant for orthogonal A, as a sum over slots.
 
         M = sum of (u y) (x / u)^T over writers + (y / u) (u x)^T over readers. The skew parts of M and of the charge
-        are equal. The orthogonal A that brings x closest to y (units of 1) is U V^T of the SVD M = U S V^T
-        (Procrustes). Slots that are two sides of one matrix count on their own.
+        are equal. If all units are 1, the orthogonal A that brings x closest to y is U V^T, with the SVD M = U S V^T
+        (Procrustes). The two sides of one matrix count separately.
         """
         total = torch.zeros(self.channels, self.channels, dtype=torch.float64)
         for slot, a, b in self._pairs(x, y):
@@ -276,7 +275,7 @@ class Wire(Record):
         return total
 
     def _pairs(self, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Iterator[tuple[Slot, Tensor, Tensor]]:
-        """Yield each slot with the rows of x and of a cotangent y in the wire's units; tied entries' shares of y."""
+        """Yield each slot with its rows of x and of a cotangent y in the wire's units; uses of tied entries share y."""
         x, shares = self.constants.included(x), self.constants.pulled(x, y)
         for name, count in self._counts().items():
             if name in y and y[name].numel() == count.numel():
@@ -296,7 +295,7 @@ class Wire(Record):
         return {name: list(each.values()) for name, each in uses.items()}
 
     def _counts(self) -> dict[str, Tensor]:
-        """Return how many uses each entry has, at least 1, for parameters with several uses."""
+        """Return the number of uses of each entry, at least 1, for parameters with several uses."""
         counts = {}
         for name, uses in self._uses().items():
             if len(uses) > 1:
@@ -305,13 +304,13 @@ class Wire(Record):
 
     @cached_property
     def sides(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of slots, by number, of one use that share entries: the two sides of one matrix."""
+        """Return the pairs of slot numbers with one use and shared entries: the two sides of one matrix."""
         pairs = combinations(range(len(self.slots)), 2)
         slots = self.slots
         return tuple((i, j) for i, j in pairs if slots[i].use == slots[j].use and slots[i].rows.meets(slots[j].rows))
 
     def _with_dual(self, A: Tensor, sets: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return A and A^-T in float64, once A is what it must be, as blocks if A is 1 outside of those of sets."""
+        """Check A; return A and A^-T in float64, as blocks with their sets if A is the identity outside of these."""
         n = self.channels
         alone = sets is not None and tuple(A.shape) == (*sets.shape, sets.shape[1])
         if (not alone and tuple(A.shape) != (n, n)) or A.is_complex():
@@ -327,7 +326,7 @@ class Wire(Record):
         eps = torch.finfo(torch.float64).eps
         if bool(info.any()) or not condition < 1 / eps:
             raise ValueError(f"A must be invertible. Found a matrix of condition number {condition:.1e}.")
-        if sets is not None:  # a gauge has no others than its wire lets act
+        if sets is not None:  # a gauge has only blocks that its wire admits
             return A, inverse.mT, sets
         A = whole
         crossing = A.detach().abs().where(~(self.possible | torch.eye(n, dtype=torch.bool)).to(A.device), 0.0)
@@ -340,7 +339,7 @@ class Wire(Record):
 
 
 def _in_sets(slot: Slot, sets: Tensor, *rows: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return rows (rows, columns) of a slot by set of channels, and the numbers of those it covers; None for all."""
+    """Return the numbers of the sets that a slot covers, None for all, and its rows (rows, columns) by set."""
     covered, at = slot.among(sets)
     at = at.to(rows[0].device)
     if torch.equal(at.flatten(), torch.arange(len(rows[0]), device=at.device)):
@@ -351,7 +350,7 @@ def _in_sets(slot: Slot, sets: Tensor, *rows: Tensor) -> tuple[Tensor | None, Te
 
 
 def _add(total: Tensor, sets: Tensor | None, part: Tensor) -> Tensor:
-    """Return a matrix (n, n) plus blocks (k, m, m) on sets of channels (k, m); blocks plus some (k,), None for all."""
+    """Add blocks (k, m, m) to a matrix (n, n) at channels (k, m), or to blocks at their numbers (k,), None for all."""
     if sets is None:
         return total.to(part.device) + part
     c = sets.to(part.device)
@@ -361,14 +360,14 @@ def _add(total: Tensor, sets: Tensor | None, part: Tensor) -> Tensor:
 
 
 def _touched(slots: list[Slot]) -> Tensor:
-    """Return which entries of a parameter slots have, bool (entries,)."""
+    """Return which entries of a parameter are in any of the slots, bool (entries,)."""
     return torch.stack([slot.rows.touched for slot in slots]).any(0)
 
 
 def _commute(a: Slot, b: Slot) -> bool:
-    """Return whether actions on the rows of two slots give the same in both orders.
+    """Return whether the actions on the rows of two slots commute.
 
-    They are bilinear in the two matrices, so that a random pair of rank 1 decides it for all.
+    Both products are bilinear in the two matrices, so that a random pair of rank 1 decides for all.
     """
     generator = torch.Generator().manual_seed(0)
     w, *vectors = (
@@ -386,7 +385,7 @@ def _commute(a: Slot, b: Slot) -> bool:
 
 
 def _agreed(uses: list[list[Slot]], values: list[Tensor]) -> Tensor:
-    """Return the value that all uses of a parameter give to its entries (ValueError if they disagree)."""
+    """Return the value that all uses of a parameter give to its entries. Raises ValueError if they disagree."""
     if len(values) == 1:
         return values[0]
     result, name = values[0], uses[0][0].name

@@ -1,4 +1,4 @@
-"""Write operations as several simpler ones, so that the derivatives of each say which channels it keeps apart."""
+"""Decompose operations into simpler ones, so that the derivatives of each show which channels it keeps separate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     op.name().removeprefix("aten::").partition(".")[0]: function
     for op, function in torch._decomp.get_decompositions([getattr(aten, name) for name in _OF_TORCH]).items()
 }
-"""By the name of an operation what it is made of; NotImplemented where that is no simpler."""
+"""Decompositions by name of the operation; they return NotImplemented if the result would be no simpler."""
 DECOMPOSITIONS["_grouped_mm"] = grouped_product
 
 
@@ -56,7 +56,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -
 def _batch_norm(
     x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, training: bool, _: float, eps: float
 ) -> Any:
-    """With the statistics of training it is a number times each channel, plus another."""
+    """Multiply each channel by a number and add another, if the running statistics are used."""
     if training:
         return NotImplemented
     size = (variance.double() + eps).rsqrt()
@@ -81,7 +81,7 @@ def _variance(x: Tensor, axes: Any = None, *, correction: float | None = None, k
     if not axes:
         return NotImplemented
     count = math.prod(x.shape[axis] for axis in axes) - (1 if correction is None else correction)
-    if count <= 0:  # it is not a number
+    if count <= 0:  # the variance is not a number
         return NotImplemented
     squares = (x - x.mean(axes, keepdim=True)).square()
     return squares.sum(axes, keepdim) / count
@@ -120,7 +120,7 @@ def _leaky(x: Tensor, slope: Tensor) -> Tensor:
 
 @_decomposition("as_strided")
 def _by_strides(x: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Any:
-    """Take entries of memory, of which a tensor has all."""
+    """Index the memory of a tensor that covers all of it."""
     x = x.permute(sorted(range(x.ndim), key=lambda axis: -x.stride()[axis]))
     if not x.is_contiguous() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
         return NotImplemented
@@ -137,7 +137,7 @@ def _selected(x: Tensor, axis: int, index: Tensor) -> Any:
 
 @_decomposition("index")
 def _picked(x: Tensor, places: Sequence[Tensor | None]) -> Any:
-    """Take what a mask picks by its places."""
+    """Replace masks by the indices of their nonzero entries."""
     masks = {id(each) for each in places if each is not None and each.ndim and each.dtype in (torch.bool, torch.uint8)}
     if not masks:
         return NotImplemented
@@ -171,7 +171,7 @@ def _euclidean_distances(a: Tensor, b: Tensor) -> Any:
 
 @_decomposition("copy")
 def _copied(x: Tensor, source: Tensor, *_: Any) -> Tensor:
-    """A copy of `source` in the shape of `x`."""
+    """Return a copy of `source` in the shape of `x`."""
     return torch.zeros_like(x) + source
 
 
@@ -187,7 +187,7 @@ def _bags(
     last: bool = False,
     padding: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums, means or maxima (modes 0, 1, 2) of the rows of each bag of words."""
+    """Compute sums, means or maxima (modes 0, 1, 2) of the rows of each bag of words."""
     offsets = offsets[:-1] if last else offsets
     bag = torch.searchsorted(offsets, torch.arange(len(words), device=words.device), right=True) - 1
     shown = (words != padding)[:, None].to(weight.dtype)
@@ -210,5 +210,5 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _by_channel(numbers: Any, axes: int) -> Any:
-    """Return numbers of channels in a shape that stands beside tokens, of so many axes in all."""
+    """Return numbers of channels in a shape that broadcasts over a tensor with `axes` axes, channels on axis 1."""
     return None if numbers is None else numbers.view(-1, *[1] * (axes - 2))

@@ -1,4 +1,4 @@
-"""A recorded forward pass as a program: operations in static single assignment form, on values that are numbered."""
+"""Represent a recorded forward pass as a program: operations in static single assignment form on numbered values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _INDEXED = {"embedding": 1, "nll_loss_forward": 1}
 _INDEXED |= dict.fromkeys(("index_select", "gather", "scatter", "scatter_add", "index_add"), 2)
-"""Which argument of an operation holds places in its first one; argument 1 is the axis where it is argument 2."""
+"""The argument that holds indices into the first argument. If it is argument 2, argument 1 is the axis."""
 _TAKING = ("clone", "_to_copy", "index", "masked_select", "masked_fill")
-"""Operations that take entries of their first argument as they are, as labels that count."""
+"""Operations that copy entries of their first argument unchanged, for example to select the labels that count."""
 _PLAIN = (int, float, type(None), torch.dtype)
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stand for a value of the program in the arguments of an operation."""
+    """Refer to a value of the program in the arguments of an operation."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Describe where in which memory a value lies: strides and offset count entries. Views share their memory."""
+    """Describe the place of a value in its memory; strides and offset count entries. Views share their memory."""
 
     memory: int
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Layout:
     offset: int
     dtype: torch.dtype
     room: int
-    """How many entries the memory has."""
+    """Number of entries of the memory."""
 
     @property
     def is_floating_point(self) -> bool:
@@ -50,19 +50,19 @@ class Layout:
 
     def write(self, memory: Tensor, values: Tensor) -> None:
         """Write the value into its memory, given as a vector of `room` entries."""
-        if self.expanded:  # of entries that are one the last is written
+        if self.expanded:  # the last of the entries with the same place is written
             memory[self.of(torch.arange(self.room))] = values
         else:
             self.of(memory).copy_(values)
 
     @cached_property
     def expanded(self) -> bool:
-        """Return whether several entries of the value are one of its memory."""
+        """Return whether several entries of the value share one entry of its memory."""
         return any(size > 1 and stride == 0 for size, stride in zip(self.shape, self.stride, strict=True))
 
     @property
     def whole(self) -> bool:
-        """Return whether the entries of the value are all of its memory, in order."""
+        """Return whether the entries of the value cover all of its memory, in order."""
         steps = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
         return self.dense and all(
             size == 1 or s == t for size, s, t in zip(self.shape, self.stride, steps, strict=True)
@@ -70,7 +70,7 @@ class Layout:
 
     @cached_property
     def dense(self) -> bool:
-        """Return whether the entries of the value are all of its memory, each once, whatever the order of the axes."""
+        """Return whether the entries of the value cover all of its memory, each once, with axes in any order."""
         count = 1
         for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
             if size > 1 and stride != count:
@@ -81,7 +81,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """Hold one call of an ATen operation: Refs stand for tensors, and `module` is the path of the module that calls."""
+    """Hold one call of an ATen operation: Refs stand for tensors, and `module` is the path of the calling module."""
 
     func: Any
     args: tuple[Any, ...]
@@ -91,41 +91,41 @@ class Operation:
 
     @cached_property
     def name(self) -> str:
-        """Return ATen's name without marks: `_unsafe_view` is a view, and a rounded quotient is an operation apart."""
+        """Return ATen's name without the prefix `_unsafe_`; a quotient's rounding mode is part of the name."""
         name, rounding = str(self.func.overloadpacket.__name__), self.kwargs.get("rounding_mode")
         name = re.sub("^_?unsafe_", "", name)
         return f"{name} {rounding}" if rounding else name
 
     @property
     def writes(self) -> bool:
-        """Return whether it writes as many values as an index has places."""
+        """Return whether it writes one value for each place in an index."""
         return str(self.func.overloadpacket.__name__) == "index_put"
 
     @cached_property
     def ins(self) -> tuple[int, ...]:
-        """Return the numbers of the values it takes, in order, each as often as it is taken."""
+        """Return the numbers of the values among its arguments, in order and with repetitions."""
         return tuple(ref.number for ref in refs((self.args, self.kwargs)))
 
     @cached_property
     def direct(self) -> Mapping[int, int] | None:
-        """Return the numbers of the values it takes by place among args; None where lists or keywords hold some."""
+        """Return the numbers of the values it takes, by place among args; None if lists or keywords contain some."""
         found = {place: each.number for place, each in enumerate(self.args) if isinstance(each, Ref)}
         return found if len(found) == len(self.ins) else None
 
     @cached_property
     def in_double(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return args and kwargs, of which casts to fewer bits do nothing."""
+        """Return args and kwargs with float64 in place of narrower floating point types."""
         return _widened(self.args), _widened(dict(self.kwargs))
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Hold the operations of a forward pass in order, and what its values are.
+    """Hold the operations of a forward pass in order, and describe its values.
 
-    layouts: of each value by number. parameters: the values that are parameters or views of one, with the parameter's
-    name; of parameters that share all their memory the first name alone. inputs: values that nothing made. constants:
-    tensors of the model that are no parameters, by number. outputs: numbers of the floating point outputs. chosen:
-    values that a replay takes as they are in place of making them, by number.
+    layouts: the layout of each value, by number. parameters: the name of the parameter for each value that is one, or a
+    view of one; if several share all their memory, the first name. inputs: numbers of the inputs, which no operation
+    produces. constants: other tensors of the model, by number. outputs: numbers of the floating point outputs. chosen:
+    values that a replay uses as they are and does not compute, by number.
     """
 
     operations: tuple[Operation, ...]
@@ -138,7 +138,7 @@ class Program:
 
     @cached_property
     def choices(self) -> frozenset[int]:
-        """Return the values, no numbers but integers and booleans that were made, on which sizes of others depend."""
+        """Return the computed integers and booleans that operations with a data-dependent size take or return."""
         made = {number for each in self.operations for number in each.outs}
         deciding = (each for each in self.operations if torch.Tag.dynamic_output_shape in each.func.tags or each.writes)
         numbers = {number for each in deciding for number in (*each.ins, *each.outs)} & made
@@ -147,14 +147,14 @@ class Program:
 
     @cached_property
     def computing(self) -> tuple[int, ...]:
-        """Return the places of the operations that are no views: a slice that is the whole is no operation at all."""
+        """Return the places of all operations except views, whose number depends on sizes: full slices are omitted."""
         memory = [layout.memory for layout in self.layouts]
         pairs = (({memory[n] for n in each.ins}, {memory[n] for n in each.outs}) for each in self.operations)
         return tuple(place for place, (ins, outs) in enumerate(pairs) if not outs or outs - ins)
 
     @cached_property
     def names(self) -> list[Any]:
-        """Return what programs with the same operations but for views have in common, at whatever sizes."""
+        """Return a list that is equal for programs with the same operations apart from views, at any sizes."""
         views = [(n, name, self.layouts[n]) for n, name in self.parameters.items()]
         computing = [self.operations[place] for place in self.computing]
         memories = ([[self.layouts[n].memory for n in some] for some in (each.ins, each.outs)] for each in computing)
@@ -162,9 +162,9 @@ class Program:
 
     @cached_property
     def limits(self) -> dict[int, int]:
-        """Return by place among the inputs how many rows the smallest table has in which it is looked up.
+        """Return, by place among the inputs, the number of rows of the smallest table that the input indexes.
 
-        Numbers of which differences are taken, as of the corners of boxes, are no words: their order counts.
+        Inputs whose differences are computed, such as corners of boxes, are left out: their order matters.
         """
         of = {self.layouts[number].memory: place for place, number in enumerate(self.inputs)}
         found: dict[int, int] = {}
@@ -184,7 +184,7 @@ class Program:
 
 
 def _lookups(program: Program, name: str, args: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (rows, number of the indices) for what an operation looks up."""
+    """Yield (rows of the table, number of the index) for each lookup of an operation."""
     if not args or not isinstance(args[0], Ref):
         return
     shape = program.layouts[args[0].number].shape

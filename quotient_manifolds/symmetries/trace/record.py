@@ -1,4 +1,4 @@
-"""Record one forward pass as a program, under `torch.func.functionalize`: no operation writes to what it takes."""
+"""Record one forward pass as a program, under `torch.func.functionalize`: no operation writes to its arguments."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Hold a program, the values that it had when it was recorded, and which parameters have the memory of another.
+    """Hold a program, its values at the time of recording, and the parameters that share memory.
 
-    tied: the names of parameters that share all their memory with an earlier one, and that one's. origins: of each
-    input its place among the distinct tensors of the batch, or None if it is not one of them. buffers: those of the
-    program's constants that are floating point buffers, by number, with its name. written: buffers that
-    were written to.
+    tied: for each parameter that shares all its memory with an earlier one, the name of the earlier one. origins: for
+    each input, its index among the distinct tensors of the batch, or None if it is not one of them. buffers: names of
+    the constants that are floating point buffers, by number. written: names of buffers that were written to.
     """
 
     program: Program
@@ -45,18 +44,18 @@ class Recording:
 
 
 _OF_NUMBERS = {aten.add.Scalar: aten.add.Tensor, aten.add_.Scalar: aten.add_.Tensor}
-"""Operations with a number, and those that take a tensor in its place, too."""
+"""Operations with a number as argument, and their overloads that take a tensor in its place, too."""
 PRECISIONS: tuple[Cast, ...] = (unchanged, doubled)
-"""Casts with which a model is recorded: in its own precision, or in float64 if the batch is of another."""
+"""Casts that are tried in turn: the model's own precision, and float64 for a batch of another precision."""
 
 
 def recorded(
     model: nn.Module, batch: Any, evaluate: Evaluate, casts: Sequence[Cast] = PRECISIONS
 ) -> tuple[Recording, Cast]:
-    """Record a copy of a model, which may set what it computes with while it runs, with the first cast that it takes.
+    """Record a copy of a model with the first cast that works, and return this cast as well.
 
-    Return that cast, too. In its own precision the copy shares the model's parameters. Raises what `record` raises with
-    the first cast.
+    The model is copied because it may set its attributes while it runs. In its own precision the copy shares the
+    model's parameters. Raises the first cast's ModelError if no cast works.
     """
     errors = []
     for cast in casts:
@@ -72,20 +71,19 @@ def recorded(
 def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
     """Record `evaluate(model, batch)`, which must not compute gradients, in the model's own precision.
 
-    A tensor that an operation takes is an input if no operation made it and it is part of the batch, is passed to the
-    model, or is taken outside of the model, as by a loss that closes over its data or draws it with a generator of its
-    own. All others that no operation made
+    A tensor that no operation produced is an input if it is part of the batch, is passed to the model, or is used
+    outside of the model. (A loss may close over its data, or draw it with its own generator.) All other such tensors
     are constants of the model: buffers, attributes, and whatever a forward pass closes over. Parameters that share all
-    their memory are one; a parameter that is no float of at least 16 bits is a constant. Attention is computed by its
-    formula.
+    their memory count as one. A parameter is a constant unless it is a float of at least 16 bits. Attention is computed
+    by its formula.
 
-    Raises ModelError for what the model raises, for a model that draws random numbers or writes to its own weights, and
-    ValueError for parameters that share a part of their memory.
+    Raises ModelError if the model raises, draws random numbers or writes to its own weights, and ValueError if
+    parameters share a part of their memory.
     """
     parameters, tied = by_memory(
         {
             f"{path}.{key}".removeprefix("."): w.detach()
-            for path, module in model.named_modules()  # each once, but a parameter under each of its names
+            for path, module in model.named_modules()  # modules occur once, parameters under each of their names
             for key, w in module._parameters.items()
             if w is not None
         }
@@ -127,7 +125,7 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
             recorder,
             _Numbers(),
         ):
-            tensors = [tensor.detach().clone() for tensor in given.values()]  # which the model may write to
+            tensors = [tensor.detach().clone() for tensor in given.values()]  # the model may write to its inputs
             recorder.given.update(map(id, tensors))
             outputs = torch.func.functionalize(run)(state, tensors)
     finally:
@@ -142,9 +140,9 @@ def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
 
 
 def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the parameters, of those that share all their memory the first, and the first name of each other one.
+    """Return the parameters without duplicates in memory, and the name of the first one for each duplicate.
 
-    Raises ValueError for parameters that share a part of their memory.
+    Raises ValueError if parameters share a part of their memory.
     """
     alone: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -166,7 +164,7 @@ def by_memory(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
 
 
 def _aliased(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are the same entries of the same memory."""
+    """Return whether two tensors consist of the same entries of the same memory."""
     return (
         one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         and one.dtype == other.dtype
@@ -179,12 +177,12 @@ def _aliased(one: Tensor, other: Tensor) -> bool:
 
 
 def _alone(w: Tensor) -> bool:
-    """Return whether a tensor is all of its memory, in order."""
+    """Return whether a tensor covers all of its memory, in order."""
     return w.is_contiguous() and w.untyped_storage().nbytes() == w.numel() * w.element_size()
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether the stretches of memory from first to last entry overlap."""
+    """Return whether two tensors' stretches of memory, from first to last entry, overlap."""
     if not (one.numel() and other.numel()) or one.is_meta or other.is_meta:
         return False
     ends = []
@@ -195,7 +193,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def movable(w: Tensor) -> bool:
-    """Return whether a parameter can be moved: floats of at least 16 bits, in no tensor of a special kind."""
+    """Return whether groups can act on a parameter: a nonempty, strided, unquantized tensor of floats of >= 16 bits."""
     return (
         w.numel() > 0
         and w.is_floating_point()
@@ -206,11 +204,11 @@ def movable(w: Tensor) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Number the tensors that operations take and give, by identity: every one of them is kept alive here."""
+    """Number the arguments and results of operations by identity; all of them are kept alive here."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would import its compiler, for seconds, to keep it from compiling what follows."""
+        """Return False: otherwise torch imports its compiler, which takes seconds, only to disable compilation."""
         return False
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -232,7 +230,7 @@ class _Recorder(TorchDispatchMode):
         self.written = set[int]()
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
-        """Follow which module is running, and what the outermost one is called on. Return the hooks that do."""
+        """Register hooks that track the running module and the arguments of the outermost one, and return them."""
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             if len(self.modules) == 1:
@@ -271,16 +269,16 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def _draw(self, outs: list[int], how: str) -> None:
-        """Take note of values that depend on random numbers: what is computed from them alone is left out.
+        """Mark values as dependent on random numbers; operations on them are left out of the program.
 
-        Where a number is read from them, they decide what runs.
+        Raises ModelError if there are no values: then a Python number is read, which may decide what runs.
         """
         if not outs:
             raise ModelError(f"The model must compute the same on the same inputs. Found that {how}")
         self.drawn.update(dict.fromkeys(outs, how))
 
     def _written_back(self, old: Tensor, new: Tensor) -> Tensor:
-        """Take note of what functionalization writes, in the end, to what it was given: not to parameters."""
+        """Record that functionalization writes a changed value back to memory; raise ModelError for parameters."""
         memory = old.untyped_storage().data_ptr()
         if not torch.equal(old, new):
             if memory in self.names:
@@ -293,7 +291,7 @@ class _Recorder(TorchDispatchMode):
         return number in self.leaves or number in self.constants or number in self.inputs
 
     def _number(self, tensor: Tensor, fresh: bool = False) -> int:
-        """Return the number of a tensor; a new one if it is made just now."""
+        """Return the number of a tensor, a new one if it has no number or is `fresh`."""
         if not fresh and id(tensor) in self.numbers:
             return self.numbers[id(tensor)]
         number = self.numbers[id(tensor)] = len(self.values)
@@ -322,7 +320,7 @@ class _Recorder(TorchDispatchMode):
         return {key: self._referred(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
     def _found(self, tensor: Tensor) -> int:
-        """Return the number of a tensor that no operation made: of a parameter, of a constant, or an input."""
+        """Number a tensor that no operation produced, as a parameter, an input or a constant."""
         number = self._number(tensor)
         memory = tensor.untyped_storage().data_ptr()
         if memory in self.names:
@@ -334,7 +332,7 @@ class _Recorder(TorchDispatchMode):
         return number
 
     def program(self, outputs: list[Tensor]) -> Program:
-        """Return what was recorded, with these outputs."""
+        """Return the recorded program with these outputs."""
         places = {_spot(t): n for n, t in enumerate(self.values)}
         numbers = [self.numbers.get(id(t), places.get(_spot(t), -1)) for t in outputs]
         if how := next((self.drawn[n] for n in numbers if n in self.drawn), None):
@@ -350,7 +348,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _spot(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tells a value from others: of views of one memory, too."""
+    """Return a key that identifies a value, also among views of one memory."""
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
@@ -361,7 +359,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class _Numbers(TorchFunctionMode):
-    """Answer what functionalized tensors do not: numbers of Python, and whether autograd is to record."""
+    """Handle calls that functionalized tensors do not support: conversion to Python numbers, and `requires_grad`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.requires_grad_, Tensor.retain_grad):
@@ -377,14 +375,14 @@ class _Numbers(TorchFunctionMode):
 
 
 def _plain(index: Any) -> Any:
-    """Return an index of lists with numbers in place of tensors that hold one."""
+    """Return an index with numbers in place of 0-dimensional tensors in lists."""
     if not isinstance(index, (list, tuple)):
         return index
     return [each.item() if isinstance(each, Tensor) and each.ndim == 0 else _plain(each) for each in index]
 
 
 def _value(tensor: Tensor) -> Tensor:
-    """Return the tensor in a functional one, which `equal` has recorded as taken."""
+    """Return the tensor inside a functional one; `torch.equal` records that it is read."""
     torch.equal(tensor, tensor)
     if not torch._is_functional_tensor(tensor):
         return tensor
@@ -394,7 +392,7 @@ def _value(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def forward_alone() -> Iterator[None]:
-    """Compute the forward of every autograd.Function without a gradient, in this thread: functorch asks more of it."""
+    """Run only the forward of each autograd.Function, in this thread: functorch has further requirements for these."""
     apply, own = torch.autograd.Function.__dict__["apply"], threading.get_ident()
 
     def forward(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -413,7 +411,7 @@ def forward_alone() -> Iterator[None]:
 
 @contextmanager
 def layers_apart() -> Iterator[None]:
-    """Compute layers of torch, which it may compute as one operation, step by step."""
+    """Compute torch's layers step by step, without the fast path that makes some a single operation."""
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -424,7 +422,7 @@ def layers_apart() -> Iterator[None]:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Do without oneDNN, whose recurrent layers are one operation, and in float32 only."""
+    """Disable oneDNN, whose recurrent layers are a single operation, and in float32 only."""
     enabled = torch._C._get_mkldnn_enabled()
     try:
         torch._C._set_mkldnn_enabled(False)
@@ -434,10 +432,10 @@ def plain_kernels() -> Iterator[None]:
 
 
 def digest(recording: Recording) -> str:
-    """Return what two recordings have in common that do the same with parameters of the same names.
+    """Return a hash that is equal for recordings with the same operations on parameters of the same names.
 
-    That includes shapes and the values of constants, statistics of norms among them, but not those of inputs and
-    parameters, nor the precision that all are in.
+    It includes shapes and the values of constants, such as statistics of norms. It excludes the values of inputs and
+    parameters, and the precision.
     """
     program, digested = recording.program, hashlib.sha256()
     operations = [(str(each.func), each.args, each.kwargs, each.outs) for each in program.operations]

@@ -14,9 +14,9 @@ from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref,
 
 aten = torch.ops.aten
 HELD = 3e7
-"""Up to so many entries weights are held; larger ones are drawn and widened where an operation takes them."""
+"""If weights have more entries in total, autograd does not save them: they are loaded and widened again."""
 _NEAR = 0.1
-"""What keeps a root off 0 is raised to this part of what it is added to, so that a near symmetry is seen to fail."""
+"""An eps that keeps a root off 0 is raised to this part of the other term, so that approximate symmetries fail."""
 
 FLAT = {"sign", "sgn", "floor", "ceil", "round", "trunc", "heaviside", "floor_divide", "div floor", "div trunc"}
 FLAT |= {f"fake_quantize_per_{part}_affine_cachemask" for part in ("tensor", "channel")}
@@ -24,34 +24,34 @@ FLAT |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
 """Operations on real numbers that are constant between jumps, whatever gradient torch gives them."""
 
 Looked = Callable[[str, Tensor], Tensor | None]
-"""Give rows of a table by name and index."""
+"""Function (name, index) -> rows of a table, or None."""
 Weights = Callable[[str], Tensor]
-"""Give a parameter by name, in any type of floating point numbers, or of others."""
+"""Function (name) -> parameter, of any dtype."""
 
 
 _ADDING = {aten.add.Tensor, aten.add_.Tensor}
 _CHANGED = {aten._softmax.default, aten._log_softmax.default, aten.embedding.default, aten.sqrt.default, *_ADDING}
-"""Operations of which a replay changes the arguments."""
+"""Operations whose arguments a replay changes."""
 
 
 class Tap(Protocol):
-    """Take note of what some operations take."""
+    """Observe the arguments of some operations."""
 
     @property
     def places(self) -> Collection[int]:
-        """Return which operations."""
+        """Return the places of these operations in the program."""
 
     def __call__(self, place: int, operation: Operation, at: Callable[[int], Tensor]) -> None:
-        """Take note of one."""
+        """Observe one operation before it runs; `at` returns values by number."""
 
 
 def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> tuple[Any, Any]:
-    """Return arguments with which an operation computes in float64, and with which no symmetry nearly holds.
+    """Return arguments with which an operation computes in float64, and with which no symmetry holds approximately.
 
-    at: gives values by number. Casts to fewer bits do nothing, and tables have their true derivative. If `generic`, a
-    small constant (0 < eps < 1e-4) that is added becomes a tenth of the mean absolute value of what it is added to, if
-    that is more: a tensor, under vmap another for each batch. A root of 0 has derivative 0, as torch gives a norm, of
-    which it is a part.
+    at: returns values by number. Casts to fewer bits have no effect, and lookups have their true derivative. If
+    `generic`, a small constant (0 < eps < 1e-4) that is added is raised to a tenth of the mean absolute value of the
+    other term. It is then a tensor, under vmap a different one for each batch. A root of 0 has derivative 0, as a norm
+    of 0 has in torch.
     """
     (args, kwargs), direct = operation.in_double, operation.direct
     if direct is None:
@@ -63,7 +63,7 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
     if operation.func in (aten._softmax.default, aten._log_softmax.default):
         args = (*args[:2], False)
     if operation.func is aten.embedding.default:
-        args = args[:2]  # the others ask for another gradient than the derivative
+        args = args[:2]  # the others make the gradient differ from the derivative
     if operation.func is aten.sqrt.default:
         args = (torch.where(args[0] == 0, args[0].detach(), args[0]),)
     added = generic and operation.func in _ADDING and isinstance(args[1], float)
@@ -74,12 +74,12 @@ def arguments(operation: Operation, at: Callable[[int], Any], generic: bool) -> 
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a floating point tensor in float64, any other as it is."""
+    """Return a floating point tensor in float64, any other tensor unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 class _Step(NamedTuple):
-    """Hold an operation that is run, its place, and what no later one takes: values, and memories of parameters."""
+    """Hold an operation, its place, and the values and memories of parameters that no later operation takes."""
 
     place: int
     operation: Operation
@@ -88,9 +88,9 @@ class _Step(NamedTuple):
 
 
 class Replay:
-    """Run a program at points, in float64: weights by name and inputs in order.
+    """Run a program in float64, with weights by name and inputs in order.
 
-    A table that is only looked up is widened afterwards, row by row.
+    If a table is only looked up, only the rows that are looked up are widened.
     """
 
     def __init__(self, program: Program) -> None:
@@ -118,12 +118,12 @@ class Replay:
         self._steps: dict[frozenset[int], list[_Step]] = {}
 
     def _is_real(self, operation: Operation) -> bool:
-        """Return whether a result can have a derivative: some of autograd's formulas fail for what has none."""
+        """Return whether a result can have a derivative; some of autograd's formulas fail otherwise."""
         kinds = (self.program.layouts[number].dtype for number in operation.outs)
         return operation.name not in FLAT and any(kind.is_floating_point or kind.is_complex for kind in kinds)
 
     def _needed(self, wanted: frozenset[int]) -> list[_Step]:
-        """Return the operations at places that are wanted, and all on which these or the outputs depend."""
+        """Return the operations at the wanted places, and all operations on which these or the outputs depend."""
         if wanted not in self._steps:
             layouts, chosen, found = self.program.layouts, self.program.chosen, []
             memories = {layouts[number].memory for number in self.program.outputs}
@@ -141,7 +141,7 @@ class Replay:
         return self._steps[wanted]
 
     def leaf(self, weights: Weights, number: int) -> Tensor:
-        """Return a value that is a parameter, or a view of one."""
+        """Return value `number`, which is a parameter or a view of one."""
         w, layout = weights(self.program.parameters[number]), self.program.layouts[number]
         w = w if number in self._tables else wide(w)
         plain = tuple(w.shape) == layout.shape and w.stride() == layout.stride and not layout.offset
@@ -157,12 +157,12 @@ class Replay:
         generic: bool = True,
         tap: Tap | None = None,
     ) -> tuple[list[Tensor], dict[int, tuple[Tensor | None, Tensor]]]:
-        """Return the outputs, and of each watched operation what it takes and gives.
+        """Return the outputs, and the watched argument and result of each operation in `watch`.
 
-        rows: gives rows of what is a table alone, or None; then the whole is asked for.
-        tap: called with the operations at its places and what gives a value by number, before each runs.
-        watch: by operation the place of the argument whose derivative is wanted for this use alone, or None. The
-        tensors that are returned for it are part of the graph, so `torch.autograd.grad` gives this use's own gradients.
+        rows: returns rows of a parameter that is only looked up, or None to load the whole parameter.
+        tap: called before each operation at its places runs, with a function that returns values by number.
+        watch: by place of an operation, the index of the argument to differentiate by in this use alone, or None. The
+        tensors returned for it are part of the graph, so `torch.autograd.grad` returns the gradients of this use alone.
         """
         known = Values(self, weights, {**self._constants, **dict(zip(self.program.inputs, inputs, strict=True))})
         with saved_tensors_hooks(known.packed, known.unpacked) if self._large else nullcontext():
@@ -207,16 +207,16 @@ class Replay:
 
 
 class Values(dict[int, Tensor]):
-    """Hold the values of a replay by number; give parameters where they are asked for.
+    """Hold the values of a replay by number, and load parameters on demand.
 
-    Autograd of a large program saves no parameter, nor a view of one: its number, and it is asked for once more.
+    In a large program autograd saves the numbers of parameters and of their views, which are then loaded again.
     """
 
     def __init__(self, replay: Replay, weights: Weights, known: Mapping[int, Tensor]) -> None:
         super().__init__(known)
         self._replay, self._weights = replay, weights
         self._numbers: dict[int, dict[int, Tensor]] = {}
-        """By memory, of parameters that later operations take: by number."""
+        """By memory and number: the parameters that later operations take."""
 
     def __missing__(self, number: int) -> Tensor:
         leaf = self[number] = self._replay.leaf(self._weights, number)
@@ -228,7 +228,7 @@ class Values(dict[int, Tensor]):
         self._numbers.pop(memory, None)
 
     def packed(self, saved: Tensor) -> Any:
-        """Return what autograd saves in place of a tensor."""
+        """Return the object that autograd saves in place of a tensor."""
         place = saved.untyped_storage().data_ptr()
         for leaves in self._numbers.values():
             for number, leaf in leaves.items():
@@ -237,7 +237,7 @@ class Values(dict[int, Tensor]):
         return saved
 
     def unpacked(self, saved: Any) -> Tensor:
-        """Return a tensor that was saved."""
+        """Return the tensor for a saved object."""
         if isinstance(saved, Tensor):
             return saved
         number, *layout = saved
@@ -249,19 +249,19 @@ def _of(argument: Any) -> int | None:
 
 
 def _in_graph(tensor: Tensor) -> bool:
-    """Return whether a derivative passes: what vmap has wrapped does not say so itself."""
+    """Return whether a tensor is part of the graph; a tensor wrapped by vmap does not report this itself."""
     return _unwrapped(tensor).requires_grad
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
-    """Return the tensor of all batches of which vmap shows one."""
+    """Return the tensor of all batches inside a tensor that vmap has wrapped."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """Return the tensor as a node of the graph of its own."""
+    """Return the tensor as a separate node of the graph."""
     if _in_graph(tensor):
         return tensor.view_as(tensor)
     return tensor + torch.zeros((), dtype=tensor.dtype, requires_grad=True)
